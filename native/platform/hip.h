@@ -203,7 +203,6 @@ struct Ring {
   const u8* at;
   u32 tile;
   u32 wave;
-  const u8* weights;  // of the rank: where there are 16 bytes, whatever the block has
 
   __device__ bool mine() const { return tile % u32(WAVES) == wave; }
   __device__ const u8* acquire() const { return at; }
@@ -266,7 +265,9 @@ struct Core {
   Ring ring;
   u64* meeting;  // [WAVES] one value of each wave
   const float* nothing;  // [STEP] zeros: the input of lanes beyond a tile's last column
+  Known* known;          // of this wave
   int me;
+  Strips strips;
 
   // with 2, eight threads needed 39 registers more than the 256 there are
   static constexpr int POSITIONS = 1;
@@ -366,52 +367,49 @@ struct Core {
 
   // ---- weights ----------------------------------------------------------------------------------
 
-  // The wave's first strips of a stage, on their way from here on. Polls come behind them.
-  template <class Vector, class Stage>
-  __device__ auto take_ahead(const Stage& stage, Span own, bool wanted) {
-    if constexpr (CODED) {
-      return Nothing{};
-    } else {
-      if constexpr (Experts::ANY) wanted = wanted && !stage.expert_rows;
-      if (!wanted) own.hi = own.lo;
-      Strips ahead(stage, same(ring.at), same(ring.weights), {same(own.lo), same(own.hi)},
-                   same(int(ring.wave)));
+  // All strips from the kernel's start on.
+  __device__ void begin_strips(const Plan& plan, const Walk& walk) {
+    Known now = {walk, {}, 0};
 #pragma unroll
-        for (int k = 0; k < STRIPS; ++k) ahead.load(stage, k, warp_thread());
-      return ahead;
-    }
+    for (int k = 0; k < STRIPS; ++k) strips.load(plan, now, k, warp_thread());
+    *known = now;
   }
-  template <class Ahead>
-  __device__ static void become_whole(const Stage&, const MemoryVector&, Ahead&) {}
+  template <class Vector>
+  __device__ static Nothing take_ahead(const Stage&, Span, bool) {
+    return {};
+  }
+  static __device__ void become_whole(const Stage&, const MemoryVector&, Nothing) {}
 
   __device__ void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums,
                             int batch, Nothing) {
-    dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
+    if constexpr (CODED) dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
+    else dot_strips(Plan{}, x, sums, batch);
   }
-  // The strips of rows lo..hi-1; in the place of each, once it is multiplied, comes the one that
-  // lies STRIPS further, of whatever batch.
-  __device__ void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums,
-                            int batch, Strips& ahead) {
-    ahead.keep_same();
-    const int from = same(lo) - ahead.own, to = same(hi) - ahead.own, lane = warp_thread();
+  // The strips of a batch of rows; in the place of each, once it is multiplied, comes the one that
+  // lies STRIPS further, of whatever batch, stage or step.
+  __device__ void dot_strips(const Plan& plan, const MemoryVector& x, float* sums, int batch) {
+    const int lane = warp_thread();
+    Known now = *known;
+    warp_sync();  // all lanes have looked before one of them writes
+    now.keep_same();
     float sum[STRIP_ROWS] = {};
-    while (ahead.strip[0].row < to)
+    while (now.strip[0].batch == now.batch)
 #pragma unroll
       for (int k = 0; k < STRIPS; ++k) {
-        const Strip strip = ahead.strip[k];
+        const Strip strip = now.strip[k];
         // zeros times an empty one, too: with a condition, the compiler would wait for all strips
         const bool holds = lane * STEP < strip.cols;
         const Columns<WEIGHT> seen(holds ? x.at + strip.col + lane * STEP : nothing);
 #pragma unroll
         for (int r = 0; r < STRIP_ROWS; ++r) {
-          sum[r] = seen.dot(ahead.words[k][r], sum[r]);
+          sum[r] = seen.dot(strips.words[k][r], sum[r]);
           TWIN_KEEP(sum[r]);
         }
         in_this_order();  // else the next strip gets other registers, and is waited for to be moved
-        ahead.load(stage, k, lane);
+        strips.load(plan, now, k, lane);
         in_this_order();
         if (!strip.ends()) continue;
-        float* const at = sums + strip.part * batch + strip.row - from;
+        float* const at = sums + strip.part * batch + strip.row;
 #pragma unroll
         for (int r = 0; r < STRIP_ROWS; ++r) {
           const float total = warp_sum(sum[r]);
@@ -419,7 +417,8 @@ struct Core {
           sum[r] = 0;
         }
       }
-    ring.at += u32((hi - lo) * stage.cols) * type_bytes(WEIGHT);
+    ++now.batch;
+    *known = now;
   }
 
   template <class Wins>

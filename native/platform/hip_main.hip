@@ -10,6 +10,7 @@ struct Shared {
   alignas(16) float scratch[Plan::scratch_floats];
   u64 meeting[WAVES];
   alignas(16) float nothing[STEP];
+  alignas(16) u8 known[WAVES][sizeof(Known)];
   Progress progress;
 };
 static_assert(
@@ -35,10 +36,12 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS)
     if (dies) dies[block_index()] = die();
   }
   __syncthreads();
-  Block b = {{{stream, stream, 0, u32(wave_index()), memory.stream},
+  Block b = {{{stream, stream, 0, u32(wave_index())},
               shared.meeting,
               shared.nothing,
-              thread_index()},
+              reinterpret_cast<Known*>(shared.known[wave_index()]),
+              thread_index(),
+              {}},
              launch,
              launch.plan,
              launch.control,
@@ -52,5 +55,9 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS)
              0};
   if (rank == 0 && block == 0 && thread_index() == 0)
     store_host(&launch.control->started, now_ns());
+  const Request& wanted = launch.request;
+  if constexpr (!CODED)
+    b.core.begin_strips(launch.plan, {stream, memory.stream, block, wave_index(),
+                                      wanted.every_position ? 0 : wanted.forced - 1});
   run(b);
 }

@@ -86,116 +86,145 @@ __device__ __forceinline__ void in_this_order() { __builtin_amdgcn_sched_barrier
 
 // A strip is what a wave loads and multiplies at once: 16 bytes a lane of each of a few rows.
 constexpr int STRIP_ROWS = 4, STRIP_COLS = WAVE * STEP;
-// Strips of a wave that are under way: 128 KiB of a block's eight waves, 64 registers a lane.
+// Strips of a wave that are under way or there: 16 registers of a lane each, 32 KiB of a block.
 constexpr int STRIPS = 2;
 
 struct Strip {
-  static constexpr int NONE = 0x7FFFFFFF;
-
-  int row;   // its first, of the block's own rows; NONE: it is empty
-  int rows;  // at most STRIP_ROWS
-  int col;   // its first, of the stage's input
-  int cols;  // from there to the tile's end: the strip ends a row where they are not more than its own
-  int part;  // column slice
+  int batch;  // of all batches of rows that the block multiplies, one after the other
+  int row;    // its first, of the batch
+  int rows;   // at most STRIP_ROWS; none where it is empty
+  int col;    // its first, of the stage's input
+  int cols;   // from there to the tile's end
+  int part;   // column slice
 
   __device__ bool ends() const { return rows > 0 && cols <= STRIP_COLS; }
-  __device__ void keep_same() {
-    row = same(row), rows = same(rows), col = same(col), cols = same(cols), part = same(part);
-  }
 };
 
-// The strips of one wave in a stage's rows, in the order in which they lie in the stream. Waves
-// take STRIP_ROWS rows of a tile in turn. Strips of a batch of rows come in rounds of STRIPS, the
-// last ones empty: so each batch begins with the registers of the first.
+// Where the next strip of a wave is: the wave's strips of all stages, in the order in which they
+// lie in the stream, step after step. Waves take STRIP_ROWS rows of a tile in turn. The strips of a
+// batch come in rounds of STRIPS, the last ones empty, so that each batch begins with the registers
+// of the first.
 struct Walk {
-  const u8* first;    // where the block's rows begin
-  const u8* nowhere;  // what an empty strip loads
-  int rows, batch;  // of the block; between two barriers
-  int end;          // of the batch
-  int row, sub;     // rows of a tile, one below the other; rows inside
-  int col, part;    // a tile of these; its number
-  int inner;        // columns inside
+  const u8* stream;   // of the block
+  const u8* nowhere;  // 16 bytes that are somebody's: what an empty strip loads
+  int wave, block;
+  int step, head_from;  // the first step whose LM head counts
+  int stage, at;        // the next stage to be looked at; where this one's rows begin, in bytes
+  int batch, end;       // how many have been begun; the first row behind this one
+  int rows, cols, high, wide, most;  // of the block; of the matrix; of a tile; of a batch
+  int row, sub, col, part, inner;    // rows of a tile, rows inside; a tile of these, columns inside
 
-  // The wave's first strip lies `turn` shares, rows of a tile, behind the stage's begin.
-  __device__ Walk(const Stage& stage, const u8* from, const u8* else_from, int own, int turn)
-      : first(from), nowhere(else_from), rows(own), batch(stage.batch), end(0), row(0), sub(0), col(0), part(0),
-        inner(0) {
-    on(stage, turn);
-  }
+  // Nothing has been looked at.
+  __device__ Walk(const u8* from, const u8* somewhere, int own_block, int own_wave, int first_head)
+      : stream(from), nowhere(somewhere), wave(own_wave), block(own_block), step(0),
+        head_from(first_head), stage(0), at(0), batch(-1), end(0), rows(0), cols(0), high(1),
+        wide(1), most(1), row(0), sub(0), col(0), part(0), inner(0) {}
 
-  __device__ void keep_same() {
-    first = same(first), nowhere = same(nowhere), rows = same(rows), batch = same(batch), end = same(end), row = same(row);
-    sub = same(sub), col = same(col), part = same(part), inner = same(inner);
-  }
-  __device__ static int high(const Stage& stage) {  // rows of a tile, in whole shares
-    return (stage.tile_rows + STRIP_ROWS - 1) / STRIP_ROWS * STRIP_ROWS;
+  __device__ int share() const {  // rows of a tile, in whole shares
+    return (high + STRIP_ROWS - 1) / STRIP_ROWS * STRIP_ROWS;
   }
   // So many shares on, and further where there are no rows.
-  __device__ void on(const Stage& stage, int shares) {
+  __device__ void on(int shares) {
     do {
       sub += shares * STRIP_ROWS;
-      while (sub >= high(stage)) {
-        sub -= high(stage);
-        col += stage.tile_cols, ++part;
-        if (col >= stage.cols) col = part = 0, row += stage.tile_rows;
+      while (sub >= share()) {
+        sub -= share();
+        col += wide, ++part;
+        if (col >= cols) col = part = 0, row += high;
       }
       shares = WAVES;
     } while (row < rows && row + sub >= rows);
   }
+  // Does the next stage have rows of this block in the stream? The wave's first strip of it.
+  __device__ bool enter(const Plan& plan) {
+    at += rows * cols * type_bytes(WEIGHT);
+    rows = 0;
+    if (stage >= plan.stage_count) stage = at = 0, ++step;
+    const Stage& next = plan.stages_at(stage);
+    ++stage;
+    if (next.owned < 0 || in_experts(next)) return false;
+    if (next.kind == int(StageKind::LM_HEAD) && step < head_from) return false;
+    const Span own = plan.owned_of(next.owned, block);
+    rows = own.hi - own.lo;
+    cols = next.cols, high = next.tile_rows, wide = next.tile_cols, most = next.batch;
+    row = sub = col = part = inner = end = 0;
+    on(wave);
+    return rows > 0;
+  }
+  template <class Any>
+  __device__ static bool in_experts(const Any& stage) {  // their tiles lie elsewhere
+    if constexpr (Experts::ANY) return stage.expert_rows > 0;
+    return false;
+  }
+  // To the next batch in which the wave has strips. False: it has none in a whole step.
+  __device__ bool open(const Plan& plan) {
+    for (int looked = 0; row >= end || row >= rows;) {
+      if (end < rows) {
+        end += most, ++batch;
+      } else if (looked++ > plan.stage_count) {
+        return false;
+      } else if (enter(plan)) {
+        end = most, ++batch;
+      }
+    }
+    return true;
+  }
 
   // The next one; where it lies, and the bytes between its rows. `opens`: a round begins with it.
-  __device__ Strip take(const Stage& stage, bool opens, const u8*& from, int& apart) {
-    if (opens)
-      while (row >= end && end < rows) end += batch;
+  __device__ Strip take(const Plan& plan, bool opens, const u8*& from, int& apart) {
     from = nowhere, apart = 0;
-    if (row >= end || row >= rows) return {Strip::NONE, 0, 0, 0, 0};
-    const int here = rows - row < stage.tile_rows ? rows - row : stage.tile_rows,
-              wide = stage.cols - col < stage.tile_cols ? stage.cols - col : stage.tile_cols,
-              left = here - sub;
-    const Strip strip = {row + sub, left < STRIP_ROWS ? left : STRIP_ROWS, col + inner,
-                         wide - inner, part};
-    apart = wide * type_bytes(WEIGHT);
-    from = first + u32(row * stage.cols + here * col + sub * wide + inner) * type_bytes(WEIGHT);
+    if ((opens && !open(plan)) || row >= end || row >= rows) return {-1, 0, 0, 0, 0, 0};
+    const int here = rows - row < high ? rows - row : high,
+              width = cols - col < wide ? cols - col : wide, left = here - sub;
+    const Strip strip = {batch, row + sub - (end - most), left < STRIP_ROWS ? left : STRIP_ROWS,
+                         col + inner, width - inner, part};
+    apart = width * type_bytes(WEIGHT);
+    from = stream + u32(at) + u32(row * cols + here * col + sub * width + inner) * type_bytes(WEIGHT);
     inner += STRIP_COLS;
-    if (inner >= wide) {
+    if (inner >= width) {
       inner = 0;
-      on(stage, WAVES);
+      on(WAVES);
     }
     return strip;
   }
 };
 
-// A wave's strips that are under way or there.
-struct Strips {
+// What a wave knows of its strips, in local memory between stages: in registers it would be kept in
+// every lane.
+struct Known {
   Walk walk;
-  int own;  // the block's first row
   Strip strip[STRIPS];
+  int batch;  // of the next product
+
+  // Behind waits, from which lanes return one by one, the compiler knows nothing any more to be the
+  // same in all of them.
+  __device__ void keep_same() {
+    u32* const words = reinterpret_cast<u32*>(this);
+#pragma unroll
+    for (u32 i = 0; i < sizeof(Known) / 4; ++i) words[i] = u32(same(int(words[i])));
+  }
+};
+
+// A wave's strips that are under way or there. They are loaded from the kernel's start on, across
+// stages and steps: the next stage's are under way while this one's last are multiplied, and while
+// it waits.
+struct Strips {
   quad_words words[STRIPS][STRIP_ROWS];
 
-  __device__ Strips(const Stage& stage, const u8* first, const u8* nowhere, Span rows, int turn)
-      : walk(stage, first, nowhere, rows.hi - rows.lo, turn), own(rows.lo) {}
-
-  // Behind waits, from which lanes return one by one, the compiler does not know it any more.
-  __device__ void keep_same() {
-    walk.keep_same(), own = same(own);
-#pragma unroll
-    for (int k = 0; k < STRIPS; ++k) strip[k].keep_same();
-  }
-
   // Always so many loads: with a condition around some, the compiler would wait for all that are
-  // under way, and keep registers for words that are not there. Rows and lanes without weights load
-  // 16 bytes that are somebody's.
-  __device__ void load(const Stage& stage, int at, int lane) {
+  // under way. Rows and lanes without weights load 16 bytes that are somebody's.
+  __device__ void load(const Plan& plan, Known& known, int at, int lane) {
     const u8* from;
     int apart;
-    strip[at] = walk.take(stage, at == 0, from, apart);
-    const bool holds = lane * STEP < strip[at].cols;
+    const Strip strip = known.walk.take(plan, at == 0, from, apart);
+    const bool holds = lane * STEP < strip.cols;
 #pragma unroll
     for (int r = 0; r < STRIP_ROWS; ++r) {
-      const u32 there = holds && r < strip[at].rows ? u32(r * apart + lane * 16) : 0u;
+      const u32 there = holds && r < strip.rows ? u32(r * apart + lane * 16) : 0u;
       words[at][r] =
           __builtin_nontemporal_load(global(reinterpret_cast<const quad_words*>(from + there)));
     }
+    known.strip[at] = strip;
   }
 };
 

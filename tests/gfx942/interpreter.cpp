@@ -12,8 +12,8 @@ namespace gfx {
 
 #define NAMES(X)                                                                                 \
   X(buffer_inv) X(buffer_wbl2)                                                                   \
-  X(ds_bpermute_b32) X(ds_read2_b32) X(ds_read_b128) X(ds_read_b64) X(ds_read_b32)               \
-  X(ds_read_u16) X(ds_write2_b32) X(ds_write_b128) X(ds_write_b64) X(ds_write_b16)               \
+  X(ds_bpermute_b32) X(ds_read2_b32) X(ds_read2_b64) X(ds_read_b128) X(ds_read_b64) X(ds_read_b32)               \
+  X(ds_read_u16) X(ds_write2_b32) X(ds_write2_b64) X(ds_write_b128) X(ds_write_b64) X(ds_write_b16)               \
   X(ds_write_b32)                                                                                \
   X(flat_load_dword) X(flat_load_dwordx2) X(flat_load_dwordx3) X(flat_load_dwordx4)              \
   X(flat_load_ushort) X(flat_store_dword) X(flat_store_dwordx2) X(flat_store_dwordx3)            \
@@ -810,11 +810,13 @@ bool Machine::step(Wave& w) {
     case ds_read_b128: local_access(w, i, false, 16, false); break;
     case ds_read_u16: local_access(w, i, false, 2, false); break;
     case ds_read2_b32: local_access(w, i, false, 4, true); break;
+    case ds_read2_b64: local_access(w, i, false, 8, true); break;
     case ds_write_b32: local_access(w, i, true, 4, false); break;
     case ds_write_b64: local_access(w, i, true, 8, false); break;
     case ds_write_b128: local_access(w, i, true, 16, false); break;
     case ds_write_b16: local_access(w, i, true, 2, false); break;
     case ds_write2_b32: local_access(w, i, true, 4, true); break;
+    case ds_write2_b64: local_access(w, i, true, 8, true); break;
     case ds_bpermute_b32: {  // of active lanes; 0 from others
       auto made = std::make_unique<Access>();
       made->what = Access::LOCAL_WRITE;
