@@ -40,7 +40,7 @@ __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& 
     if (skipped(b, read.previous_step)) continue;
     if (!gather_vector(b, index, read, sum)) return false;
     norm_added(b, stage, sum);
-    Core::Hidden residual = b.residual.open(b.core);
+    auto residual = b.residual.open(b.core);
     residual.add(b.core, b.plan.ranks == 1 || read.residual ? 1.0f : 0.0f, sum, read.scale);
     b.residual.close(b.core, residual);
   }
@@ -92,7 +92,7 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
   const int token = forced ? TWIN_GLOBAL(wanted.prompt)[b.at.step] : (sampled ? int(b.scratch[0]) : b.at.token);
   bool stop = false;
   for (int i = 0; i < wanted.stop_count && !forced; ++i) stop |= TWIN_GLOBAL(wanted.stop)[i] == token;
-  Core::Hidden residual = b.residual.open(b.core);
+  auto residual = b.residual.open(b.core);
   residual.load_row(b.core,
                     b.memory.embedding + u64(token) * u64(b.plan.hidden) * type_bytes(WEIGHT));
   if constexpr (Family::EMBEDDING != 1.0f)
@@ -133,7 +133,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
     return false;
   begin(b, index, stage);
   if (!needed) return publish_zeros(b, out);
-  const Core::Hidden residual = b.residual.open(b.core);
+  const auto residual = b.residual.open(b.core);
   // known to all warps when their sums are: the norm's factor comes last
   const auto squares = residual.begin_squares(b.core);
   if (meeting) {
@@ -304,7 +304,7 @@ __device__ __forceinline__ bool lane_mean(Block& b, int index, const Stage& stag
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden);
   if (!read_residual(b, index, stage, x)) return false;
   begin(b, index, stage);
-  const Core::Hidden residual = b.residual.open(b.core);
+  const auto residual = b.residual.open(b.core);
   const auto squares = residual.begin_squares(b.core);
   b.core.barrier();
   x.scaled(b.core, residual,

@@ -252,14 +252,15 @@ struct Piece {  // a thread's part of a cached key or value
 }  // namespace twin
 
 #include "hip_stream.h"
+#include "hip_vector.h"
 
 namespace twin {
 
 struct Core {
   using Hidden = MemoryVector;
-  using Residual = MemoryResidual;
+  using Residual = RegisterResidual;
   using Heads = MemoryVector;
-  using Ffn = MemoryVector;
+  using Ffn = InputOf<NARROW>::Type;
   using Piece = twin::Piece;
 
   Ring ring;
@@ -378,16 +379,19 @@ struct Core {
   __device__ static Nothing take_ahead(const Stage&, Span, bool) {
     return {};
   }
-  static __device__ void become_whole(const Stage&, const MemoryVector&, Nothing) {}
+  template <class Vector>
+  __device__ static void become_whole(const Stage&, const Vector&, Nothing) {}
 
-  __device__ void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums,
+  template <class Vector>
+  __device__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi, float* sums,
                             int batch, Nothing) {
     if constexpr (CODED) dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
     else dot_strips(Plan{}, x, sums, batch);
   }
   // The strips of a batch of rows; in the place of each, once it is multiplied, comes the one that
   // lies STRIPS further, of whatever batch, stage or step.
-  __device__ void dot_strips(const Plan& plan, const MemoryVector& x, float* sums, int batch) {
+  template <class Vector>
+  __device__ void dot_strips(const Plan& plan, const Vector& x, float* sums, int batch) {
     const int lane = warp_thread();
     Known now = *known;
     warp_sync();  // all lanes have looked before one of them writes
@@ -399,7 +403,7 @@ struct Core {
         const Strip strip = now.strip[k];
         // zeros times an empty one, too: with a condition, the compiler would wait for all strips
         const bool holds = lane * STEP < strip.cols;
-        const Columns<WEIGHT> seen(holds ? x.at + strip.col + lane * STEP : nothing);
+        const Columns<WEIGHT> seen(elements(x, holds, strip.col + lane * STEP, nothing));
 #pragma unroll
         for (int r = 0; r < STRIP_ROWS; ++r) {
           sum[r] = seen.dot(strips.words[k][r], sum[r]);
@@ -455,7 +459,7 @@ struct Core {
           if (first + r < rows)
             got[r] = __builtin_nontemporal_load(global(
                 reinterpret_cast<const quad_words*>(w + r * stride + c * type_bytes(WEIGHT))));
-        const Columns<WEIGHT> seen(x + c);
+        const Columns<WEIGHT> seen{Elements(x + c)};
         for (int r = 0; r < ROWS; ++r)
           if (first + r < rows) sum[r] = seen.dot(got[r], sum[r]);
       }
@@ -509,18 +513,38 @@ struct Core {
 
   template <class Stall>
   __device__ bool gather(const Source& source, int lo, int hi, float* out, Stall stall, int = 0) {
+    return gather_each(source, lo, hi, [&](int i, float sum) { out[i - lo] = sum; }, stall);
+  }
+  // put(element, sum) of elements lo..hi-1; a thread's next ones are under way together.
+  template <class Put, class Stall>
+  __device__ bool gather_each(const Source& source, int lo, int hi, Put put, Stall stall) {
+    constexpr int AT_ONCE = 4;
     bool good = true;
-    for (int i = lo + thread(); i < hi && good; i += THREADS) {
-      float sum = 0;
-      for (int p = 0; p < source.parts; ++p) {
-        float got = load_shared(source.at(p) + i, source.pushed);
-        while (good && source.polled && bits_as<u32>(got) == SENTINEL) {
-          good = stall(source.part(p), i);
-          got = load_shared(source.at(p) + i, source.pushed);
+    for (int i = lo + thread(); i < hi && good; i += AT_ONCE * THREADS) {
+      float sum[AT_ONCE] = {};
+      for (int p = 0; p < source.parts && good; ++p) {
+        const float* const from = source.at(p);
+        float got[AT_ONCE];
+        for (;;) {
+          int late = -1;
+#pragma unroll
+          for (int j = 0; j < AT_ONCE; ++j) {
+            const int at = i + j * THREADS;
+            got[j] = load_shared(from + (at < hi ? at : i), source.pushed);
+          }
+#pragma unroll
+          for (int j = AT_ONCE - 1; j >= 0; --j)
+            if (bits_as<u32>(got[j]) == SENTINEL) late = i + j * THREADS;
+          if (late < 0 || !source.polled) break;
+          good = stall(source.part(p), late);
+          if (!good) break;
         }
-        sum = p ? sum + got : got;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j) sum[j] = p ? sum[j] + got[j] : got[j];
       }
-      out[i - lo] = sum;
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j)
+        if (i + j * THREADS < hi) put(i + j * THREADS, sum[j]);
     }
     return good;
   }

@@ -5,8 +5,7 @@
 namespace twin {
 
 struct Shared {
-  alignas(16) float residual[(Plan::hidden + 3) / 4 * 4 + 4];
-  alignas(16) float input[Plan::input_floats];
+  alignas(16) float input[(INPUT_FLOATS + 3) / 4 * 4];
   alignas(16) float scratch[Plan::scratch_floats];
   u64 meeting[WAVES];
   alignas(16) float nothing[STEP];
@@ -16,6 +15,9 @@ struct Shared {
 static_assert(
     sizeof(Shared) <= SHARED_BYTES,
     "the plan's vectors exceed a compute unit's local data share: use more blocks or ranks");
+static_assert(sizeof(Shared) <=
+                  4 * ((INPUT_FLOATS + 3) / 4 * 4 + Plan::scratch_floats) + TWIN_BESIDE,
+              "BESIDE_BYTES in twin/engine/hip_build.py are fewer");
 static_assert(THREADS == TWIN_THREADS, "the driver launches as many threads as a block has");
 
 }  // namespace twin
@@ -49,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS)
              rank,
              block,
              shared.progress,
-             {Core::Hidden::in(shared.residual, Plan::hidden)},
+             {},
              shared.input,
              shared.scratch,
              0};

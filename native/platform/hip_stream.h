@@ -9,12 +9,14 @@ typedef _Float16 half_pair __attribute__((ext_vector_type(2)));
 
 constexpr int STEP = 16 / type_bytes(WEIGHT);  // weights of a load
 
+typedef u32 pair_words __attribute__((ext_vector_type(2)));
 typedef float quad_floats __attribute__((ext_vector_type(4)));
 
 // STEP neighbours, a multiple of 16 bytes from where local memory begins.
 struct Elements {
   float at[STEP];
 
+  __device__ Elements() {}
   __device__ explicit Elements(const float* from) {
 #pragma unroll
     for (int i = 0; i < STEP; i += 4) {
@@ -24,13 +26,18 @@ struct Elements {
   }
 };
 
+__device__ __forceinline__ Elements elements(const MemoryVector& x, bool holds, int col,
+                                             const float* nothing) {
+  return Elements(holds ? x.at + col : nothing);
+}
+
 // A thread's 16 bytes of columns of a stage's input, to be multiplied with the same columns of
 // several rows.
 template <Type T>
 struct Columns {
   const Elements from;
 
-  __device__ explicit Columns(const float* at) : from(at) {}
+  __device__ explicit Columns(const Elements& seen) : from(seen) {}
   __device__ float dot(quad_words words, float sum) const {
     for (int i = 0; i < 4; ++i) {
       const u32 word = words[i];
@@ -54,8 +61,7 @@ template <>
 struct Columns<Type::FP16> {
   half_pair rounded[4], lost[4];
 
-  __device__ explicit Columns(const float* at) {
-    const Elements from(at);
+  __device__ explicit Columns(const Elements& from) {
     for (int i = 0; i < 4; ++i) {
       const float a = from.at[2 * i], b = from.at[2 * i + 1];
       rounded[i] = half_pair{_Float16(a), _Float16(b)};
@@ -87,7 +93,7 @@ __device__ __forceinline__ void in_this_order() { __builtin_amdgcn_sched_barrier
 // A strip is what a wave loads and multiplies at once: 16 bytes a lane of each of a few rows.
 constexpr int STRIP_ROWS = 4, STRIP_COLS = WAVE * STEP;
 // Strips of a wave that are under way or there: 16 registers of a lane each, 32 KiB of a block.
-constexpr int STRIPS = 2;
+constexpr int STRIPS = TWIN_STRIPS;
 
 struct Strip {
   int batch;  // of all batches of rows that the block multiplies, one after the other

@@ -13,7 +13,7 @@ namespace gfx {
 #define NAMES(X)                                                                                 \
   X(buffer_inv) X(buffer_wbl2)                                                                   \
   X(ds_bpermute_b32) X(ds_read2_b32) X(ds_read2_b64) X(ds_read_b128) X(ds_read_b64) X(ds_read_b32)               \
-  X(ds_read_u16) X(ds_write2_b32) X(ds_write2_b64) X(ds_write_b128) X(ds_write_b64) X(ds_write_b16)               \
+  X(ds_read_u16) X(ds_write2_b32) X(ds_write2_b64) X(ds_write_b128) X(ds_write_b16_d16_hi) X(ds_write_b64) X(ds_write_b16) X(ds_write_b8)               \
   X(ds_write_b32)                                                                                \
   X(flat_load_dword) X(flat_load_dwordx2) X(flat_load_dwordx3) X(flat_load_dwordx4)              \
   X(flat_load_ushort) X(flat_store_dword) X(flat_store_dwordx2) X(flat_store_dwordx3)            \
@@ -483,7 +483,9 @@ struct Machine {
     issue(w, std::move(made));
   }
 
-  void local_access(Wave& w, const Instruction& i, bool store, int width, bool two) {
+  // `shift`: of the word whose lower part is stored
+  void local_access(Wave& w, const Instruction& i, bool store, int width, bool two,
+                    int shift = 0) {
     auto made = std::make_unique<Access>();
     Access& a = *made;
     a.what = store ? Access::LOCAL_WRITE : Access::LOCAL_LOAD;
@@ -504,7 +506,7 @@ struct Machine {
         }
         Write one{where, u32(width), a.order, {}};
         for (int r = 0; r < (width + 3) / 4; ++r) {
-          const u32 word = raw(w, i.operand[1 + k], l, r);
+          const u32 word = raw(w, i.operand[1 + k], l, r) >> shift;
           memcpy(one.data + 4 * r, &word, size_t(std::min(4, width - 4 * r)));
         }
         a.writes.push_back(one);
@@ -815,6 +817,8 @@ bool Machine::step(Wave& w) {
     case ds_write_b64: local_access(w, i, true, 8, false); break;
     case ds_write_b128: local_access(w, i, true, 16, false); break;
     case ds_write_b16: local_access(w, i, true, 2, false); break;
+    case ds_write_b16_d16_hi: local_access(w, i, true, 2, false, 16); break;
+    case ds_write_b8: local_access(w, i, true, 1, false); break;
     case ds_write2_b32: local_access(w, i, true, 4, true); break;
     case ds_write2_b64: local_access(w, i, true, 8, true); break;
     case ds_bpermute_b32: {  // of active lanes; 0 from others

@@ -5,15 +5,17 @@ nowhere else.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.gfx942.code import MI300X, Code, code_of, compiled
-from tests.gfx942.small import SPEC, small
+from tests.gfx942.small import SPEC, small, strips
 from twin.engine.hip_build import compile_code_object
 from twin.errors import ToolchainError
+from twin.kernel.strips import strips_of
 from twin.models.spec import DType
 from twin.plan.types import CollectiveKind, HandOffKind, Sampling
 
@@ -51,11 +53,30 @@ def test_weights_are_streamed_by_loads_of_four_words_that_leave_the_caches_alone
     code = code_of(PLANS[name])
     streaming = code.count(r"^global_load_dwordx4 .* nt$")
     assert streaming > 0
-    assert streaming % (2 * ROWS) == 0  # ahead of the inputs, and in the loop
+    first = ROWS * strips_of(PLANS[name])  # at the kernel's start; later ones behind the products
+    assert streaming % first == 0
     # of FP16 pairs with both parts of the input
     products = 2 * WORDS if PLANS[name].options.weight_dtype is DType.FP16 else 0
-    assert code.count("^v_dot2") == products * streaming // 2
+    assert code.count("^v_dot2") == products * (streaming - first)
     assert code.count(" nt$") == streaming
+
+
+@pytest.mark.parametrize("count", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_wait_for_a_strip_leaves_the_others_under_way(count: int) -> None:
+    """Else the stream would stand still while a wave multiplies."""
+    plan = small(**strips(count))
+    assert strips_of(plan) == count
+    code = code_of(plan).instructions
+    left = []
+    for n, one in enumerate(code):
+        before = code[n - 40 : n]
+        if one.name.startswith("v_dot2") and not any(b.name.startswith("v_dot2") for b in before):
+            said = " ".join(
+                w.operands for w in (*before, *code[n : n + 20]) if w.name == "s_waitcnt"
+            )
+            left += [int(count) for count in re.findall(r"vmcnt\((\d+)\)", said)]
+    assert left
+    assert min(left) >= ROWS * (count - 1)
 
 
 @pytest.mark.parametrize("name", SOME)

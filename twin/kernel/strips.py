@@ -1,0 +1,29 @@
+"""How many strips of weights a wave of an AMD block has under way: its ring lies in registers
+(native/platform/hip_stream.h).
+"""
+
+from __future__ import annotations
+
+from twin.kernel.experts import has_experts
+from twin.plan.types import Plan
+
+THREADS = 512  # of a block: eight waves
+STRIP_ROWS, LOAD_BYTES = 4, 16  # of a strip; of a row's weights in a lane
+STRIP_BYTES = THREADS * STRIP_ROWS * LOAD_BYTES  # of a block's waves together
+STRIP_REGISTERS = STRIP_ROWS * LOAD_BYTES // 4  # of a lane
+MOST_STRIPS = 4
+# of a lane, for strips and for its part of the residual; with more, kernels of wide residuals and
+# of experts spilled
+REGISTERS, EXPERT_REGISTERS = 76, 36
+
+
+def most_strips(plan: Plan) -> int:
+    """As many as a lane has registers for, beside its elements of the residual."""
+    room = EXPERT_REGISTERS if has_experts(plan) else REGISTERS
+    return max(1, min(MOST_STRIPS, (room - -(-plan.shard.hidden // THREADS)) // STRIP_REGISTERS))
+
+
+def strips_of(plan: Plan) -> int:
+    """The plan's ring in strips, at least one."""
+    ring = plan.options.ring_slots * plan.options.slot_bytes
+    return max(1, min(most_strips(plan), ring // STRIP_BYTES))
