@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from twin.kernel.budget import on_chip_bytes
 from twin.kernel.experts import has_experts
 from twin.plan.types import Plan
 
@@ -21,6 +24,19 @@ def most_strips(plan: Plan) -> int:
     """As many as a lane has registers for, beside its elements of the residual."""
     room = EXPERT_REGISTERS if has_experts(plan) else REGISTERS
     return max(1, min(MOST_STRIPS, (room - -(-plan.shard.hidden // THREADS)) // STRIP_REGISTERS))
+
+
+def with_strips(plan: Plan, count: int) -> Plan:
+    """The plan with a ring of so many strips, as far as its kernel can have them and the plan's
+    budget holds them. All of them are under way, so its window is as large.
+    """
+    for held in range(min(count, most_strips(plan)), 0, -1):
+        slots = max(1, held * STRIP_BYTES // plan.options.slot_bytes)
+        options = replace(plan.options, ring_slots=slots, window_slots=slots)
+        plan = replace(plan, options=options)
+        if on_chip_bytes(plan) <= plan.limits.on_chip_bytes:
+            break
+    return plan
 
 
 def strips_of(plan: Plan) -> int:
