@@ -5,9 +5,9 @@
 
 namespace twin {
 
-// x = the heads' outputs, their splits weighed by maxima and sums in split order. Of splits that
-// hold no position yet only a sum is looked at: that it has come is what the plan's proof rests on.
-// One function: divided into loading, weighing and waiting it became other machine code, on GPUs
+// x = the heads' outputs, their splits weighed by maxima and sums in split order. Of an item that
+// holds no position yet one word is looked at, by one thread: that it has come is what the plan's
+// proof rests on. One function: divided into loading, weighing and waiting it became other machine code, on GPUs
 // and CPUs.
 template <class Vector>
 __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage, Vector& x) {
@@ -17,9 +17,18 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
   const float* base = source.at(0);  // a value of one part
   constexpr int PACK = Vector::PACK, WORDS = PACK / Outputs::TOGETHER, WIDTH = Outputs::WORDS;
   constexpr int ALIGNED = least(4 * WORDS, 16);  // bytes; an item's words start at a multiple of 16
-  const int splits = b.plan.splits, filled = least(splits, position_of(b) / b.plan.page + 1);
+  const int splits = b.plan.splits, filled = filled_splits(b.plan, position_of(b)),
+            empty = splits - filled, watched = source.polled ? b.plan.kv_heads * empty : 0;
+  const auto word_of = [&](int number) {  // of an item without positions
+    return (number / empty * splits + filled + number % empty) * WIDTH + Outputs::ENDS;
+  };
+  int watching = b.core.thread(), word = watching < watched ? word_of(watching) : 0;
+  const auto watch_next = [&] {
+    watching += b.core.threads();
+    if (watching < watched) word = word_of(watching);
+  };
   Patience patience;
-  return b.core.agree(x.packs(b.core, [&](const auto& first, const auto& valid, const auto& out) {
+  bool good = x.packs(b.core, [&](const auto& first, const auto& valid, const auto& out) {
     constexpr int PACKS = int(sizeof(first) / sizeof(int)),
                   AT_ONCE = PACKS > 1 && Core::SPLITS > 1 ? Core::SPLITS / 2 : Core::SPLITS;
     int outputs[PACKS], sums[PACKS];
@@ -40,6 +49,8 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
       Pack<2> end[PACKS][AT_ONCE];
       for (;;) {  // all are under way before the first is looked at
         bool late = false;
+        Pack<1> other;
+        if (watching < watched) other = load_pack<1, 4>(base + word);
         TWIN_UNROLL
         for (int r = 0; r < PACKS; ++r)
           TWIN_UNROLL
@@ -55,10 +66,12 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
           TWIN_UNROLL
           for (int j = 0; j < AT_ONCE; ++j)
             late |= (r == 0 || valid[r]) && (missing(part[r][j]) || missing(end[r][j]));
+        late |= watching < watched && missing(other);
         if (!late || !source.polled) break;
         good = keep_waiting(b, patience, {index, read.value, 0, s * WIDTH + outputs[0]});
         if (!good) break;
       }
+      if (watching < watched) watch_next();
       TWIN_UNROLL
       for (int r = 0; r < PACKS; ++r) {
         float top = most[r];
@@ -83,16 +96,17 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
     }
     TWIN_UNROLL
     for (int r = 0; r < PACKS; ++r) {
-      TWIN_ONCE
-      for (int s = filled; s < splits && good && valid[r]; ++s)
-        while (good && source.polled && missing(load_pack<1, 4>(base + s * WIDTH + sums[r])))
-          good = keep_waiting(b, patience, {index, read.value, 0, sums[r] + s * WIDTH});
       const float by = 1.0f / total[r];
       TWIN_UNROLL
       for (int d = 0; d < PACK; ++d) out[r][d] = sum[r][d] * by;
     }
     return good;
-  }));
+  });
+  TWIN_ONCE
+  for (; watching < watched && good; watch_next())
+    while (good && missing(load_pack<1, 4>(base + word)))
+      good = keep_waiting(b, patience, {index, read.value, 0, word});
+  return b.core.agree(good);
 }
 
 }  // namespace twin

@@ -82,11 +82,20 @@ def test_models_that_were_tuned_keep_their_division(name: str) -> None:
     assert found.reason.startswith("the standard division")
 
 
-def test_fewer_splits_are_found_where_probes_measured_them_faster() -> None:
-    """A chain of such layers took 146.8 us with 8 splits and 141.1 with 4, in a short context
-    (2026-11-24T031558-probes: chain-middle, chain-middle-s4).
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.1-8b"])
+def test_few_positions_take_few_splits_whatever_a_plan_has_room_for(name: str) -> None:
+    """A chain of layers of Llama-3.2-1B took 146.8 us with 8 splits and 141.1 with 4, in a short
+    context (2026-11-24T031558-probes: chain-middle, chain-middle-s4).
     """
-    assert dict(choice(load_model("llama-3.2-1b"), NODE, {}).options) == {"attention_splits": 4}
+    spec = replace(load_model(name), layers=2, vocab=1056, windows=(0, 0))
+
+    def step_s(most: int, **chosen: int) -> float:
+        return simulate(plan_for(spec, NODE, context=300, max_context=most, **chosen), NODE).step_s
+
+    few = step_s(432)
+    assert step_s(8192) == pytest.approx(few, rel=0.005)
+    assert step_s(131072) == pytest.approx(few, rel=0.005)
+    assert step_s(8192, split_positions=0) > 1.01 * few
 
 
 def test_an_answer_is_kept_and_a_broken_one_is_found_again(tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ def sizes_of(plan: Plan) -> dict[str, int | float]:
             "vocab": spec.vocab if spec else shard.vocab,
             "splits": own.splits if own else 1,
             "page": options.kv_page,
+            "together": own.together if own else 1,
+            "first_pages": own.first_pages if own else 0,
             "item_positions": own.item_positions if own else 0,
             "kv_items": own.items if own else 0,
             "context": options.context,

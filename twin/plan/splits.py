@@ -15,6 +15,11 @@ from twin.plan.types import Attention, Limits, Options
 # at four splits at once: Llama-3.2-1B with 704 positions and 3, 4, 6 or 8 splits 647, 635, 650 and
 # 639 us, Qwen3-8B with 1,536 and 4, 8 or 12 splits 3,730, 3,711 and 3,741.
 POSITIONS_ON_TENSOR_CORES, SPLITS_AT_ONCE = 192, 4
+# of a split that is full before further splits take any, on tensor cores and without. In the twin
+# (fit 2026-11-24T031558 of an H200) a plan of Llama-3.2-1B for 8,192 positions then takes 609 us at
+# 300 positions instead of 638, as one for 432 does, and 635 at 1,024 instead of 641; with 192 or 384
+# no context from 32 to 8,000 positions gains or loses more than 2 %.
+FIRST_ON_TENSOR_CORES, FIRST_POSITIONS = 256, 64
 # on an H200 with up to 1,024 positions: 8 splits 742 us, 4 splits 755, 2 splits 797
 # (studies/h200-history)
 POSITIONS_PER_SPLIT = 128
@@ -74,32 +79,58 @@ def attention(
     """Splits of each KV head and the page capacity of each split. `most`: of splits that nobody
     asked for.
     """
-    pages = pages_of(options)
+    pages, group = pages_of(options), heads // kv_heads
     wanted = -(-options.max_context // POSITIONS_PER_SPLIT)
-    if scans_on_tensor_cores(limits, options, group=heads // kv_heads, head_dim=head_dim):
+    if scans_on_tensor_cores(limits, options, group=group, head_dim=head_dim):
         wanted = min(
             pages,
             -(-options.max_context // (SPLITS_AT_ONCE * POSITIONS_ON_TENSOR_CORES))
             * SPLITS_AT_ONCE,
         )
     splits = options.attention_splits or max(1, min(blocks // kv_heads, wanted, most or wanted))
-    positions = -(-pages // splits) * options.kv_page
     window_splits = options.window_splits or splits
+    capacities = tuple(-(-pages // count) * options.kv_page for count in (splits, window_splits))
+    first = options.split_positions
+    if first is None:
+        chosen = options.attention_splits or options.window_splits
+        first = 0 if chosen else first_positions(limits, options, group=group, head_dim=head_dim)
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         kv_replicas=kv_replicas,
         splits=splits,
-        item_positions=positions,
+        item_positions=capacities[0],
         window_splits=window_splits,
-        window_positions=-(-pages // window_splits) * options.kv_page,
+        window_positions=capacities[1],
+        together=SPLITS_AT_ONCE,
+        # no more splits than take pages together need no order
+        first_pages=min(first, *capacities) // options.kv_page
+        if max(splits, window_splits) > SPLITS_AT_ONCE
+        else 0,
     )
 
 
+def first_positions(limits: Limits, options: Options, *, group: int, head_dim: int) -> int:
+    """Of a split that is full before further splits take any. Nobody knows what it brings where no
+    warps hold activations.
+    """
+    if not limits.teams:
+        return 0
+    on_cores = scans_on_tensor_cores(limits, options, group=group, head_dim=head_dim)
+    return FIRST_ON_TENSOR_CORES if on_cores else FIRST_POSITIONS
+
+
 def pages_of(options: Options) -> int:
-    """Pages of a cached head at max_context. Raises PlanError for more splits than that."""
+    """Pages of a cached head at max_context. Raises PlanError for more splits than that, and for
+    parts of pages.
+    """
     pages = -(-options.max_context // options.kv_page)
+    if (options.split_positions or 0) % options.kv_page:
+        raise PlanError(
+            f"split_positions={options.split_positions}: a split takes whole pages of "
+            f"{options.kv_page} positions"
+        )
     for name in ("attention_splits", "window_splits"):
         splits = getattr(options, name)
         if splits and splits > pages:

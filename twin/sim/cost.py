@@ -443,12 +443,15 @@ def item_kv_bytes(plan: Plan, stage: Stage, item: int) -> int:
     """Cached bytes of one (kv head, split). Over all items of a rank they sum up to the plan's."""
     lo, hi = attended(plan.options, stage.window)
     own, page = plan.kernel_attention(), plan.options.kv_page
-    splits = own.splits_of(stage.window)
-    split = item % splits
-    held = (p for p in range(lo // page, -(-hi // page)) if p % splits == split)
-    return own.position_bytes(plan.options.kv_dtype) * sum(
-        min(hi, (p + 1) * page) - max(lo, p * page) for p in held
-    )
+    split = item % own.splits_of(stage.window)
+
+    def below(position: int) -> int:
+        full, rest = divmod(position, page)
+        whole = own.pages_below(full, split, stage.window)
+        here = own.pages_below(full + 1, split, stage.window) > whole
+        return whole * page + (rest if here else 0)
+
+    return own.position_bytes(plan.options.kv_dtype) * (below(hi) - below(lo))
 
 
 def requests(size: int, most: int) -> Iterator[int]:

@@ -93,12 +93,13 @@ class Gathers:
         if producer.scan:
             return producer.scan.splits
         # others hold no position yet
-        held = self.plan.options.context // self.plan.options.kv_page + 1
-        return min(self.plan.kernel_attention().splits_of(producer.window), held)
+        pages = self.plan.options.context // self.plan.options.kv_page + 1
+        return self.plan.kernel_attention().splits_below(pages, producer.window)
 
     def _read(self, stage: Stage, read: Read, block: int, experts: Chosen) -> ReadWork:
         plan, value = self.plan, self.plan.values[read.value]
         words = self._words(read, value, block, experts) * part_count(plan, value, read.parts)
+        words = self._of_filled(stage, read, words)
         remote = value.pushed and read.parts is not Parts.OWN and plan.ranks > 1
         cause = SAMPLING if stage.kind is StageKind.SAMPLE else COLLECTIVE if remote else HAND_OFF
         rounds = self._rounds(stage, read, words)
@@ -117,6 +118,16 @@ class Gathers:
                 weighed=weighed,
             ).ps
         return ReadWork(read.previous_step, words * FP32_BYTES, self.known[key], rounds, cause)
+
+    def _of_filled(self, stage: Stage, read: Read, words: int) -> int:
+        """Of partial outputs those that are loaded, and a word of each item that holds nothing."""
+        filled = self.splits(stage, read)
+        producer = self.plan.stages[self.plan.values[read.value].stage]
+        if self.device.warps is None or not filled or producer.scan:
+            return words
+        own = self.plan.kernel_attention()
+        splits = own.splits_of(producer.window)
+        return words * filled // splits + own.kv_heads * (splits - filled)
 
     def _loaded(self, stage: Stage, read: Read, words: int) -> int:
         """Bytes of sectors that a block of warps loads for a read.
