@@ -90,8 +90,8 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
   begin(b, index, stage);
   const bool forced = b.at.step < wanted.forced, sampled = stage.reads > 0;
   const int token = forced ? wanted.prompt[b.at.step] : (sampled ? int(b.scratch[0]) : b.at.token);
-  bool stop = false;
-  for (int i = 0; i < wanted.stop_count && !forced; ++i) stop |= wanted.stop[i] == token;
+  int stop = 0;
+  for (int i = 0; i < wanted.stop_count && !forced; ++i) stop |= int(wanted.stop[i] == token);
   Core::Hidden residual = b.residual.open(b.core);
   residual.load_row(b.core,
                     b.memory.embedding + u64(token) * u64(b.plan.hidden) * type_bytes(WEIGHT));

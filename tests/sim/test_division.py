@@ -67,12 +67,12 @@ def test_searched_a_plan_for_few_positions_is_not_slower_than_one_for_many(spec:
 
 
 def test_what_a_user_chooses_wins() -> None:
-    wide = shape(2048, 8, 4, 256, 8192)
-    assert dict(choice(wide, NODE, {"context": 96, "max_context": 168}).options)
-    chosen = searched(wide, {"attention_splits": 3, "ring_slots": 8})
+    narrow = shape(1536, 12, 2, 96, 4096)
+    assert dict(choice(narrow, NODE, {"context": 96, "max_context": 168}).options)
+    chosen = searched(narrow, {"attention_splits": 3, "ring_slots": 8})
     assert chosen == {"attention_splits": 3, "ring_slots": 8}
-    assert "were chosen" in choice(wide, NODE, chosen).reason
-    assert "slot_bytes" not in searched(wide, {"window_slots": 3})
+    assert "were chosen" in choice(narrow, NODE, chosen).reason
+    assert "slot_bytes" not in searched(narrow, {"window_slots": 3})
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "laneformer-2b"])
@@ -99,17 +99,17 @@ def test_few_positions_take_few_splits_whatever_a_plan_has_room_for(name: str) -
 
 
 def test_an_answer_is_kept_and_a_broken_one_is_found_again(tmp_path: Path) -> None:
-    wide, chosen = shape(2048, 8, 4, 256, 8192), {"context": 77}
-    found = choice(wide, NODE, chosen)
+    narrow, chosen = shape(1536, 12, 2, 96, 4096), {"context": 77}
+    found = choice(narrow, NODE, chosen)
     kept = next(tmp_path.glob("division-*.json"))
     from twin.sim.division import _searched
 
     kept.write_text("{", encoding="utf-8")
     _searched.cache_clear()
-    assert choice(wide, NODE, chosen) == found
+    assert choice(narrow, NODE, chosen) == found
     _searched.cache_clear()
     # of its shape
     assert (
-        choice(replace(wide, layers=40, windows=(0,) * 40, name="another"), NODE, chosen) == found
+        choice(replace(narrow, layers=40, windows=(0,) * 40, name="another"), NODE, chosen) == found
     )
     assert len(list(tmp_path.glob("division-*.json"))) == 1

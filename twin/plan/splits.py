@@ -15,11 +15,12 @@ from twin.plan.types import Attention, Limits, Options
 # at four splits at once: Llama-3.2-1B with 704 positions and 3, 4, 6 or 8 splits 647, 635, 650 and
 # 639 us, Qwen3-8B with 1,536 and 4, 8 or 12 splits 3,730, 3,711 and 3,741.
 POSITIONS_ON_TENSOR_CORES, SPLITS_AT_ONCE = 192, 4
-# of a split that is full before further splits take any, on tensor cores and without. In the twin
-# (fit 2026-11-24T031558 of an H200) a plan of Llama-3.2-1B for 8,192 positions then takes 609 us at
-# 300 positions instead of 638, as one for 432 does, and 635 at 1,024 instead of 641; with 192 or 384
-# no context from 32 to 8,000 positions gains or loses more than 2 %.
-FIRST_ON_TENSOR_CORES, FIRST_POSITIONS = 256, 64
+# Of a split, before further splits take any: on tensor cores, on them of heads of which a ring slot
+# holds a single product, and without them. In the twin (fit 2026-11-24T031558 of an H200) a plan of
+# Llama-3.2-1B for 8,192 positions then takes 609 us at 300 positions instead of 638, as one for 432
+# does, and 636 at 1,024 instead of 641; 128 to 384 positions are within 2 % of each other from 32
+# to 8,000.
+FIRST_ON_TENSOR_CORES, FIRST_OF_WIDE_HEADS, FIRST_POSITIONS = 256, 128, 64
 # on an H200 with up to 1,024 positions: 8 splits 742 us, 4 splits 755, 2 splits 797
 # (studies/h200-history)
 POSITIONS_PER_SPLIT = 128
@@ -29,8 +30,8 @@ POSITIONS_PER_SPLIT = 128
 # with 16,384 positions 1,003 instead of 886.
 SPLITS_BESIDE_WINDOWS = 64
 TENSOR_POSITIONS, TENSOR_HEADS = 16, 4  # of a product on tensor cores: positions, query heads
-# bytes that a cached key is a multiple of; most elements: wider heads leave no registers
-TENSOR_ROW, TENSOR_HEAD = 128, 128
+# bytes that a cached key is a multiple of; most elements: wider heads would leave no registers
+TENSOR_ROW, TENSOR_HEAD = 128, 256
 
 
 def attention_of(
@@ -117,8 +118,10 @@ def first_positions(limits: Limits, options: Options, *, group: int, head_dim: i
     """
     if not limits.teams:
         return 0
-    on_cores = scans_on_tensor_cores(limits, options, group=group, head_dim=head_dim)
-    return FIRST_ON_TENSOR_CORES if on_cores else FIRST_POSITIONS
+    if not scans_on_tensor_cores(limits, options, group=group, head_dim=head_dim):
+        return FIRST_POSITIONS
+    several = slot_positions(options, head_dim) > TENSOR_POSITIONS
+    return FIRST_ON_TENSOR_CORES if several else FIRST_OF_WIDE_HEADS
 
 
 def pages_of(options: Options) -> int:
