@@ -251,6 +251,12 @@ def parts_at_once(matrix: Matrix | None) -> int:
     return PARTS_AT_ONCE if not matrix or vector_chunks(matrix) == 1 else PARTS_AT_ONCE // 2
 
 
+def sharers(matrix: Matrix | None) -> int:
+    """Threads of a block of warps that hold the same columns."""
+    team = _team(matrix) if matrix else None
+    return team.groups if team else 1
+
+
 def late_rounds(elements: int) -> int:
     """Rounds in which a block's keeper sums `elements` of other ranks' parts, as cuda_main.cu: all
     parts of a few at once.

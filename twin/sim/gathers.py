@@ -146,7 +146,8 @@ class Gathers:
             split = cost.vector_bytes(
                 stage.matrix, aligned=self._alignment(read), element=self._partial_bytes()
             )
-            at_once = cost.parts_at_once(stage.matrix) * split
+            # threads that hold the same columns share the splits
+            at_once = cost.parts_at_once(stage.matrix) * split // cost.sharers(stage.matrix)
             # of splits missing in the last one, its last again
             rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)
             return (rounds + polled(self.plan)) * at_once
@@ -173,7 +174,13 @@ class Gathers:
         if not splits or stage.matrix is None:
             return 0
         rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)
-        return rounds * cost.parts_at_once(stage.matrix) * cost.vector_chunks(stage.matrix)
+        looked_at, sharers = (
+            rounds * cost.parts_at_once(stage.matrix),
+            cost.sharers(stage.matrix),
+        )
+        if sharers > 1:  # each its share, and then what all of them found
+            looked_at = looked_at // sharers + sharers
+        return looked_at * cost.vector_chunks(stage.matrix)
 
     def _multiplied(self, stage: Stage) -> Matrix:
         """As our kernel multiplies it for one token: chosen experts' columns side by side."""
@@ -208,7 +215,7 @@ class Gathers:
         if self.device.warps is None or not splits or producer.scan:
             return 0.0
         return (
-            max(0.0, cost.parts_at_once(stage.matrix) / splits - 1)
+            max(0.0, cost.parts_at_once(stage.matrix) / cost.sharers(stage.matrix) / splits - 1)
             * self.plan.blocks
             / self.device.blocks
         )
