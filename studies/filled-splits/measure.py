@@ -1,9 +1,9 @@
 """Two trees of MonoTwin in turn on one GPU: `python studies/filled-splits/measure.py NODE --base
 FOLDER --out FILE`.
 
-FOLDER holds the other tree, the package `twin` with its data beside it. This tree's small models are
-compared with the NumPy reference first, at each position. Then both trees time the same models, one
-after the other, round after round. `--predict` asks both trees' twins instead and needs no GPU.
+FOLDER holds the other tree, the package `twin` with its data beside it. This tree's small models
+are compared with the NumPy reference first, at each position. Then both trees time the same models,
+one after the other, round after round. `--predict` asks both trees' twins instead and needs no GPU.
 """
 
 from __future__ import annotations
