@@ -102,6 +102,8 @@ struct Core {
   using Residual = MemoryResidual;
   using Heads = SharedVector;
   using Ffn = MemoryVector;
+  using Shared = MemoryVector;
+  using Dense = MemoryVector;
   using Piece = twin::Piece;
 
   Ring ring;
