@@ -37,7 +37,7 @@ struct TileScan {
   static constexpr int BYTES = HEAD_DIM * type_bytes(KV);  // of a key
 
   // Queries of wider heads are looked up on the chip for each product: in registers they spilled.
-  static constexpr bool KEPT = HEAD_DIM <= 128;
+  static constexpr bool KEPT = HEAD_DIM <= facts::KEPT_HEAD;
 
   int thread;        // of the warp
   const u32* asked;  // this thread's elements of its query; null: it has none

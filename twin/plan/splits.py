@@ -32,6 +32,7 @@ SPLITS_BESIDE_WINDOWS = 64
 TENSOR_POSITIONS, TENSOR_HEADS = 16, 4  # of a product on tensor cores: positions, query heads
 # bytes that a cached key is a multiple of; most elements: wider heads would leave no registers
 TENSOR_ROW, TENSOR_HEAD = 128, 256
+KEPT_HEAD = 128  # most elements of a head whose queries stay in registers
 
 
 def attention_of(
@@ -146,12 +147,15 @@ def pages_of(options: Options) -> int:
 def scans_on_tensor_cores(limits: Limits, options: Options, *, group: int, head_dim: int) -> bool:
     """A product takes 16 positions and up to 4 query heads; two sets of warps make those of 8. Rows
     of cached keys are whole 128 bytes, in which an item's positions are stored twisted.
+
+    Two sets of heads beyond 128 elements would put 33 KiB of partial outputs on the chip, a slot
+    of the ring less, and their code spilled 32 bytes (Qwen3-Coder-Next).
     """
     if not limits.teams or options.kv_dtype.bytes != 2:
         return False
     return (
         _whole_rows(options, head_dim)
-        and group <= 2 * TENSOR_HEADS
+        and group <= (2 if head_dim <= KEPT_HEAD else 1) * TENSOR_HEADS
         and slot_positions(options, head_dim) % TENSOR_POSITIONS == 0
     )
 
