@@ -43,3 +43,11 @@ def test_librarys_collectives_between_gpus_are_refused() -> None:
 def test_one_kernel_per_operation_is_refused() -> None:
     with pytest.raises(EngineError, match="execution=stream"):
         CudaEngine(planned(execution=Execution.LAUNCHES), None)
+
+
+def test_recurrent_states_beside_fp4_are_refused() -> None:
+    """They ended in a misaligned address on an H100."""
+    spec = load_model("qwen3-coder-next@mxfp4")
+    options = Options(blocks=132, prompt_chunk=1, max_context=256)
+    with pytest.raises(EngineError, match="mxfp4 beside gated DeltaNet fails on NVIDIA GPUs"):
+        CudaEngine(build(spec, options, H200), None)

@@ -40,9 +40,10 @@ from twin.kernel.header import (
     request_type,
 )
 from twin.kernel.layout import LINE_FLOATS, shelves_floats
-from twin.kernel.recurrent import cache_bytes
+from twin.kernel.recurrent import cache_bytes, has_delta
 from twin.kernel.streams import PAGE_BYTES, embedding, pack
 from twin.kernel.tables import layout
+from twin.models.formats import FP4
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan, Sampling
 
@@ -137,6 +138,7 @@ class CudaEngine(Session):
         super().__init__(plan, trace=trace, watchdog_s=watchdog_s)
         self.gives_logits = plan.options.sampling is Sampling.FULL
         peers.check_plan(plan)
+        _check_states(plan)
         if plan.options.execution is Execution.LAUNCHES:
             raise EngineError(
                 "execution=stream runs on the host only; plan with execution=resident or graph"
@@ -442,6 +444,16 @@ class CudaEngine(Session):
                 gpu.part()
         for gpu in reversed(self._gpus):  # none is in use that is gone, unless all are
             gpu.close()
+
+
+def _check_states(plan: Plan) -> None:
+    """Raises EngineError for what failed on an H100: a misaligned address, its cause unknown."""
+    formats = {m.format.name for s in plan.stages for m in s.matrices if m.format is not None}
+    if has_delta(plan) and (found := formats & set(FP4)):
+        raise EngineError(
+            f"{plan.name}: {', '.join(sorted(found))} beside gated DeltaNet fails on NVIDIA GPUs; "
+            "use fp8-128x128, int4-g32 or 16 bits, or run it on this computer's CPU (1xhost)"
+        )
 
 
 def run_probe(plan: Plan, *, steps: int, warmup: int, weights_seed: int = 0) -> NDArray[np.float64]:
