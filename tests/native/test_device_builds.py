@@ -46,7 +46,10 @@ MI300X = Limits(
 
 def planned(model: str, limits: Limits, **chosen: Any) -> Plan:
     spec = load_model(model)
-    sizes = {"blocks": limits.blocks, "slot_bytes": coded_slot_bytes(spec, Options().slot_bytes)}
+    sizes = {
+        "blocks": limits.blocks,
+        "slot_bytes": coded_slot_bytes(spec.coded, Options().slot_bytes),
+    }
     return build(spec, Options(**(sizes | chosen)), limits)
 
 
@@ -215,7 +218,7 @@ def test_few_bits_beside_normed_or_biased_heads_spill_nothing(
     base = load_model({"qwen2": "qwen2.5-coder-1.5b", "qwen3": "qwen3-8b"}[family])
     sized = replace(base, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, head_dim=128)
     spec = requantized(sized, format_named(name))
-    slot = coded_slot_bytes(spec, Options().slot_bytes)
+    slot = coded_slot_bytes(spec.coded, Options().slot_bytes)
     asked = Options(blocks=132, ring_slots=11, window_slots=3, max_context=168, slot_bytes=slot)
     without_spills(build(spec, asked, H200))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from twin.calibrate.gpu_formats import CHOOSING, DECODING
 from twin.calibrate.gpu_probes import QUICK, gpu_probes
 from twin.calibrate.probes import Probe
 from twin.kernel.budget import on_chip_bytes
@@ -20,12 +21,14 @@ def amd_probes(limits: Limits, *, quick: bool) -> list[Probe]:
     """`quick` keeps one of each question.
 
     Without a ring all windows are alike, so of each question the widest alone is asked, as what it
-    is: all that a block's memory holds is under way. Kernels are resident.
+    is: all that a block's memory holds is under way. Kernels are resident. What decoding costs is
+    asked of NVIDIA's kernel alone, in which the twin's laws of it are read.
     """
     found = [
         replace(probe, plan=_fitting(probe.plan))
         for probe in gpu_probes(limits, quick=False)
         if probe.plan.options.execution is Execution.RESIDENT
+        and probe.group not in (DECODING, CHOOSING)
     ]
     widest = {_question(p.name): p.name for p in sorted(found, key=lambda p: _window(p.name))}
     found = [p for p in found if widest[_question(p.name)] == p.name]
