@@ -90,7 +90,7 @@ def test_every_probe_is_a_valid_plan_that_fits_a_block() -> None:
     names = set()
     probes = gpu_probes(limits_of(h200()), quick=False)
     # all of them lie in memory together, an H100's too
-    assert sum(probe.plan.memory_bytes() for probe in probes) < 50 * 10**9
+    assert sum(probe.plan.memory_bytes() for probe in probes) < 65 * 10**9
     for probe in probes:
         assert violations(probe.plan) == [], probe.name
         assert shared_bytes(probe.plan) <= SHARED_BYTES, probe.name

@@ -74,19 +74,20 @@ class Mixture(NamedTuple):
     splits: int
 
 
+# few experts: all probes lie in a GPU's memory together
 MIXTURES = {
-    "narrow-bf16": Mixture("qwen3_moe", "bf16", 8, 1664, 26, 2, 64, 24, 6, 640, 48, 4),
-    "narrow-fp8": Mixture("qwen3_moe", "fp8-128x128", 8, 1664, 26, 2, 64, 24, 6, 640, 48, 4),
-    "narrow-int4": Mixture("qwen3_moe", "int4-g128", 8, 1664, 26, 2, 64, 24, 6, 640, 700, 8),
-    "many-fp8": Mixture("qwen3_moe", "fp8-128x128", 6, 2048, 16, 4, 128, 64, 8, 1152, 160, 8),
-    "many-int4": Mixture("qwen3_moe", "int4-g128", 6, 2048, 16, 4, 128, 64, 8, 1152, 160, 8),
-    "wide-bf16": Mixture("mixtral", "bf16", 4, 1920, 15, 5, 128, 8, 2, 4608, 48, 4),
-    "wide-fp8": Mixture("mixtral", "fp8-128x128", 4, 1920, 15, 5, 128, 8, 2, 4608, 48, 4),
-    "wide-int4": Mixture("mixtral", "int4-g128", 4, 1920, 15, 5, 128, 8, 2, 4608, 48, 4),
-    "huge-fp8": Mixture("mixtral", "fp8-128x128", 2, 3328, 26, 2, 128, 8, 2, 12_032, 160, 8),
-    "huge-int4": Mixture("mixtral", "int4-g128", 2, 3328, 26, 2, 128, 8, 2, 12_032, 160, 8),
-    "few-mxfp4": Mixture("gpt_oss", "mxfp4", 8, 1792, 28, 4, 64, 24, 4, 1280, 48, 4),
-    "wide-mxfp4": Mixture("gpt_oss", "mxfp4", 4, 2048, 32, 4, 64, 16, 4, 3584, 160, 8),
+    "narrow-bf16": Mixture("qwen3_moe", "bf16", 8, 1664, 26, 2, 64, 12, 6, 640, 48, 4),
+    "narrow-fp8": Mixture("qwen3_moe", "fp8-128x128", 8, 1664, 26, 2, 64, 12, 6, 640, 48, 4),
+    "narrow-int4": Mixture("qwen3_moe", "int4-g128", 8, 1664, 26, 2, 64, 12, 6, 640, 700, 8),
+    "many-fp8": Mixture("qwen3_moe", "fp8-128x128", 6, 2048, 16, 4, 128, 16, 8, 1152, 160, 8),
+    "many-int4": Mixture("qwen3_moe", "int4-g128", 6, 2048, 16, 4, 128, 16, 8, 1152, 160, 8),
+    "wide-bf16": Mixture("mixtral", "bf16", 4, 1920, 15, 5, 128, 4, 2, 4608, 48, 4),
+    "wide-fp8": Mixture("mixtral", "fp8-128x128", 4, 1920, 15, 5, 128, 4, 2, 4608, 48, 4),
+    "wide-int4": Mixture("mixtral", "int4-g128", 4, 1920, 15, 5, 128, 4, 2, 4608, 48, 4),
+    "huge-fp8": Mixture("mixtral", "fp8-128x128", 2, 3328, 26, 2, 128, 3, 2, 12_032, 160, 8),
+    "huge-int4": Mixture("mixtral", "int4-g128", 2, 3328, 26, 2, 128, 3, 2, 12_032, 160, 8),
+    "few-mxfp4": Mixture("gpt_oss", "mxfp4", 8, 1792, 28, 4, 64, 12, 4, 1280, 48, 4),
+    "wide-mxfp4": Mixture("gpt_oss", "mxfp4", 4, 2048, 32, 4, 64, 8, 4, 3584, 160, 8),
 }
 WINDOWS = (1, RING)  # of slots in flight, for one of them
 WATCHED = "many-fp8"

@@ -27,7 +27,10 @@ LEVELS = (0.10, 0.90)
 DIGITS = 12  # of a digest
 DRAWN = "drawn"  # what a kept file calls the errors of a seed's shapes
 KINDS = "kinds"  # and those of shapes that are not dense, by kind
-FEWEST = 8  # runs of a kind from which its interval is theirs alone
+FEWEST = 8  # runs of a kind from which its interval is of its own errors
+# below which it is of the errors of all kinds but dense ones, and of their mirror images: so few
+# runs do not say which way the next model is off
+MANY = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class KnownError:
     # by record, of shapes that a seed drew
     drawn: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     kind: ModelKind = ModelKind.DENSE  # of the models that ran
+    # what the interval is of, where it is not of these errors alone
+    spread: tuple[float, ...] = ()
 
     @property
     def every(self) -> list[float]:
@@ -65,7 +70,8 @@ class KnownError:
 
     def interval(self, speed: float) -> tuple[float, float]:
         """LEVELS of a predicted speed, if it is as wrong as the held-out runs were."""
-        low, high = np.quantile([1 / (1 + error) for error in self.every], LEVELS)
+        errors = self.spread or self.every
+        low, high = np.quantile([1 / (1 + error) for error in errors], LEVELS)
         return speed * float(low), speed * float(high)
 
 
@@ -132,10 +138,22 @@ def known_error(node: Node, spec: ModelSpec | None = None) -> KnownError | None:
 
 def _read(kept: Mapping[str, Any], kind: ModelKind) -> KnownError:
     about = str(kept["node"]), str(kept["fit"]), str(kept["record"])
-    own = _drawn(kept.get(KINDS, {}).get(kind.value, {}))
-    if sum(map(len, own.values())) >= FEWEST:
-        return KnownError(*about, {}, own, kind)
+    kinds = {name: _drawn(records) for name, records in kept.get(KINDS, {}).items()}
+    own = kinds.get(kind.value, {})
+    if (count := sum(map(len, own.values()))) >= FEWEST:
+        return KnownError(*about, {}, own, kind, _mirrored(kinds) if count < MANY else ())
     return KnownError(*about, _numbers(kept["errors"]), _drawn(kept.get(DRAWN, {})))
+
+
+def _mirrored(kinds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> tuple[float, ...]:
+    """Errors of all kinds, each once as it is and once with the other sign."""
+    found = [
+        error
+        for records in kinds.values()
+        for errors in records.values()
+        for error in errors.values()
+    ]
+    return (*found, *(-error for error in found))
 
 
 def _drawn(kept: Mapping[str, Any]) -> dict[str, dict[str, float]]:
