@@ -223,6 +223,23 @@ def test_few_bits_beside_normed_or_biased_heads_spill_nothing(
     without_spills(build(spec, asked, H200))
 
 
+# The same without norms and biases, of hidden vectors that leave threads without columns; these
+# had up to 520 bytes of spills.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [((1792, 14, 2, 6144), "int4-g128"), ((1600, 12, 4, 2816), "int8")],
+    ids=str,
+)
+def test_few_bits_of_threads_without_columns_spill_nothing(
+    shape: tuple[int, int, int, int], name: str
+) -> None:
+    hidden, heads, kv_heads, ffn = shape
+    base = load_model("llama-3.1-8b")
+    sized = replace(base, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, head_dim=128)
+    without_spills(plan_for(requantized(sized, format_named(name)), load_node("1xh200")))
+
+
 # Columns of an expert, experts of a token, format: their input lies on the chip. Such steps had up
 # to 4,464 bytes of spills.
 @pytest.mark.slow

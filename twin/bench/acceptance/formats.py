@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from twin.bench import fidelity
-from twin.bench.acceptance.runs import Failed, repeated_bits, soaked
+from twin.bench.acceptance.runs import LOGIT_POSITIONS, Failed, repeated_bits, soaked
 from twin.bench.rows import SEED
 from twin.bench.shapes import FEW, Bench, cpu_plan, prompt_of
 from twin.engine.choose import open_random
@@ -174,7 +174,8 @@ def repeats(bench: Bench, tokens: int, tell: Callable[[str, Any], None]) -> None
     """
     for name, plan in public_plans(bench, tokens).items():
         with open_small(bench, plan) as engine:
-            tell(name, repeated_bits(engine, plan, tokens))
+            positions = min(LOGIT_POSITIONS, plan.options.max_context)
+            tell(name, repeated_bits(engine, plan, tokens, positions))
 
 
 # ---- fidelity ------------------------------------------------------------------------------------

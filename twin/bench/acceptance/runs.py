@@ -84,11 +84,13 @@ def _repeat(bench: Bench, plan: Plan, tokens: int) -> dict[str, Any]:
         return repeated_bits(engine, plan, tokens)
 
 
-def repeated_bits(engine: Session, plan: Plan, tokens: int) -> dict[str, Any]:
+def repeated_bits(
+    engine: Session, plan: Plan, tokens: int, positions: int = LOGIT_POSITIONS
+) -> dict[str, Any]:
     """Raises Failed where a run of RUNS gives other tokens or logits than the first."""
     prompt = prompt_of(plan, PROMPT)
     runs = [engine.generate(prompt, max_tokens=tokens) for _ in range(RUNS)]
-    read = prompt_of(plan, min(LOGIT_POSITIONS, plan.options.max_context), SEED + 1)
+    read = prompt_of(plan, positions, SEED + 1)
     prints = {_print(engine.logits(read)) for _ in range(RUNS)}
     where = f"{plan.name}, {_window(plan)}"
     for number, run in enumerate(runs):
