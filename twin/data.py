@@ -19,6 +19,8 @@ from twin.text import said, shown
 MOST_BYTES = 10**6  # of a YAML file; the longest of ours has 31 kB
 MOST_NODES = 50_000  # of its scalars, lists and mappings; the most of ours has some 3,000
 MOST_DEPTH = 50
+TOO_DEEP = f"nested more than {MOST_DEPTH} levels deep; write it flatter"
+LIBYAML_TOO_DEEP = "exceeded maximum nesting depth"
 WIDEST = 2**63  # whole numbers are smaller
 MOST_NAMES = 48  # in a message
 MOST_LETTERS = 900  # of these names
@@ -66,9 +68,9 @@ def read_yaml(path: Path) -> dict[str, object]:
         ) from error
     except yaml.MarkedYAMLError as error:
         place = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(
-            f"{said(str(path))}: not valid YAML{place}: {said(error.problem or str(error))}"
-        ) from error
+        # libyaml has a limit of its own and may reach it first
+        why = TOO_DEEP if error.problem == LIBYAML_TOO_DEEP else said(error.problem or str(error))
+        raise ConfigError(f"{said(str(path))}: not valid YAML{place}: {why}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{said(str(path))}: not valid YAML: {said(str(error))}") from error
     if not isinstance(data, dict):
@@ -138,9 +140,7 @@ class _StrictLoader(yaml.SafeLoader):
         self.nodes += 1
         self.depth += 1
         if self.depth > MOST_DEPTH:
-            raise _refused(
-                f"nested more than {MOST_DEPTH} levels deep; write it flatter", event.start_mark
-            )
+            raise _refused(TOO_DEEP, event.start_mark)
         alias = isinstance(event, yaml.AliasEvent)
         node: yaml.Node | None = super().compose_node(parent, index)
         if alias and id(node) not in self.sizes:

@@ -64,6 +64,13 @@ __device__ __forceinline__ float weight_of(const float* logits, const Choice& ch
   return (Experts::NORMALISED || !Experts::SIGMOID ? score / total : score) * Experts::SCALING;
 }
 
+// What a block keeps of the shared experts from ROUTE on until ROUTED_DOWN is over, behind its
+// choice: their gate, and their sums of the rows that it owns.
+template <class Plan>
+__device__ __forceinline__ float* kept_of(const Plan& plan, float* scratch) {
+  return scratch + plan.kept;
+}
+
 // A word of it, in the scratch.
 template <class Plan>
 __device__ __forceinline__ constexpr int choice_word(const Plan&, int at) {

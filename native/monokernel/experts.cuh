@@ -21,11 +21,42 @@ __device__ __forceinline__ bool route(Block& b, int index, const Stage& stage) {
     }
     b.core.barrier();
     b.core.chosen(choice.made);
+    if constexpr (Beside::GATED)
+      if (b.core.thread() == 0)
+        kept_of(b.plan, b.scratch)[0] = 1.0f / (1.0f + exp32(-b.scratch[Experts::COUNT]));
     TWIN_EACH(i, Experts::TOP_K) choice.weight[i] = weight_of(b.scratch, choice, i);
     b.core.barrier();
     return true;
   }
   return false;
+}
+
+// The shared experts' rows stay in the block, which adds them to those of the chosen ones.
+template <class Stage>
+__device__ __forceinline__ bool shared_down(Block& b, int index, const Stage& stage) {
+  if constexpr (Beside::SHARED) {
+    Core::Shared x = Core::Shared::in(b.input, stage.cols);
+    const Span own = b.plan.owned_of(stage.owned, b.block);
+    auto ahead = b.core.take_ahead<Core::Shared>(stage, own, true);
+    if (!gather_vector(b, index, b.plan.reads_at(stage.first_read), x)) return false;
+    begin(b, index, stage);
+    float* const kept = kept_of(b.plan, b.scratch);
+    const float by = Beside::GATED ? kept[0] : 1.0f;
+    const Work work = {own, 1, {}};
+    return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) {
+      kept[facts::KEPT_FIRST + row - own.lo] = by * sum;
+    });
+  }
+  return false;
+}
+
+// A row's sum with that of the shared experts.
+template <class Plan>
+__device__ __forceinline__ float with_shared(const Block& b, const Plan& plan, const Span& own,
+                                             int row, float sum) {
+  if constexpr (Beside::SHARED)
+    return sum + kept_of(plan, b.scratch)[facts::KEPT_FIRST + row - own.lo];
+  return sum;
 }
 
 // The weighted rows of all chosen experts: one product, whose input is what each made, times its
@@ -43,7 +74,8 @@ __device__ __forceinline__ bool routed_down(Block& b, int index, const Stage& st
     x.times<Experts::WIDTH>(b.core, [&](int place) { return choice.weight[place]; });
     const Work work = {b.plan.owned_of(stage.owned, b.block), 1, output_of(b, stage)};
     return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) {
-      publish(b, work.out, row, bias.added(b, stage, own, row, sum));
+      publish(b, work.out, row,
+              with_shared(b, b.plan, own, row, bias.added(b, stage, own, row, sum)));
     });
   }
   return false;
@@ -52,6 +84,18 @@ __device__ __forceinline__ bool routed_down(Block& b, int index, const Stage& st
 // The stages of a layer of experts that no other layer has.
 template <class Stage>
 __device__ __forceinline__ bool compute_experts(Block& b, int index, const Stage& stage) {
+  if constexpr (Delta::ANY) {
+    switch (StageKind(stage.kind)) {
+      case StageKind::DELTA: return delta(b, index, stage);
+      default: break;
+    }
+  }
+  if constexpr (Beside::SHARED) {
+    switch (StageKind(stage.kind)) {
+      case StageKind::SHARED_DOWN: return shared_down(b, index, stage);
+      default: break;
+    }
+  }
   if constexpr (Experts::ANY) {
     switch (StageKind(stage.kind)) {
       case StageKind::ROUTE: return route(b, index, stage);

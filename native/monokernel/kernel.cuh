@@ -16,6 +16,19 @@ __device__ __forceinline__ bool has(const Block& b, StageKind kind) {
 // Stages that are one piece of code go one way: called from two places, it was there twice, 26 KiB
 // of a layer of GPT-OSS.
 __device__ __forceinline__ StageKind way_of(int kind) {
+  if constexpr (Delta::ANY) {
+    switch (StageKind(kind)) {
+      case StageKind::DELTA_IN:
+      case StageKind::DELTA_GATES: return StageKind::QKV;
+      default: break;
+    }
+  }
+  if constexpr (Beside::SHARED) {
+    switch (StageKind(kind)) {
+      case StageKind::SHARED_UP: return StageKind::QKV;
+      default: break;
+    }
+  }
   if constexpr (Experts::ANY) {
     switch (StageKind(kind)) {
       case StageKind::ROUTER:
@@ -49,7 +62,7 @@ __device__ __forceinline__ bool compute(Block& b, int index, const Stage& stage)
 }
 
 __device__ __forceinline__ bool run_stage(Block& b, int index) {
-  const Stage& stage = b.plan.stages_at(index);
+  const Stage& stage = b.plan.stages_at(TWIN_SAME(index));
   b.core.forget();
   const bool done = compute(b, index, stage) && finish(b, index, stage);
   b.core.published();
@@ -66,8 +79,8 @@ __device__ __forceinline__ bool end_step(Block& b) {
     if (b.plan.probe) {
       const u64 blocks = u64(b.plan.ranks) * u64(b.plan.blocks),
                 me = u64(b.rank) * u64(b.plan.blocks) + u64(b.block);
-      wanted.block_stamps[u64(b.at.step) * blocks + me] = now_ns();
-      wanted.checksums[me] = b.at.checksum;
+      TWIN_GLOBAL(wanted.block_stamps)[u64(b.at.step) * blocks + me] = now_ns();
+      TWIN_GLOBAL(wanted.checksums)[me] = b.at.checksum;
     }
     ++b.at.step;
     ended = b.at.step >= wanted.steps || b.core.told_to_leave(wanted.abort);

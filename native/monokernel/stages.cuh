@@ -3,6 +3,7 @@
 
 #include "biases.cuh"
 #include "combine.cuh"
+#include "delta.cuh"
 #include "logits.cuh"
 #include "sampling.cuh"
 
@@ -40,7 +41,7 @@ __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& 
     if (skipped(b, read.previous_step)) continue;
     if (!gather_vector(b, index, read, sum)) return false;
     norm_added(b, stage, sum);
-    Core::Hidden residual = b.residual.open(b.core);
+    auto residual = b.residual.open(b.core);
     residual.add(b.core, b.plan.ranks == 1 || read.residual ? 1.0f : 0.0f, sum, read.scale);
     b.residual.close(b.core, residual);
   }
@@ -89,10 +90,10 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
     if (!gather_spans(b, index, b.plan.reads_at(i), b.scratch)) return false;
   begin(b, index, stage);
   const bool forced = b.at.step < wanted.forced, sampled = stage.reads > 0;
-  const int token = forced ? wanted.prompt[b.at.step] : (sampled ? int(b.scratch[0]) : b.at.token);
+  const int token = forced ? TWIN_GLOBAL(wanted.prompt)[b.at.step] : (sampled ? int(b.scratch[0]) : b.at.token);
   bool stop = false;
-  for (int i = 0; i < wanted.stop_count && !forced; ++i) stop |= wanted.stop[i] == token;
-  Core::Hidden residual = b.residual.open(b.core);
+  for (int i = 0; i < wanted.stop_count && !forced; ++i) stop |= TWIN_GLOBAL(wanted.stop)[i] == token;
+  auto residual = b.residual.open(b.core);
   residual.load_row(b.core,
                     b.memory.embedding + u64(token) * u64(b.plan.hidden) * type_bytes(WEIGHT));
   if constexpr (Family::EMBEDDING != 1.0f)
@@ -110,7 +111,8 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
 
 // Do a stage's rows come in pairs, of a gate and of what passes it?
 __device__ __forceinline__ bool makes_pairs(int kind) {
-  return kind == int(StageKind::GATE_UP) || (Experts::ANY && kind == int(StageKind::ROUTED_UP));
+  return kind == int(StageKind::GATE_UP) || (Experts::ANY && kind == int(StageKind::ROUTED_UP)) ||
+         (Beside::SHARED && kind == int(StageKind::SHARED_UP));
 }
 
 // The stages that norm the residual and multiply it: QKV, GATE_UP and LM_HEAD, a router and
@@ -133,7 +135,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
     return false;
   begin(b, index, stage);
   if (!needed) return publish_zeros(b, out);
-  const Core::Hidden residual = b.residual.open(b.core);
+  const auto residual = b.residual.open(b.core);
   // known to all warps when their sums are: the norm's factor comes last
   const auto squares = residual.begin_squares(b.core);
   if (meeting) {
@@ -156,7 +158,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
     if (head) {
       sum = capped_logit(sum);
       const Candidate other = {first + row < b.plan.vocab ? sum : -infinity(), first + row};
-      if (kept && other.index < b.plan.vocab) kept[other.index] = other.logit;
+      if (kept && other.index < b.plan.vocab) TWIN_GLOBAL(kept)[other.index] = other.logit;
       if (b.plan.full) {
         head_logits(b)[row - work.own.lo] = other.logit;
       } else if (wins(other, mine)) {
@@ -243,12 +245,24 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   return true;
 }
 
+// The input of an output projection: what attention made, or a recurrent state. A stage that reads
+// the latter follows it.
+template <class Vector>
+__device__ __forceinline__ bool take_heads(Block& b, int index, const Stage& stage, Vector& x) {
+  if constexpr (Delta::ANY)
+    if (b.plan.stages_at(index - 1).kind == int(StageKind::DELTA))
+      return take_states(b, index, stage, x);
+  if (!combine(b, index, stage, x)) return false;
+  if constexpr (Outgoing::GATED) return gate_heads(b, index, stage, x);
+  return true;
+}
+
 __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) {
   Core::Heads x = Core::Heads::in(b.input, stage.cols);
   const Work work = work_of(b, stage, 1);
   auto ahead = b.core.take_ahead<Core::Heads>(stage, work.own, true);
   const OutputBias<Additions::OUTPUT_BIAS> bias(b, stage, work.own);
-  if (!combine(b, index, stage, x)) return false;
+  if (!take_heads(b, index, stage, x)) return false;
   begin(b, index, stage);
   return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) {
     publish(b, work.out, row, bias.added(row, sum));
@@ -256,8 +270,8 @@ __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) 
 }
 
 __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {
-  Core::Ffn x = Core::Ffn::in(b.input, stage.cols);
-  auto ahead = b.core.take_ahead<Core::Ffn>(stage, b.plan.owned_of(stage.owned, b.block), true);
+  Core::Dense x = Core::Dense::in(b.input, stage.cols);
+  auto ahead = b.core.take_ahead<Core::Dense>(stage, b.plan.owned_of(stage.owned, b.block), true);
   for (int i = stage.first_read; i < stage.first_read + stage.reads; ++i)
     if (!gather_vector(b, index, b.plan.reads_at(i), x)) return false;
   begin(b, index, stage);
@@ -304,7 +318,7 @@ __device__ __forceinline__ bool lane_mean(Block& b, int index, const Stage& stag
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden);
   if (!read_residual(b, index, stage, x)) return false;
   begin(b, index, stage);
-  const Core::Hidden residual = b.residual.open(b.core);
+  const auto residual = b.residual.open(b.core);
   const auto squares = residual.begin_squares(b.core);
   b.core.barrier();
   x.scaled(b.core, residual,
@@ -342,13 +356,13 @@ __device__ __forceinline__ bool gather_parts(Block& b, int index, const Read& re
 __device__ __forceinline__ void deliver(const Launch& launch, int step, int token) {
   const Request& wanted = launch.request;
   Control& c = *launch.control;
-  wanted.stamps[step] = now_ns();
+  TWIN_GLOBAL(wanted.stamps)[step] = now_ns();
   const int generated = step - (wanted.forced - 1);
   if (generated < 0 || wanted.every_position) return;
-  wanted.tokens[generated] = token;
+  TWIN_GLOBAL(wanted.tokens)[generated] = token;
   store_host(&c.emitted, generated + 1);
   for (int i = 0; i < wanted.stop_count; ++i)
-    if (wanted.stop[i] == token) claim(&c.status, int(Status::RUNNING), int(Status::STOP));
+    if (TWIN_GLOBAL(wanted.stop)[i] == token) claim(&c.status, int(Status::RUNNING), int(Status::STOP));
 }
 
 __device__ __forceinline__ bool delivers(const Plan& plan, int rank, int block) {
@@ -435,7 +449,7 @@ __device__ __forceinline__ bool sample(Block& b, int index, const Stage& stage) 
     if (chooses) order_logits(wanted);
   begin(b, index, stage);
   if (!chooses) return true;
-  int token = b.at.step + 1 < wanted.forced ? wanted.prompt[b.at.step + 1] : 0;
+  int token = b.at.step + 1 < wanted.forced ? TWIN_GLOBAL(wanted.prompt)[b.at.step + 1] : 0;
   if (counts && b.plan.full) {
     token = drawing.token(
         best, u64(b.plan.probe ? b.at.step : b.at.step - (wanted.forced - 1)));

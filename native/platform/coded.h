@@ -29,6 +29,13 @@ constexpr int CODED_PACK = 0;    // elements of a row that a GPU's thread holds 
 constexpr u32 HIDDEN_CODES = 1u, HEADS_CODES = 1u, FFN_CODES = 1u;  // by what they multiply
 #endif
 
+#ifndef TWIN_SHARED_CODES
+constexpr u32 SHARED_CODES = 1u;
+#endif
+#ifndef TWIN_DENSE_CODES
+constexpr u32 DENSE_CODES = 1u;
+#endif
+
 __host__ __device__ constexpr bool uses(Code code) { return CODED && (CODES >> int(code) & 1u); }
 __host__ __device__ constexpr bool is_int4(Code code) {
   return int(code) >= int(Code::INT4) && int(code) < int(Code::INT4) + INT4_CODES;

@@ -98,6 +98,7 @@ __device__ __forceinline__ void unpack(u32 word, float& first, float& second) {
 
 __device__ __forceinline__ float infinity() { return bits_as<float>(0x7F800000u); }
 __device__ __forceinline__ float exp32(float x) { return expf(x); }
+__device__ __forceinline__ float log32(float x) { return logf(x); }
 __device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
 __device__ __forceinline__ float inverse_root(float x) { return rsqrtf(x); }
 

@@ -58,6 +58,27 @@ constexpr bool ROLLED = EXPERTS && C != Code::PLAIN && Vector::AHEAD_GROUPS == 0
 template <Code C, class Vector>
 using Rolled = Coding<C, (Coding<C>::PAIR == 1 ? 4 : Vector::PORTIONS > 1 ? 2 : 8)>;
 
+// The inputs of what stands beside routed experts; a parameter: other plans do not say how they are
+// divided.
+template <bool ANY, class Else, class P = Plan>
+struct SharedInput {
+  using Type = Else;
+};
+template <class Else, class P>
+struct SharedInput<true, Else, P> {
+  using Type = TeamVector<P::shared_cols, P::shared_tile, P::shared_vector, P::shared_team,
+                          P::shared_ahead_chunks, P::shared_ahead_groups, Reach::NEAR>;
+};
+template <bool ANY, class Else, class P = Plan>
+struct DenseInput {
+  using Type = Else;
+};
+template <class Else, class P>
+struct DenseInput<true, Else, P> {
+  using Type = TeamVector<P::dense_cols, P::dense_tile, P::dense_vector, P::dense_team,
+                          P::dense_ahead_chunks, P::dense_ahead_groups, Reach::NEAR>;
+};
+
 struct Core {
   using Hidden =
       TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team,
@@ -69,6 +90,8 @@ struct Core {
                                EXPERTS ? Experts::WIDTH : Plan::ffn_cols>;
   using WideFfn = WideVector<NarrowFfn::Division, only_code(FFN_CODES)>;
   using Ffn = Either<CODED && wide_before<NarrowFfn>(FFN_CODES, EXPERTS), WideFfn, NarrowFfn>;
+  using Shared = typename SharedInput<Beside::SHARED, Ffn>::Type;
+  using Dense = typename DenseInput<Beside::DENSE, Ffn>::Type;
   using Residual = Held<Hidden>;
   using Piece = CachedPiece;
   using TileScan = twin::TileScan;
@@ -78,6 +101,9 @@ struct Core {
   u32 go;     // the address of that signal
   int me;     // the thread
   u32 phase;  // twice the stages begun so far, and whose turn it is of `met`
+#ifdef TWIN_NAPS  // a build of the tests', with the number of a GPU
+  bool naps = false;  // its warps stop for a while at random, behind what a stage reads
+#endif
 
   static constexpr int POSITIONS = CachedPiece::WORDS <= 4 ? 4 : 1;
   static constexpr int HEADS = 1;  // query heads that share one read of a key in a prompt pass
@@ -121,6 +147,10 @@ struct Core {
 
   // It is never more than a stage behind: a parity tells no more.
   __device__ __forceinline__ void begin() {
+#ifdef TWIN_NAPS
+    const u32 drawn = (u32(clock64()) + u32(warp())) * 2654435769u;
+    if (naps && drawn >> 29 == 0) __nanosleep(drawn >> 13 & 0x7FFFu);
+#endif
     if (phase > 1) cleared();
     phase += 2;
     __syncwarp();
@@ -378,7 +408,9 @@ struct Core {
   template <class Vector>
   __device__ static constexpr u32 codes_by() {
     return (SAME<Vector, Hidden> ? HIDDEN_CODES : 0u) | (SAME<Vector, Heads> ? HEADS_CODES : 0u) |
-           (SAME<Vector, Ffn> ? FFN_CODES : 0u);
+           (SAME<Vector, Ffn> ? FFN_CODES : 0u) |
+           (Beside::SHARED && SAME<Vector, Shared> ? SHARED_CODES : 0u) |
+           (Beside::DENSE && SAME<Vector, Dense> ? DENSE_CODES : 0u);
   }
 
   template <class Coding, class Vector>

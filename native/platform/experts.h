@@ -16,6 +16,15 @@ struct Experts {
 };
 #endif
 
+// What stands beside routed experts.
+#ifndef TWIN_BESIDE
+struct Beside {
+  static constexpr bool SHARED = false;  // experts that every token visits,
+  static constexpr bool GATED = false;   // times the sigmoid of a logit behind the router's
+  static constexpr bool DENSE = false;   // layers without experts
+};
+#endif
+
 #ifndef TWIN_ROUTED_SHAPES
 struct RoutedUp {};  // what a device's loaders know of experts of few-bit weights
 struct RoutedDown {};

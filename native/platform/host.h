@@ -177,6 +177,23 @@ __forceinline__ float exp32(float x) {
   return x != x ? x : (x < -87.33f ? 0.0f : (x > 88.72f ? infinity() : y));
 }
 
+// log(x) of a normal number to 2 ulp: of what lies between the roots of 1/2 and 2, a polynomial.
+__forceinline__ float log32(float x) {
+  const u32 bits = bits_as<u32>(x) - 0x3F3504F3u;  // of the root of 1/2
+  const float e = float(int(bits) >> 23);
+  const float m = bits_as<float>((bits & 0x7FFFFFu) + 0x3F3504F3u) - 1.0f, z = m * m;
+  float p = 7.0376836292e-2f;
+  p = p * m - 1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m - 1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m - 1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m - 2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  return m + (p * m * z - 2.12194440e-4f * e - 0.5f * z) + 0.693359375f * e;
+}
+
 __forceinline__ float square_root(float x) { return __builtin_sqrtf(x); }
 __forceinline__ float inverse_root(float x) { return 1.0f / square_root(x); }
 

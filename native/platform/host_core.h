@@ -43,6 +43,8 @@ struct Core {
   using Residual = MemoryResidual;
   using Heads = MemoryVector;
   using Ffn = MemoryVector;
+  using Shared = MemoryVector;
+  using Dense = MemoryVector;
   using Piece = twin::Piece;
 
   Ring ring;

@@ -32,4 +32,5 @@ struct Candidate {
 #endif
 
 #include "additions.h"  // behind the generated header, which may bring its own
+#include "delta.h"
 #include "experts.h"

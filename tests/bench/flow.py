@@ -13,9 +13,11 @@ from twin.bench.plans import Plans, make_plans
 from twin.bench.source import Source, hold_random
 from twin.engine.host import HostEngine
 from twin.hardware.load import load_node
+from twin.hardware.types import Node
 from twin.models.spec import DType, ModelSpec
 
 NODE = load_node("1xh200")  # its limits; nothing of it is needed to run
+SEVERAL = load_node("2xh200")
 
 
 class Quiet:
@@ -44,11 +46,13 @@ def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "PROBE_BYTES", (1_000_000, 1_000_000))
 
 
-def prepared(spec: ModelSpec, settings: Settings, **chosen: Any) -> tuple[Source, Plans]:
+def prepared(
+    spec: ModelSpec, settings: Settings, node: Node = NODE, **chosen: Any
+) -> tuple[Source, Plans]:
     options = {"blocks": 8 if spec.lanes else 2, "weight_dtype": DType.BF16, **chosen}
     made = make_plans(
         spec,
-        NODE,
+        node,
         options,
         context=settings.context,
         tokens=settings.tokens,

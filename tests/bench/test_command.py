@@ -12,6 +12,7 @@ import pytest
 from tests.bench.flow import Quiet, shrink
 from tests.command_line import Twin
 from twin.bench import record
+from twin.calibrate import store
 from twin.commands import bench
 from twin.engine.host import HostEngine
 
@@ -23,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         (("--fidelity", "3"), "--fidelity needs a GPU"),
         (("--no-peers",), "--peers needs a GPU"),
-        (("--node", "2xh200"), "this command measures one: name 1xh200-sxm"),
         (("--node", "mi355x"), "mi355x"),
-        (("--node", "h200-sxm", "--gpus", "2"), "one GPU"),
+        (("--node", "h200-sxm", "--gpus", "2"), "name the GPUs as 2xh200-sxm"),
+        (("--node", "4xh100", "--gpus", "4"), "name the GPUs as 4xh100-sxm"),
         (("--context", "0"), "at least 1"),
         (("--tokens", "1"), "at least 2"),
     ],
@@ -53,13 +54,13 @@ def test_a_gpu_machine_needs_no_simulator() -> None:
 def _host_for_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's engine where the GPU's would be."""
     shrink(monkeypatch)
-    monkeypatch.setattr(bench, "check_present", lambda device: None)
+    monkeypatch.setattr(bench, "check_present", lambda device, gpus: None)
     monkeypatch.setattr(bench, "compile_all", lambda device, plans, show: {})
-    monkeypatch.setattr(bench, "gpu_state", lambda: {"driver": "580.1"})
+    monkeypatch.setattr(bench, "gpu_states", lambda: [{"driver": "580.1"}])
     monkeypatch.setattr(
         bench, "open_engine", lambda device, plan, weights: HostEngine(plan, weights)
     )
-    monkeypatch.setattr(bench, "Clocks", Quiet)
+    monkeypatch.setattr(bench, "Clocks", lambda gpus: Quiet())
 
 
 SHORT = (
@@ -101,6 +102,22 @@ def test_a_benchmark_is_recorded(twin: Twin, checkpoint: Path, tmp_path: Path) -
     text = twin("bench", checkpoint, *SHORT, "--out", tmp_path / "again", "--fill", "steps").out
     assert "resident" in text
     assert "stream fraction" in text
+
+
+@pytest.mark.usefixtures("_host_for_gpu")
+def test_a_benchmark_of_two_gpus_lies_in_their_node_s_folder(
+    twin: Twin, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(store.HOME_VARIABLE, str(tmp_path))
+    words = [*SHORT[:1], "2xh100", *SHORT[2:], "--no-peers"]
+    outcome = twin("bench", checkpoint, *words)
+    assert outcome.code == 0, outcome.err
+    (folder,) = (tmp_path / "runs" / "2xh100-sxm").iterdir()
+    stored = record.read(folder)
+    assert (stored["node"], stored["gpus"]) == ("2xh100-sxm", 2)
+    assert set(stored["all_reduce"]["us"]) == {"reduce-idle", "reduce-loaded"}
+    assert "of each of 2 GPUs" in outcome.out
+    assert "us of reduce-loaded" in outcome.out
 
 
 @pytest.mark.usefixtures("_host_for_gpu")

@@ -43,7 +43,7 @@ def test_clocks_are_summed_up() -> None:
 
 def test_clocks_are_read_while_the_block_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = threading.Event()
-    monkeypatch.setattr(machine, "gpu_state", lambda: looked.set() or parse_states(LINE)[0])
+    monkeypatch.setattr(machine, "gpu_states", lambda gpus: looked.set() or parse_states(LINE))
     clocks = Clocks()
     with clocks:
         assert looked.wait(10)
@@ -56,7 +56,7 @@ def test_clocks_are_read_while_the_block_lasts(monkeypatch: pytest.MonkeyPatch) 
 def test_without_a_driver_the_next_step_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.shutil, "which", lambda name: None)
     with pytest.raises(EngineError, match="run on a computer with an NVIDIA GPU"):
-        machine.gpu_state()
+        machine.gpu_states()
 
 
 def test_commit_says_when_files_differ(tmp_path: Path) -> None:
@@ -80,3 +80,20 @@ def test_commit_says_when_files_differ(tmp_path: Path) -> None:
 def test_no_checkout_asks_for_the_commit(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give --commit ID"):
         commit(tmp_path, None)
+
+
+def test_all_gpus_of_a_node_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, LINE * 2, "")
+
+    monkeypatch.setattr(machine.shutil, "which", lambda name: name)
+    monkeypatch.setattr(machine.subprocess, "run", run)
+    clocks = Clocks(2)
+    clocks.after_round()
+    assert asked[0][1] == "--id=0,1"
+    assert len(clocks.after_rounds) == 2
+    with pytest.raises(EngineError, match="expected 4 lines"):
+        machine.gpu_states(4)

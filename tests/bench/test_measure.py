@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.bench.flow import NODE, Quiet, measured, prepared, shrink
+from tests.bench.flow import NODE, SEVERAL, Quiet, measured, prepared, shrink
 from tests.command_line import TINY
 from tests.engine.test_laneformer import SPEC as LANES
-from twin.bench import record, result
-from twin.bench.measure import CEILING, EAGER, GRAPH, RESIDENT, Bench, Settings
+from twin.bench import hf_parallel, nccl, record, result
+from twin.bench.measure import CAPTURED, CEILING, EAGER, GRAPH, RESIDENT, Bench, Settings
+from twin.bench.plans import IDLE, LOADED, UNDISTURBED
 from twin.bench.timing import Steps
 from twin.engine.host import HostEngine
 from twin.errors import ConfigError, EngineError
+from twin.hardware.types import Node
 from twin.models.spec import DType
 
 SETTINGS = Settings(
@@ -29,13 +31,13 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     shrink(monkeypatch)
 
 
-def complete(settings: Settings, spec: Any = TINY) -> dict[str, Any]:
+def complete(settings: Settings, spec: Any = TINY, node: Node = NODE) -> dict[str, Any]:
     watch = Quiet()
-    source, plans = prepared(spec, settings)
+    source, plans = prepared(spec, settings, node)
     made = measured(source, plans, settings, watch)
     assert watch.rounds == settings.repeats
     return result.build(
-        made, source, plans, settings, NODE, clocks=watch.to_json(), driver="none", commit="x"
+        made, source, plans, settings, node, clocks=watch.to_json(), driver="none", commit="x"
     ) | {"made": made}
 
 
@@ -54,6 +56,45 @@ def test_without_peers_engine_graph_and_ceiling_are_timed(tmp_path: Path) -> Non
     assert result.shortfalls(out) == []
     folder = record.write(tmp_path, out, made.samples, made.judged)
     assert len((folder / record.SAMPLES).read_text().splitlines()) == 1 + 3 * (10 + 10 + 3)
+
+
+def test_two_gpus_are_timed_as_one_beside_the_kernel_s_all_reduce() -> None:
+    out = complete(replace(SETTINGS, determinism=False), node=SEVERAL)
+    assert list(out["variants"]) == [RESIDENT, GRAPH, CEILING, IDLE, LOADED, UNDISTURBED]
+    assert (out["gpus"], out["node"], out["left_out"]) == (2, "2xh200-sxm", {})
+    assert out["notes"]["graph_tokens_equal"] is True
+    a_gpu = out["bytes_per_step"] * out["tokens_per_s"] / 2
+    assert out["stream_fraction"] == pytest.approx(a_gpu / out["ceiling_bytes_per_s"])
+    assert out["mbu"] == pytest.approx(a_gpu / 4.8e12)
+    us, variants = out["all_reduce"]["us"], out["variants"]
+    assert out["all_reduce"]["elements"] == TINY.hidden
+    assert us[IDLE] == variants[IDLE]["us_per_all_reduce"] > 0
+    assert us[LOADED] == pytest.approx(
+        variants[LOADED]["us_per_stage"] - variants[UNDISTURBED]["us_per_stage"]
+    )
+    assert [sample.steps.ns.size for sample in out["made"].samples[3:6]] == [3, 3, 3]
+
+
+@pytest.mark.hf
+def test_two_gpus_are_timed_beside_nccl_and_hugging_face_on_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("torch", reason="torch is not installed (extra 'hf')")
+    pytest.importorskip("transformers", reason="transformers is not installed (extra 'hf')")
+    monkeypatch.setattr(nccl, "IN_A_GRAPH", 2)
+    monkeypatch.setattr(nccl, "REPLAYS", 3)
+    settings = replace(SETTINGS, peers=True, determinism=False, repeats=2)
+    out = complete(settings, node=SEVERAL)
+    variants = out["variants"]
+    assert list(variants)[-4:] == ["nccl-bf16", "nccl-fp32", nccl.EDGE, hf_parallel.EAGER]
+    assert set(out["left_out"]) == {CAPTURED, hf_parallel.CAPTURED}
+    assert variants["nccl-bf16"]["all_reduces"] == 2 * 3
+    assert variants[hf_parallel.EAGER]["steps"] == 2 * settings.tokens
+    assert variants[hf_parallel.EAGER]["tokens_per_s"] > 0
+    fidelity = out["fidelity"]
+    assert fidelity["kl_hf_tp"]["positions"] == settings.tokens + 1
+    assert fidelity["kl_hf_tp"]["mean"] < 3 * fidelity["kl_peer"]["mean"]
+    assert fidelity["timed_outputs"] is True
 
 
 @pytest.mark.hf

@@ -10,8 +10,18 @@ import numpy as np
 import pytest
 
 from tests.command_line import TINY
-from twin.bench.plans import Plans, make_plans, mean_bytes, shape_peer
+from twin.bench.plans import (
+    IDLE,
+    LOADED,
+    PROBE_BYTES,
+    UNDISTURBED,
+    Plans,
+    make_plans,
+    mean_bytes,
+    shape_peer,
+)
 from twin.bench.source import find_source, hold_random, make_prompts
+from twin.engine.peers import check_plan
 from twin.engine.weights import random_weights
 from twin.errors import ConfigError, PlanError, TwinError
 from twin.hardware.load import load_node
@@ -41,6 +51,29 @@ def test_the_ceiling_streams_the_model_s_bytes_with_every_block() -> None:
     made = plans("llama-3.2-1b")
     assert made.ceiling.options.blocks == NODE.device.blocks
     assert made.ceiling.bytes_per_step() == pytest.approx(made.resident.weight_bytes(), rel=0.02)
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "laneformer-2b"])
+def test_the_engine_takes_every_plan_of_several_gpus(name: str, gpus: int) -> None:
+    node = load_node(f"{gpus}xh100")
+    made = make_plans(load_model(name), node, {}, context=32, tokens=128, positions=160)
+    for plan in made.all():
+        check_plan(plan)
+        assert shared_bytes(plan) <= plan.limits.on_chip_bytes
+    assert list(made.exchanges) == [IDLE, LOADED, UNDISTURBED]
+    assert made.exchanges[IDLE].ranks == made.gpus == gpus
+    share = max(made.resident.weight_bytes() / gpus, PROBE_BYTES[0])
+    assert made.ceiling.bytes_per_step() == pytest.approx(share, rel=0.03)
+
+
+def test_an_exchange_that_leaves_the_stream_no_room_is_timed_alone() -> None:
+    spec = load_model("llama-3.1-405b")
+    node = load_node("8xh200")
+    made = make_plans(
+        spec, node, {"weight_dtype": DType.FP16, "blocks": 132}, context=8, tokens=8, positions=16
+    )
+    assert list(made.exchanges) == [IDLE]
 
 
 def test_one_type_for_weights_and_cache() -> None:

@@ -21,7 +21,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [
     f"tests/engine/test_{of}.py"
-    for of in ("cuda_engine", "cuda_codes", "prompt_chunks", "coded_prompts", "routed_prompts")
+    for of in (
+        *("cuda_engine", "cuda_codes", "cuda_recurrent"),
+        *("prompt_chunks", "coded_prompts", "routed_prompts"),
+    )
 ]
 SHARE = "TWIN_COMPILE_SHARE"  # "2/16": the third of sixteen
 

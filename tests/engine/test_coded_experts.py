@@ -27,7 +27,7 @@ from twin.kernel.streams import PAGE_BYTES, pack
 from twin.kernel.tables import layout
 from twin.kernel.teams import REGISTER_PORTIONS, WARP, teams_of, wide_ffn
 from twin.models.codes import CODES
-from twin.models.feeds import ExpertFeed
+from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import UNIT_BYTES, format_named
 from twin.models.load import from_config, tensors
 from twin.models.quantized import requantized
@@ -114,6 +114,22 @@ def every_code(*quick: str) -> list[ParameterSet]:
 @pytest.mark.parametrize("name", every_code("mxfp4"))
 def test_routed_tiles_of_every_format(name: str) -> None:
     assert error(coded(name, blocks=5)) < 1e-5
+
+
+def shared(name: str, **more: Any) -> Plan:
+    """Beside gated shared experts, one layer without any."""
+    base = model(name)
+    feed = ExpertFeed(experts=6, top_k=3, width=64, shared_width=128, shared_gate=True)
+    layers = [replace(layer, feed=feed) for layer in base.layout]
+    layers[1] = replace(layers[1], feed=DenseFeed(width=256))
+    return planned(replace(base, layout=tuple(layers)), **({"slot_bytes": 4096} | more))
+
+
+@pytest.mark.parametrize("name", every_code("fp8-128x128"))
+def test_shared_experts_and_dense_layers_of_every_format(name: str) -> None:
+    plan = shared(name, blocks=5)
+    prove(plan)
+    assert error(plan) < 1e-5
 
 
 @pytest.mark.slow

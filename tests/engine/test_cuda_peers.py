@@ -148,6 +148,22 @@ def test_every_gpu_is_launched_with_its_own_ranks_and_words(install: Installs, g
     assert not fake.opened
 
 
+@pytest.mark.parametrize("execution", [Execution.RESIDENT, Execution.GRAPH])
+def test_the_first_gpu_is_in_use_whenever_the_engine_is_not_at_work(
+    install: Installs, execution: Execution
+) -> None:
+    """torch computes on the GPU that is in use, and beside the engine that must be the first."""
+    fake = SeveralGpus(2)
+    install(fake)
+    with opened(planned(execution=execution)) as engine:
+        assert fake.current == 0
+        engine.generate(PROMPT, max_tokens=4)
+        assert fake.current == 0
+        engine.fill_random(1)
+        assert fake.current == 0
+    assert fake.current == 0
+
+
 def test_all_memory_is_cleared_before_the_first_launch_and_all_launched_before_a_wait(
     install: Installs,
 ) -> None:

@@ -236,7 +236,7 @@ def test_a_family_names_what_it_cannot_do(
     assert field in str(error.value)
 
 
-@pytest.mark.parametrize("kind", [..., None, "mixtrall", "gpt2", "qwen2_moe", 3])
+@pytest.mark.parametrize("kind", [..., None, "mixtrall", "gpt2", "phimoe", 3])
 def test_an_unknown_family_lists_the_known_ones(kind: object) -> None:
     with pytest.raises(
         ConfigError, match=r"(allowed:|the engine runs) llama, mistral, qwen2, qwen3, laneformer"

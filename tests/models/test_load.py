@@ -47,13 +47,22 @@ LAYERED = {  # the exact counts whose roundings are published (test_published.py
     "gpt-oss-20b": 20_914_757_184,
     "kimi-k2.6": 1_026_408_232_448,
     "mixtral-8x7b": 46_702_792_704,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
     "qwen3-235b-a22b": 235_093_634_560,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-coder-next": 79_674_391_296,
 }
 PUBLISHED = DENSE | LAYERED
 # whose experts the engine runs
-ROUTED = {"gpt-oss-120b", "gpt-oss-20b", "mixtral-8x7b", "qwen3-235b-a22b", "qwen3-30b-a3b"}
+ROUTED = {
+    "gpt-oss-120b",
+    "gpt-oss-20b",
+    "mixtral-8x7b",
+    "qwen1.5-moe-a2.7b",
+    "qwen3-235b-a22b",
+    "qwen3-30b-a3b",
+    "qwen3-coder-next",
+}
 
 
 def test_every_model_is_there() -> None:
@@ -293,7 +302,7 @@ def test_a_file_in_a_format_before_gguf_and_its_folder_are_refused_by_it(
 def test_an_unknown_family_is_told_which_ones_run() -> None:
     new = (
         "phi3, granite, smollm3, internlm3, olmo2, gemma, gemma2, gemma3_text, gemma3, mixtral, "
-        "qwen3_moe, gpt_oss"
+        "qwen2_moe, qwen3_moe, qwen3_next, gpt_oss"
     )
     runs = f"llama, mistral, qwen2, qwen3, laneformer, laneformer_tp, {new}"
     with pytest.raises(ConfigError, match=f"the engine runs {runs}, the others"):

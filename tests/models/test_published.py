@@ -25,6 +25,7 @@ TOTAL_AND_ACTIVE = {  # as printed: total, active, whether active counts the emb
     "gpt-oss-20b": ("20.91 B", "3.61 B", False),
     "kimi-k2.6": ("1 T", "32 B", False),
     "mixtral-8x7b": ("46.7 B", "12.9 B", True),
+    "qwen1.5-moe-a2.7b": ("14.3 B", "2.7 B", True),
     "qwen3-235b-a22b": ("235 B", "22 B", True),
     "qwen3-30b-a3b": ("30.5 B", "3.3 B", True),
     "qwen3-coder-next": ("79.674391296 B", "3.874929408 B", True),

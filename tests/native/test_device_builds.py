@@ -14,6 +14,7 @@ from twin.errors import ToolchainError
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
 from twin.models.codes import CODES
+from twin.models.feeds import DenseFeed
 from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
@@ -126,6 +127,13 @@ BUILDS = [
     ),
     *slow("qwen2.5-coder-1.5b", "graph, full"),
     ("qwen3-30b-a3b", "defaults"),
+    ("qwen1.5-moe-a2.7b", "defaults"),
+    *slow("qwen1.5-moe-a2.7b@fp8-128x128", "defaults", "two GPUs", "full"),
+    *slow("qwen1.5-moe-a2.7b@mxfp4", "defaults"),
+    ("qwen3-coder-next@fp8-128x128", "defaults"),
+    *slow("qwen3-coder-next@fp8-128x128", "full", "counter"),
+    *slow("qwen3-coder-next", "defaults", "two GPUs", "eight GPUs"),
+    *slow("qwen3-coder-next@mxfp4", "defaults"),
     *slow("gpt-oss-20b@bf16", "defaults", "FP32"),
     ("gpt-oss-20b", "defaults"),
     *slow("gpt-oss-120b", "defaults"),
@@ -254,6 +262,18 @@ def test_wide_experts_spill_nothing(width: int, chosen: int, name: str) -> None:
     layers = tuple(replace(layer, feed=feed) for layer in base.layout[:2])
     sized = replace(base, layers=2, windows=base.windows[:2], ffn=width, layout=layers)
     without_spills(plan_for(requantized(sized, format_named(name)), load_node("1xh200")))
+
+
+# Columns of the dense layer, format: its warps are divided otherwise than those of experts.
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "name"), [(6144, None), (6144, "fp8-128x128"), (4096, "mxfp4")])
+@pytest.mark.parametrize("model", ["qwen1.5-moe-a2.7b", "qwen3-30b-a3b"])
+def test_dense_layers_among_experts_spill_nothing(model: str, width: int, name: str | None) -> None:
+    base = load_model(model)
+    layers = (replace(base.layout[0], feed=DenseFeed(width=width)), *base.layout[1:3])
+    spec = replace(base, layers=3, windows=base.windows[:3], layout=layers)
+    spec = requantized(spec, format_named(name)) if name else spec
+    without_spills(plan_for(spec, load_node("1xh200")))
 
 
 # Nine probes did not compile once, when a GPU was waiting to measure them.

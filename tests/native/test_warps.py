@@ -53,6 +53,27 @@ with engine(plan, watchdog_s=0.3, sanitize=SANITIZE) as running, hung:
 print("clean")
 """
 
+STATES = """
+from dataclasses import replace
+import numpy as np
+from tests.engine.small_engine import *
+from tests.engine.test_recurrent import DELTA, recurrent
+import twin.engine.host
+from test_warps import build_warps
+twin.engine.host.build_host = build_warps
+# as many threads as an item has columns and more, with threads that hold nothing; fewer threads
+for delta, blocks in ((replace(DELTA, value_dim=8), 2), (replace(DELTA, value_dim=32), 2)):
+    spec = recurrent(replace(delta, key_heads=2, value_heads=4))
+    spec = replace(spec, layers=3, windows=(0,) * 3, hidden=32, layout=spec.layout[1:])
+    plan = planned(spec, slot_bytes=256, blocks=blocks)
+    with HostEngine(plan, random_weights(spec, SEED, DType.FP32), sanitize=SANITIZE) as running:
+        tokens = running.generate(TOKENS[:3], max_tokens=2).tokens
+        logits = running.logits(TOKENS[:3] + tokens[:-1])
+        wanted = expected(plan, TOKENS[:3] + tokens[:-1])
+        assert np.abs(logits - wanted).max() < 1e-5 * np.abs(wanted).max(), delta
+print("clean")
+"""
+
 DRAWS = """
 import numpy as np
 import twin.engine.host
@@ -107,7 +128,7 @@ def build_warps(header: str, *, sanitize: str | None = None) -> Path:
     return toolchain.cached(target, build)
 
 
-@pytest.mark.parametrize("script", [SCRIPT, DRAWS], ids=["stages", "draws"])
+@pytest.mark.parametrize("script", [SCRIPT, STATES, DRAWS], ids=["stages", "states", "draws"])
 @pytest.mark.parametrize("sanitize", [None, pytest.param("thread", marks=pytest.mark.slow)])
 def test_many_warps_compute_the_same_without_races(sanitize: str | None, script: str) -> None:
     folders = f"{HERE}:{HERE.parents[1]}"

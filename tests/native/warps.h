@@ -78,6 +78,8 @@ struct Core {
   using Residual = MemoryResidual;
   using Heads = MemoryVector;
   using Ffn = MemoryVector;
+  using Shared = MemoryVector;
+  using Dense = MemoryVector;
   using Piece = twin::Piece;
 
   Ring ring;

@@ -15,7 +15,10 @@ from twin.models.mixers import (
 from twin.models.spec import DType, ModelSpec, Rope
 
 HIDDEN = 32
-GROUPED = GroupedAttention(heads=4, kv_heads=2, head_dim=8, window=16, sinks=True, output_gate=True)
+# the kernel has no biases beside gates of outputs, so plans of it are simulated only
+GROUPED = GroupedAttention(
+    heads=4, kv_heads=2, head_dim=8, window=16, sinks=True, output_gate=True, qkv_bias=True
+)
 LATENT = LatentAttention(heads=4, q_rank=16, kv_rank=16, nope_dim=8, rope_dim=8, value_dim=8)
 DIRECT = LatentAttention(heads=4, q_rank=0, kv_rank=16, nope_dim=8, rope_dim=8, value_dim=8)
 DELTA = DeltaNet(key_heads=4, key_dim=8, value_heads=4, value_dim=8, conv=4)

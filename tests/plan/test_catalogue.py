@@ -14,7 +14,7 @@ from twin.models.feeds import DenseFeed, Feed
 from twin.models.formats import FP8_BLOCK_E8M0, Role
 from twin.models.layers import Layer
 from twin.models.mixers import GroupedAttention, Mixer
-from twin.plan.catalogue import ROWS, Input, Spent
+from twin.plan.catalogue import ROWS, Input, Spent, kinds_by_input
 from twin.plan.probe import attention_probe, stream_probe
 from twin.plan.types import CollectiveKind, Options, StageKind
 from twin.proof.prove import violations
@@ -36,7 +36,13 @@ def test_the_engine_runs_what_the_kernel_has_code_for() -> None:
 
 def test_only_what_the_engine_runs_has_an_input_or_a_norm_of_it() -> None:
     assert all(row.engine for row in ROWS.values() if row.input or row.norm)
-    assert {row.input for row in ROWS.values()} == {None, *Input}
+    assert {row.input for row in ROWS.values()} == {None, *Input} - {Input.DENSE}
+
+
+def test_a_down_projection_has_another_input_where_other_layers_have_experts() -> None:
+    assert kinds_by_input(routed=False)["ffn"] == (StageKind.DOWN, StageKind.ROUTED_DOWN)
+    assert kinds_by_input(routed=True)["ffn"] == (StageKind.ROUTED_DOWN,)
+    assert kinds_by_input(routed=True)["dense"] == (StageKind.DOWN,)
 
 
 def test_every_row_names_a_cause_of_the_twin() -> None:

@@ -156,7 +156,7 @@ def test_cached_keys_and_values_are_rounded_to_the_plans_type(dtype: DType, limi
     reference = Reference(plan, WEIGHTS[DENSE.name + DENSE.family], np.float64)
     found = np.array([reference.step(token) for token in PROMPT])
     assert 0 < np.abs(found - EXPECTED[DENSE.family]).max() < limit
-    assert {keys.dtype.itemsize for keys in reference.keys} == {dtype.bytes}
+    assert {keys.dtype.itemsize for keys in reference.keys.values()} == {dtype.bytes}
 
 
 @pytest.mark.parametrize("sampling", list(Sampling))

@@ -29,20 +29,21 @@ SAMPLED = ("sm_mhz", "memory_mhz", "power_w", "temperature_c")
 State = dict[str, Any]
 
 
-def gpu_state(device: int = 0) -> State:
-    """The present state of a GPU; a number that the driver does not tell is None."""
-    done = subprocess.run(_command(device), capture_output=True, text=True, check=False)
+def gpu_states(gpus: int = 1) -> list[State]:
+    """The present states of the first GPUs; a number that the driver does not tell is None."""
+    done = subprocess.run(_command(gpus), capture_output=True, text=True, check=False)
     if done.returncode:
         raise EngineError(
             f"nvidia-smi failed: {(done.stderr or done.stdout).strip()[:200]}; is the driver "
             "loaded?"
         )
     states = parse_states(done.stdout)
-    if not states:
+    if len(states) != gpus:
         raise EngineError(
-            f"nvidia-smi said {done.stdout[:200]!r}, expected {len(QUERY)} columns; report this"
+            f"nvidia-smi said {done.stdout[:200]!r}, expected {gpus} lines of {len(QUERY)} "
+            "columns; report this"
         )
-    return states[0]
+    return states
 
 
 def parse_states(text: str) -> list[State]:
@@ -64,8 +65,9 @@ def parse_states(text: str) -> list[State]:
 
 @dataclass(slots=True)
 class Clocks:
-    """What the clocks were, under load and right after each round."""
+    """What the clocks of all GPUs were, under load and right after each round."""
 
+    gpus: int = 1
     under_load: list[State] = field(default_factory=list)
     after_rounds: list[State] = field(default_factory=list)
     _leave: threading.Event = field(default_factory=threading.Event)
@@ -85,10 +87,10 @@ class Clocks:
 
     def _look(self) -> None:
         while not self._leave.is_set():
-            self.under_load.append(gpu_state())
+            self.under_load += gpu_states(self.gpus)
 
     def after_round(self) -> None:
-        self.after_rounds.append(gpu_state())
+        self.after_rounds += gpu_states(self.gpus)
 
     def to_json(self) -> dict[str, Any]:
         first = (self.under_load + self.after_rounds or [{}])[0]
@@ -124,7 +126,7 @@ def _git(folder: Path, *words: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _command(device: int) -> list[str]:
+def _command(gpus: int) -> list[str]:
     found = shutil.which("nvidia-smi")
     if found is None:
         raise EngineError(
@@ -133,7 +135,7 @@ def _command(device: int) -> list[str]:
         )
     return [
         found,
-        f"--id={device}",
+        f"--id={','.join(str(number) for number in range(gpus))}",
         f"--query-gpu={','.join(QUERY.values())}",
         "--format=csv,noheader,nounits",
     ]

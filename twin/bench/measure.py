@@ -18,9 +18,11 @@ from twin.bench import fidelity, peers
 from twin.bench.fidelity import Judged, Logits
 from twin.bench.lanes import LaneModel, lane_delay
 from twin.bench.peers import Decoder
-from twin.bench.plans import Plans, shape_peer
+from twin.bench.plans import IDLE, LOADED, UNDISTURBED, Plans, shape_peer
+from twin.bench.several import HF_REPEATS, HF_TOKENS, Followed, time_hugging_face, time_nccl
 from twin.bench.source import Source, make_prompts
 from twin.bench.timing import Sample, Steps, Variant, alternate
+from twin.calibrate.gpu_probes import STAGES
 from twin.engine.session import Session
 from twin.errors import ConfigError, EngineError
 from twin.models.spec import DType, ModelSpec
@@ -113,6 +115,7 @@ class Measured:
     about: dict[str, str] = field(default_factory=dict)  # variant -> what it is
     left_out: dict[str, str] = field(default_factory=dict)  # variant -> why
     notes: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)  # besides those of this process
 
 
 class Bench:
@@ -134,6 +137,7 @@ class Bench:
         self._measured = Measured()
         self._timed: dict[int, list[int]] = {}  # repetition -> its tokens, the cached ones first
         self._known: dict[int, list[int]] = {}  # the same as they were judged
+        self._followed: Followed | None = None  # what several GPUs' peers are judged by
         self._dtype = plans.resident.options.weight_dtype
         if settings.peers and self._dtype is DType.FP32:
             raise EngineError(
@@ -156,8 +160,9 @@ class Bench:
             self._check_numbers()
             if self.settings.determinism:
                 self._check_determinism()
-            decoder = self._judge() if self.settings.peers else None
-            self._time(decoder)
+            self._time(self._judge() if self.settings.peers else None)
+        if self._followed is not None and self.plans.gpus > 1:
+            self._beside_processes(self._followed)
         return self._measured
 
     def _open(self, plan: Plan, weights: Weights | None) -> Session:
@@ -202,6 +207,7 @@ class Bench:
         keep = self.settings.tokens + 1
         device = peers.device_name()
         references = self._references(sequences, keep, device)
+        self._followed = Followed(sequences[0], keep, references[0])
         decoder, follow = self._half(device)
         for number, (sequence, reference) in enumerate(zip(sequences, references, strict=True)):
             self._show(f"judging output {number + 1}/{len(sequences)}")
@@ -313,6 +319,7 @@ class Bench:
         if self.settings.peers:
             variants += self._peer_variants(decoder or self._shape_decoder())
         variants.append(self._ceiling_variant())
+        variants += self._exchange_variants()
         self._measured.about = {variant.name: variant.about for variant in variants}
         self._measured.samples = alternate(
             variants, self.settings.repeats, show=self._show, after_round=self._watch.after_round
@@ -388,6 +395,54 @@ class Bench:
             f"stream probe, {self.plans.ceiling.bytes_per_step() / 1e9:.3g} GB a step",
             lambda: run(0),
             run,
+        )
+
+    def _exchange_variants(self) -> list[Variant]:
+        """The kernel's own all-reduces, whose times are those of one of STAGES."""
+        elements = self.source.spec.hidden
+        about = {
+            IDLE: f"the kernel's all-reduce of {elements} FP32, nothing else running",
+            LOADED: f"the same while every block streams; less {UNDISTURBED} it is the all-reduce",
+            UNDISTURBED: f"what {LOADED} streams, without an all-reduce",
+        }
+        if self.plans.gpus > 1 and LOADED not in self.plans.exchanges:
+            self._measured.left_out[LOADED] = f"no room on the chip beside {elements} elements"
+
+        def variant(name: str, plan: Plan) -> Variant:
+            probe = self._open(plan, None)
+            probe.fill_random(PROBE_SEED)
+
+            def run(repeat: int) -> Steps:
+                seconds = probe.step_seconds(steps=PROBE_STEPS, warmup=PROBE_WARM_UP)
+                return Steps(np.round(seconds * 1e9 / STAGES).astype(np.int64))
+
+            return Variant(name, about[name], lambda: run(0), run)
+
+        return [variant(name, plan) for name, plan in self.plans.exchanges.items()]
+
+    def _beside_processes(self, followed: Followed) -> None:
+        """What takes a process a GPU, which are free by then."""
+        peers.release()
+        settings, backend = self.settings, "gloo" if peers.device_name() == "cpu" else "nccl"
+        self._show(f"NCCL on {self.plans.gpus} GPUs")
+        time_nccl(
+            self.source.spec.hidden,
+            self.plans.gpus,
+            settings.repeats,
+            backend=backend,
+            into=self._measured,
+        )
+        self._show(f"Hugging Face on {self.plans.gpus} GPUs")
+        repeats = range(min(settings.repeats, HF_REPEATS))
+        time_hugging_face(
+            self.source,
+            self.plans,
+            [self._timed[repeat][: settings.context] for repeat in repeats],
+            min(settings.tokens, HF_TOKENS),
+            settings.context + max(settings.tokens, FEWEST_CACHED),
+            followed,
+            backend=backend,
+            into=self._measured,
         )
 
     def _decode(self, engine: Session, prompt: list[int]) -> tuple[Steps, list[int]]:

@@ -156,7 +156,8 @@ class Decoder:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(graph):
+        # NCCL's watchdog asks for events meanwhile, which a global capture forbids
+        with torch.no_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._graph_logits = self._step()
         self._graph = graph
 

@@ -1,25 +1,29 @@
-"""The plans that one benchmark runs: the model resident and as a graph, and a pure stream as the
-ceiling.
+"""The plans that one benchmark runs: the model resident and as a graph, a pure stream as the
+ceiling, and on several GPUs an all-reduce of the model's size.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from twin.calibrate.peer_probes import idle_exchange, loaded_exchange, stream_alone
 from twin.errors import ConfigError, PlanError
 from twin.hardware.types import Node
 from twin.kernel.budget import shared_bytes
 from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.room import TO_RUN, check_room
 from twin.models.spec import DType, ModelSpec
+from twin.plan.peer_probes import over_gpus
 from twin.plan.probe import stream_probe
-from twin.plan.types import Execution, Options, Plan, Sampling
+from twin.plan.types import CollectiveKind, Execution, Options, Plan, Sampling
 from twin.proof.prove import prove
 
 PROBE_STAGES, PROBE_COLS = 4, 4096
+# an all-reduce of the kernel's alone, beside a stream, and that stream without it
+IDLE, LOADED, UNDISTURBED = "reduce-idle", "reduce-loaded", "reduce-stream"
 # least: far beyond any cache; most: memory, and time a step
 PROBE_BYTES = (1_000_000_000, 8_000_000_000)
 
@@ -28,7 +32,17 @@ PROBE_BYTES = (1_000_000_000, 8_000_000_000)
 class Plans:
     resident: Plan
     graph: Plan
-    ceiling: Plan  # streams as many bytes as the model's weights, within PROBE_BYTES
+    # streams on one GPU as many bytes as a GPU holds of the model's weights, within PROBE_BYTES
+    ceiling: Plan
+    # of several GPUs: STAGES all-reduces of the model's size a step, by what they are timed as
+    exchanges: dict[str, Plan] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> int:
+        return self.resident.options.gpus
+
+    def all(self) -> list[Plan]:
+        return [self.resident, self.graph, self.ceiling, *self.exchanges.values()]
 
 
 def make_plans(
@@ -60,6 +74,8 @@ def make_plans(
         "max_context": positions,
         "context": context + tokens // 2,
         "sampling": Sampling.GREEDY,
+        # graphs, too: no other collective exchanges between NVIDIA GPUs
+        **({"collective": CollectiveKind.PUSH} if node.gpus > 1 else {}),
         **chosen,
     }
     if "weight_dtype" in chosen and "kv_dtype" not in chosen:
@@ -78,17 +94,37 @@ def make_plans(
         return made
 
     resident = planned(Execution.RESIDENT)
-    return Plans(resident, planned(Execution.GRAPH), ceiling_probe(node, resident))
+    graph, ceiling = planned(Execution.GRAPH), ceiling_probe(node, resident)
+    return Plans(resident, graph, ceiling, exchange_probes(node, resident))
+
+
+def exchange_probes(node: Node, plan: Plan) -> dict[str, Plan]:
+    """All-reduces of as many FP32 as the plan's residual has, by as many blocks. None on one GPU;
+    none beside a stream where vectors of that size leave no room for its ring.
+    """
+    gpus = plan.options.gpus
+    if gpus == 1 or plan.spec is None:
+        return {}
+    limits = replace(limits_of(node), blocks=plan.options.blocks)
+    hidden = plan.spec.hidden
+    made = {IDLE: over_gpus(idle_exchange(limits, hidden), gpus)}
+    loaded = over_gpus(loaded_exchange(limits, hidden), gpus)
+    if shared_bytes(loaded) <= limits.on_chip_bytes:
+        made |= {LOADED: loaded, UNDISTURBED: stream_alone(limits)}
+    for probe in made.values():
+        prove(probe)
+    return made
 
 
 def ceiling_probe(node: Node, plan: Plan) -> Plan:
-    """A stream of the model's size and type, read by every block that the device holds."""
+    """A stream of a GPU's share of the model and of its type, read by every block of one device."""
     limits = limits_of(node)
     blocks = plan.options.blocks if limits.oversubscribe else limits.blocks
     base = Options(
         blocks=blocks, weight_dtype=plan.options.weight_dtype, slot_bytes=Options().slot_bytes
     )
-    wanted = min(max(plan.weight_bytes(), PROBE_BYTES[0]), PROBE_BYTES[1])
+    share = plan.weight_bytes() // plan.options.gpus
+    wanted = min(max(share, PROBE_BYTES[0]), PROBE_BYTES[1])
     grain = blocks * base.tile_rows
     rows = -(-wanted // (PROBE_STAGES * PROBE_COLS * base.weight_dtype.bytes * grain)) * grain
 

@@ -1,4 +1,8 @@
-"""The record's result: what was measured, over what the plan counts and the datasheet says."""
+"""The record's result: what was measured, over what the plan counts and the datasheet says.
+
+On several GPUs the ceiling is one GPU's probe. The floor of a step is then the bytes of all GPUs
+over as many such ceilings, as in twin/hardware/floor.py.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,20 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
-from twin.bench import peers, timing
+from twin.bench import nccl, peers, timing
 from twin.bench.measure import CEILING, RESIDENT, Measured, Settings
-from twin.bench.plans import Plans, mean_bytes
+from twin.bench.plans import IDLE, LOADED, UNDISTURBED, Plans, mean_bytes
+from twin.bench.several import NCCL
 from twin.bench.source import Source
 from twin.hardware.types import Node
+
+# variants that make no tokens, by what their samples are of
+UNITS = {
+    CEILING: "step",
+    nccl.EDGE: "kernel",
+    LOADED: "stage",
+    UNDISTURBED: "stage",
+} | dict.fromkeys((IDLE, *NCCL), "all_reduce")
 
 
 def build(
@@ -34,10 +47,11 @@ def build(
         name: _variant(name, about, by_variant[name]) for name, about in measured.about.items()
     }
     engine = by_variant[RESIDENT]
-    bytes_per_s = bytes_per_step * engine["tokens_per_s"]
+    bytes_per_s = bytes_per_step * engine["tokens_per_s"] / plans.gpus  # of a GPU
     return {
         "model": source.spec.name,
         "node": node.name,
+        "gpus": plans.gpus,
         "context": settings.context,
         "tokens_per_s": engine["tokens_per_s"],
         "us_per_token": engine["us_per_token"],
@@ -54,6 +68,7 @@ def build(
         "tokens": settings.tokens,
         "repeats": settings.repeats,
         "variants": variants,
+        **({"all_reduce": _all_reduce(by_variant, source)} if plans.gpus > 1 else {}),
         "left_out": measured.left_out,
         "notes": measured.notes,
         "options": {
@@ -63,6 +78,7 @@ def build(
         "versions": {
             "python": platform.python_version(),
             **(peers.versions() if settings.peers else {}),
+            **measured.versions,
         },
     }
 
@@ -89,14 +105,26 @@ def shortfalls(result: dict[str, Any]) -> list[str]:
 
 
 def _variant(name: str, about: str, summary: dict[str, Any]) -> dict[str, Any]:
-    """A probe makes no tokens: its steps are only steps."""
-    if name != CEILING:
+    """A probe makes no tokens: its samples are of something else."""
+    if name not in UNITS:
         return {"about": about, **summary}
-    renamed = {"us_per_token": "us_per_step", "repeats_us_per_token": "repeats_us_per_step"}
+    unit = UNITS[name]
+    renamed = {"us_per_token": f"us_per_{unit}", "repeats_us_per_token": f"repeats_us_per_{unit}"}
+    if unit != "step":
+        renamed |= {"step_us": f"{unit}_us", "steps": f"{unit}s"}
     return {
         "about": about,
         **{renamed.get(key, key): value for key, value in summary.items() if key != "tokens_per_s"},
     }
+
+
+def _all_reduce(by_variant: dict[str, dict[str, Any]], source: Source) -> dict[str, Any]:
+    """us of one all-reduce of the model's size, each way that was measured."""
+    us = {name: found["us_per_token"] for name, found in by_variant.items() if name in UNITS}
+    if LOADED in us:
+        us[LOADED] -= us[UNDISTURBED]
+    made = {name: us[name] for name in (IDLE, LOADED, *NCCL, nccl.EDGE) if name in us}
+    return {"elements": source.spec.hidden, "us": made}
 
 
 def _plain(value: object) -> object:

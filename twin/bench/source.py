@@ -54,13 +54,14 @@ class Held:
 @dataclass(frozen=True, slots=True)
 class Source:
     """A model's weights; `about` says where they come from, `folder` holds its config.json, if
-    there is one.
+    there is one, and `stored` says that it holds these weights, too.
     """
 
     spec: ModelSpec
     weights: Weights
     about: str
     folder: Path | None
+    stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,10 @@ class Found:
     about: str
     folder: Path | None
     load_as: Callable[[DType], Held]
+    stored: bool = False
 
     def load(self, dtype: DType) -> Source:
-        return Source(self.spec, self.load_as(dtype), self.about, self.folder)
+        return Source(self.spec, self.load_as(dtype), self.about, self.folder, self.stored)
 
 
 def find_source(model: str, seed: int | None) -> Found:
@@ -87,7 +89,13 @@ def find_source(model: str, seed: int | None) -> Found:
             checkpoint.note or f"checkpoint {folder.resolve().name}",
             folder if folder.is_dir() else None,
         )
-        return Found(checkpoint.spec, about, own, lambda dtype: hold(checkpoint.weights, dtype))
+        return Found(
+            checkpoint.spec,
+            about,
+            own,
+            lambda dtype: hold(checkpoint.weights, dtype),
+            stored=own is not None,
+        )
     if seed < 0:
         raise ConfigError(f"--random {seed}: a seed is at least 0")
     spec = load_model(model, runs=True)

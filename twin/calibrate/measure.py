@@ -47,8 +47,8 @@ def measure_probes(
     when none is left.
     """
     device = node.device
-    recipe = recipe_of(device)
-    require(device)
+    recipe = recipe_of(device, node.gpus)
+    require(device, node.gpus)
     probes = of_groups(recipe.probes(limits_of(node), quick), groups)
     for probe in probes:
         prove(probe.plan)
@@ -121,10 +121,10 @@ def of_groups(probes: list[Probe], groups: Collection[str]) -> list[Probe]:
     return [probe for probe in probes if not groups or probe.group in groups]
 
 
-def require(device: Device) -> None:
-    """Raises CalibrationError unless `device` is in this computer."""
+def require(device: Device, gpus: int = 1) -> None:
+    """Raises CalibrationError unless so many of `device` are in this computer."""
     try:
-        check_present(device)
+        check_present(device, gpus)
     except TwinError as error:
         raise CalibrationError(
             f"{device.name} cannot be measured here: {error}; `twin calibrate host` measures this "

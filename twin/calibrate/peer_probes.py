@@ -28,7 +28,7 @@ def peer_probes(limits: Limits, gpus: int) -> list[Probe]:
     """All probes of `gpus` GPUs."""
     found = [*_hops(limits), *_reductions(limits)]
     probes = [(f"peer-{name}-g{gpus}", over_gpus(plan, gpus)) for name, plan in found]
-    probes += [(f"peer-{name}-g{gpus}", alone) for name, alone in _alone(limits, gpus)]
+    probes += [(f"peer-{name}-g{gpus}", alone) for name, alone in _alone(limits)]
     return [Probe(name, GROUP, plan, steps_of(plan)) for name, plan in probes]
 
 
@@ -51,29 +51,37 @@ def _hops(limits: Limits) -> Iterator[tuple[str, Plan]]:
 
 def _reductions(limits: Limits) -> Iterator[tuple[str, Plan]]:
     for kib in SIZES:
-        elements = elements_of(kib)
-        yield (
-            f"reduce-{kib}K",
-            exchange_probe(_idle(limits.blocks), limits, elements=elements, stages=STAGES),
-        )
+        yield f"reduce-{kib}K", idle_exchange(limits, elements_of(kib))
     for kib in SIZES:
-        options = _options(limits.blocks, window_slots=WINDOW, ring_slots=WIDE_RING)
-        plan = turns_probe(
-            options,
-            limits,
-            elements=elements_of(kib),
-            rows=_rows(limits),
-            cols=COLS,
-            stages=STAGES,
-        )
-        yield f"reduce-loaded-{kib}K", plan
+        yield f"reduce-loaded-{kib}K", loaded_exchange(limits, elements_of(kib))
 
 
-def _alone(limits: Limits, gpus: int) -> Iterator[tuple[str, Plan]]:
-    """The matrices of `reduce-loaded` without an exchange, on one GPU: no GPU waits for another."""
+def idle_exchange(limits: Limits, elements: int) -> Plan:
+    """STAGES exchanges of `elements` FP32 and nothing else, of one GPU (see `over_gpus`)."""
+    return exchange_probe(_idle(limits.blocks), limits, elements=elements, stages=STAGES)
+
+
+def loaded_exchange(limits: Limits, elements: int) -> Plan:
+    """The same while every block streams."""
+    return turns_probe(
+        _options(limits.blocks, window_slots=WINDOW, ring_slots=WIDE_RING),
+        limits,
+        elements=elements,
+        rows=_rows(limits),
+        cols=COLS,
+        stages=STAGES,
+    )
+
+
+def stream_alone(limits: Limits) -> Plan:
+    """The matrices of `loaded_exchange` without an exchange."""
     options = _options(limits.blocks, window_slots=WINDOW, ring_slots=WIDE_RING)
-    plan = stream_probe(options, limits, rows=_rows(limits), cols=COLS, stages=STAGES)
-    yield "stream", plan
+    return stream_probe(options, limits, rows=_rows(limits), cols=COLS, stages=STAGES)
+
+
+def _alone(limits: Limits) -> Iterator[tuple[str, Plan]]:
+    """On one GPU: no GPU waits for another."""
+    yield "stream", stream_alone(limits)
 
 
 def _rows(limits: Limits) -> int:

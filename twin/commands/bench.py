@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twin.bench import record, result
-from twin.bench.machine import Clocks, commit, gpu_state
+from twin.bench.machine import Clocks, commit, gpu_states
 from twin.bench.measure import Bench, Settings, check_logits
 from twin.bench.plans import make_plans
 from twin.bench.source import find_source
@@ -22,7 +22,6 @@ from twin.commands.arguments import (
     chosen_options,
     command,
     folder_to_write,
-    one_device,
 )
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
 from twin.engine.choose import check_present, compile_all, open_engine
@@ -49,6 +48,7 @@ EXAMPLES = """\
   twin bench ./my-checkpoint
   twin bench llama-3.2-1b --random 1 --tokens 32 --repeats 3
   twin bench ./my-checkpoint --node h200-sxm --context 1024
+  twin bench llama-3.2-1b --random 1 --node 2xh100
   twin bench laneformer-2b --random 1 --node h200-sxm --context 32 --dtype fp16 --determinism"""
 
 
@@ -66,7 +66,9 @@ def add(commands: Subparsers) -> None:
         "On an NVIDIA GPU: judges the timed outputs against an FP32 reference beside Hugging "
         "Face in the same 16-bit type, times engine,\n"
         "graph mode, Hugging Face eager and in a captured CUDA graph, and the ceiling probe "
-        "in alternating order, and records it all.",
+        "in alternating order, and records it all.\n"
+        "On several NVIDIA GPUs also: the kernel's all-reduce, NCCL's of the same size in a CUDA "
+        "graph, and Hugging Face's tensor parallelism.",
         examples=EXAMPLES,
     )
     add_model(parser)
@@ -74,7 +76,8 @@ def add(commands: Subparsers) -> None:
         "--node",
         default=HOST,
         metavar="NODE",
-        help="host (default), 1xh200 for this computer's NVIDIA GPU, 1xmi300x for an AMD GPU",
+        help="host (default), 1xh200 for this computer's NVIDIA GPU, 2xh200 for two of them, "
+        "1xmi300x for an AMD GPU",
     )
     parser.add_argument(
         "--context",
@@ -153,7 +156,7 @@ def add_gpu_options(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=folder_to_write,
         metavar="FOLDER",
-        help="where the record's folder is made (default calibration/runs/DEVICE)",
+        help="where the record's folder is made (default calibration/runs/NODE)",
     )
     group.add_argument(
         "--commit", metavar="ID", help="the code's commit, where it is no git checkout"
@@ -196,10 +199,7 @@ def beside_reference(args: argparse.Namespace, node: Node) -> int:
             )
     if args.gpus is not None:
         if node.device.amd:
-            raise ConfigError(
-                f"--gpus {args.gpus} is for this CPU: name the GPUs as {args.gpus}x"
-                f"{node.device.name}"
-            )
+            check_unnamed(args, node)
         node = calibrated_node(f"{args.gpus}x{HOST}")
     check_runs_here(node)
     chosen = chosen_options(args)
@@ -290,12 +290,10 @@ def host_text(data: dict[str, Any], ceiling: float) -> str:
 
 def on_gpu(args: argparse.Namespace, node: Node) -> int:
     """Everything that can be refused is, before the weights are made."""
-    one_device(args.node)
-    if args.gpus not in (None, 1):
-        raise ConfigError(f"--gpus {args.gpus} is for this CPU: bench measures one GPU")
-    check_present(node.device)
+    check_unnamed(args, node)
+    check_present(node.device, node.gpus)
     settings = settings_of(args)
-    out = args.out or check_folder(store.runs_folder(node.device.name))
+    out = args.out or check_folder(store.runs_folder(node.name))
     code = commit(Path(__file__).resolve().parents[2], args.commit)
     chosen = chosen_options(args)
     found = find_source(args.model, args.random)
@@ -308,11 +306,11 @@ def on_gpu(args: argparse.Namespace, node: Node) -> int:
         tokens=settings.tokens,
         positions=settings.positions,
     )
-    driver = str(gpu_state()["driver"])
-    show, clocks = progress(), Clocks()
+    driver = str(gpu_states()[0]["driver"])
+    show, clocks = progress(), Clocks(node.gpus)
     try:
         guess = predicted(plans.resident, node, show)
-        refused = compile_all(node.device, [plans.resident, plans.graph, plans.ceiling], show)
+        refused = compile_all(node.device, plans.all(), show)
         if refused:
             raise ToolchainError(next(iter(refused.values())))
         show("making the weights")
@@ -342,6 +340,13 @@ def on_gpu(args: argparse.Namespace, node: Node) -> int:
     for line in missed:
         say(f"not met: {line}")
     return NOT_MET if missed else 0
+
+
+def check_unnamed(args: argparse.Namespace, node: Node) -> None:
+    if args.gpus is not None:
+        raise ConfigError(
+            f"--gpus {args.gpus} is for this CPU: name the GPUs as {args.gpus}x{node.device.name}"
+        )
 
 
 def predicted(plan: Plan, node: Node, show: Progress) -> float | None:
@@ -396,7 +401,11 @@ def gpu_text(made: dict[str, Any]) -> str:
             f"{format_quantity(float(made['bytes_per_step']), 'B')} a step at context "
             f"{made['context']}",
         ),
-        ("ceiling", f"{format_quantity(made['ceiling_bytes_per_s'], 'B/s')} (measured)"),
+        (
+            "ceiling",
+            f"{format_quantity(made['ceiling_bytes_per_s'], 'B/s')} (measured)"
+            + (f", of each of {made['gpus']} GPUs" if made["gpus"] > 1 else ""),
+        ),
         ("stream fraction", percent(made["stream_fraction"])),
         ("MBU", percent(made["mbu"])),
         (
@@ -415,6 +424,14 @@ def gpu_text(made: dict[str, Any]) -> str:
                 "tokens differ from FP32",
             ),
         ]
+    if "kl_hf_tp" in fidelity:
+        lines.append(
+            (
+                "KL, Hugging Face on all GPUs",
+                f"mean {fidelity['kl_hf_tp']['mean']:.3g} nats over "
+                f"{fidelity['kl_hf_tp']['positions']} positions",
+            )
+        )
     if "determinism" in fidelity:
         same = "bitwise equal" if fidelity["determinism"]["bitwise_equal"] else "NOT equal"
         lines.append(
@@ -424,6 +441,11 @@ def gpu_text(made: dict[str, Any]) -> str:
                 f"tokens: {same}",
             )
         )
+    if "all_reduce" in made:
+        lines += [
+            (f"us of {name}", f"{us:.2f}  ({made['all_reduce']['elements']} elements, measured)")
+            for name, us in made["all_reduce"]["us"].items()
+        ]
     if "predicted_tokens_per_s" in made:
         lines.append(
             (

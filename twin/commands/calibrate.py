@@ -27,6 +27,7 @@ from twin.commands.arguments import (
 from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError, ConfigError
 from twin.files import check_file, check_folder
+from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit, numbers
 from twin.hardware.types import Kind, Node, Number
 from twin.kernel.defaults import limits_of
@@ -94,7 +95,7 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    node = one_device(args.node)
+    node = load_node(args.node)
     folder = measured_folder(args)
     if args.also and args.measured is None:
         raise ConfigError("--also FOLDER adds to what --from FOLDER names: give both")
@@ -126,7 +127,9 @@ def measure(
     """Probe the device, with progress on stderr; what is known after each round lies in `folder`,
     else among the device's runs.
     """
-    recipe_of(node.device)  # refuses a device that has none before a folder is made for it
+    recipe_of(
+        node.device, node.gpus
+    )  # refuses a device that has none before a folder is made for it
     check_compiler(node)
     check_folder(folder or store.runs_folder(node.name))
     warn_if_busy()
@@ -201,8 +204,17 @@ def _beside(
     """What a fit of some groups begins with: the numbers of the others as they are on file."""
     if kept is None:
         return begin
-    own = {path for group in groups for path in recipe_of(begin.device).groups.get(group, ())}
+    own = {
+        path
+        for group in groups
+        for path in recipe_of(begin.device, begin.gpus).groups.get(group, ())
+    }
     return apply_fit(begin, {path: number for path, number in kept[0].items() if path not in own})
+
+
+def _settled_by(node: Node, groups: Sequence[str]) -> set[str]:
+    known = recipe_of(node.device, node.gpus).groups
+    return {path for group in groups for path in known.get(group, ())}
 
 
 def _add_to(
@@ -214,7 +226,9 @@ def _add_to(
     """Puts a fit of some groups beside the numbers of the others, which stay as they are on
     file.
     """
-    own = {path for group in groups for path in recipe_of(node.device).groups.get(group, ())}
+    own = {
+        path for group in groups for path in recipe_of(node.device, node.gpus).groups.get(group, ())
+    }
     numbers = {path: number for path, number in kept[0].items() if path not in own} | fit.numbers
     meta = {name: value for name, value in kept[1].items() if name not in ("node", "device")}
     for name, made in (
@@ -234,7 +248,7 @@ def probes_of(node: Node, run: store.Run) -> list[Probe]:
         from twin.calibrate.published_plans import probe  # plans need the simulator's packages
 
         return [probe(one) for one in figures(run.folder, run.meta)]
-    return recipe_of(node.device).probes(limits_of(node), bool(run.meta.get("quick")))
+    return recipe_of(node.device, node.gpus).probes(limits_of(node), bool(run.meta.get("quick")))
 
 
 def judge_and_store(node: Node) -> dict[str, float]:
@@ -311,7 +325,9 @@ def to_json(node: Node, fit: Fit) -> dict[str, Any]:
 
 
 def text(node: Node, fit: Fit) -> str:
-    before = numbers(uncalibrated_node(node.name).device)
+    from twin.calibrate.fit import full_path  # as above
+
+    before = numbers(uncalibrated_node(node.name))
     rows = []
     for path, number in fit.numbers.items():
         unit = unit_of(path.rsplit(".", 1)[-1])
@@ -322,7 +338,7 @@ def text(node: Node, fit: Fit) -> str:
         rows.append(
             (
                 path,
-                format_quantity(before[path].value, unit),
+                format_quantity(before[full_path(path)].value, unit),
                 format_quantity(number.value, unit),
                 f"{low} .. {high}",
             )

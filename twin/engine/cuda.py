@@ -24,7 +24,6 @@ from twin.engine.gpu import STEPS_AHEAD, Gpu, Shape
 from twin.engine.session import (
     Generation,
     Session,
-    kv_bytes,
     probe_seconds,
     random_pattern,
 )
@@ -41,6 +40,7 @@ from twin.kernel.header import (
     request_type,
 )
 from twin.kernel.layout import LINE_FLOATS, shelves_floats
+from twin.kernel.recurrent import cache_bytes
 from twin.kernel.streams import PAGE_BYTES, embedding, pack
 from twin.kernel.tables import layout
 from twin.plan.shards import Weights
@@ -178,6 +178,12 @@ class CudaEngine(Session):
         self._upload(weights, packed=random_streams is None)
         if random_streams is not None:
             self.fill_random(random_streams)
+        self._first_in_use()
+
+    def _first_in_use(self) -> None:
+        """Other libraries of this process, such as torch, compute on the GPU that is in use."""
+        if self._gpus[0].usable:
+            self._gpus[0].use()
 
     # ---- memory ----------------------------------------------------------------------------------
 
@@ -220,7 +226,7 @@ class CudaEngine(Session):
         memory.exchange = gpu.allocate_exchanged(exchange * 4)
         memory.counters = gpu.allocate_exchanged(counters * 4)
         memory.kv, memory.shelves = (
-            gpu.allocate(kv_bytes(plan)),
+            gpu.allocate(cache_bytes(plan)),
             gpu.allocate_exchanged(shelves_floats(plan) * 4),
         )
         memory.prompt = gpu.allocate(int(sizes["prompt_floats"]) * 4)
@@ -249,7 +255,7 @@ class CudaEngine(Session):
             gpu.repeat(stream, pattern, self._stream_bytes())
             for piece in coded_pieces(self.plan, seed):
                 gpu.repeat(stream + piece.at, piece.content, piece.size)
-        for gpu in self._gpus:
+        for gpu in reversed(self._gpus):  # the first one is in use afterwards
             gpu.use()
             gpu.synchronize()
 
@@ -401,6 +407,7 @@ class CudaEngine(Session):
         for gpu in healthy:
             gpu.use()
             gpu.end_run()
+        self._first_in_use()
         said = next((c for c in self._controls if tuple(Status)[int(c.status)] in FAILED), None)
         if said is not None and said is not self._control:
             for name in SAID:
@@ -433,7 +440,7 @@ class CudaEngine(Session):
         if all(gpu.usable for gpu in self._gpus):  # a context that failed takes no more calls
             for gpu in self._gpus:
                 gpu.part()
-        for gpu in self._gpus:
+        for gpu in reversed(self._gpus):  # none is in use that is gone, unless all are
             gpu.close()
 
 

@@ -19,7 +19,6 @@ from twin.engine.session import (
     Generation,
     Session,
     address,
-    kv_bytes,
     probe_seconds,
     random_pattern,
 )
@@ -27,6 +26,7 @@ from twin.errors import EngineError
 from twin.kernel.constants import pack_constants
 from twin.kernel.header import SENTINEL_WORD, Control, RankMemory, Request, header
 from twin.kernel.layout import LINE_FLOATS, shelves_floats
+from twin.kernel.recurrent import cache_bytes
 from twin.kernel.streams import PAGE_BYTES, embedding, pack
 from twin.kernel.tables import image, layout
 from twin.plan.shards import Weights
@@ -173,7 +173,7 @@ class _Arenas:
                 constants = _aligned(pack_constants(plan, weights, rank))
             exchange = _arena(self._exchange_floats * 4).view(np.int32)
             counters = _arena(self._counters * LINE_FLOATS * 4).view(np.int32)
-            kv, shelves = _arena(kv_bytes(plan)), _arena(shelves_floats(plan) * 4)
+            kv, shelves = _arena(cache_bytes(plan)), _arena(shelves_floats(plan) * 4)
             self._streams.append(stream)
             self._exchange.append(exchange)
             self._counts.append(counters)

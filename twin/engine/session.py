@@ -31,7 +31,8 @@ from twin.kernel.header import (
     Request,
     Status,
 )
-from twin.plan.types import Plan, Sampling, StageKind
+from twin.kernel.recurrent import has_delta
+from twin.plan.types import Plan, Sampling
 
 PROBE_SCALE = 0.02  # spread of a probe's random weights
 PROBE_VALUES = 1 << 20  # random values made; the rest repeats them
@@ -156,7 +157,8 @@ class Session(ABC):
     ) -> Generation:
         """Up to `max_tokens` tokens after `prompt`. Ctrl-C returns what was generated so far.
 
-        `reuse`: of a prompt that begins as the request before did, only the rest is read. A pass
+        `reuse`: of a prompt that begins as the request before did, only the rest is read, but of
+        models with recurrent states, which read all of it. A pass
         and a step round differently, so what a step wrote may differ from a pass in the last bits.
         `on_logits`: gets the logits [vocab] of each token before `on_token` gets the token. The
         kernel waits for who is LOGIT_ROWS tokens behind, but no longer than half its watchdog.
@@ -185,7 +187,8 @@ class Session(ABC):
                 f"temperature={sampling.temperature}: this plan samples greedily in every block; "
                 "plan with sampling=full, or use temperature 0"
             )
-        kept = _agreeing(self._held, prompt[:-1]) if reuse else 0
+        # a recurrent state cannot be taken back to where two prompts part
+        kept = _agreeing(self._held, prompt[:-1]) if reuse and not has_delta(self.plan) else 0
         self._held = list(prompt[:kept])  # whatever comes of this request
         request, pass_stamps = self._read_request(prompt, max_tokens, stop, kept=kept)
         steps, ordinary = request.steps, request.forced - 1  # steps before that of the first token
@@ -199,7 +202,7 @@ class Session(ABC):
             on_token = self._with_logits(request, on_logits, on_token)
         cancelled = self._run(request, tokens, on_token)
         made = self._control.emitted
-        if made:  # the last token was not read
+        if made and not has_delta(self.plan):  # the last token was not read
             self._held = [*prompt, *(int(token) for token in tokens[: made - 1])]
         times = np.concatenate(
             [[self._control.started], pass_stamps, stamps[: ordinary + made]]
@@ -527,14 +530,6 @@ def _agreeing(held: Sequence[int], prompt: Sequence[int]) -> int:
 
 def address(array: NDArray[Any]) -> int:
     return int(array.ctypes.data)
-
-
-def kv_bytes(plan: Plan) -> int:
-    stages = sum(s.kind is StageKind.ATTENTION for s in plan.stages)
-    if not stages:
-        return 0
-    own = plan.kernel_attention()
-    return stages * own.items * own.item_positions * own.position_bytes(plan.options.kv_dtype)
 
 
 def random_pattern(plan: Plan, seed: int) -> NDArray[np.uint8]:

@@ -46,6 +46,7 @@ from twin.models.foreign import (
 )
 from twin.models.formats import Format, Role
 from twin.models.gguf_file import is_gguf
+from twin.models.linear import DECAY
 from twin.models.load import (
     beside,
     canonical,
@@ -70,8 +71,10 @@ __all__ = [
 LARGEST_SEED = 2**64 - 1
 CODED_PARTS = ("codes", "scales", "zeros", "outer")  # of a coded matrix, behind its name
 _ROLES = {
-    Role.ATTENTION: ("q", "k", "v", "o"),
+    Role.ATTENTION: ("q", "k", "v", "o", "qkvz"),
+    Role.SMALL: ("ba",),
     Role.DENSE: ("gate", "up", "down"),
+    Role.SHARED: ("shared_gate", "shared_up", "shared_down"),
     Role.HEAD: ("lm_head",),
     Role.EMBED: ("embed",),
 }
@@ -458,12 +461,12 @@ def _distribution(spec: ModelSpec, name: str) -> tuple[float, float]:
         return 1.0, 0.1
     if leaf.endswith("_bias"):
         return 0.0, 0.1
-    if leaf == "sinks":
+    if leaf in ("sinks", DECAY):
         return 0.0, 1.0
     if leaf == "embed":
         # A tied table is also the LM head: rows of length 2 keep its logits within reach of
         # sampling.
         return 0.0, 2 * spec.hidden**-0.5 if spec.tied else 1.0
-    if leaf in ("o", "down"):
+    if leaf in ("o", "down", "shared_down"):
         return 0.0, float((2 * spec.layers * shape[1]) ** -0.5)
     return 0.0, float((2 if leaf == "lm_head" else 1) * shape[1] ** -0.5)

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from twin.models.codes import CODES, Coded
 from twin.models.formats import FP4, PACK, SCALED_ROWS, UNIT_BYTES
 from twin.models.spec import DType
-from twin.plan.catalogue import BY_INPUT
 from twin.plan.partition import BYTE_BITS
 from twin.plan.types import Matrix, Plan, Stage, tiles
 
@@ -63,7 +62,7 @@ def codes_by_input(plan: Plan) -> dict[str, int]:
             [stage.matrix for stage in plan.stages if stage.matrix and stage.kind in kinds]
         )
         or 1
-        for name, kinds in BY_INPUT.items()
+        for name, kinds in plan.kinds_by_input.items()
     }
 
 

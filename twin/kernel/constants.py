@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.kernel.fields import STAGE_EXTRAS, up
+from twin.kernel.recurrent import has_delta
 from twin.models.spec import LaneHead
 from twin.plan import shards
 from twin.plan.biases import bias_shape, stage_bias, stage_sinks
 from twin.plan.catalogue import ROWS
+from twin.plan.delta_vectors import delta_sizes, delta_vectors
 from twin.plan.shards import Weights
 from twin.plan.types import Plan, Stage, StageKind
 
@@ -28,6 +30,7 @@ def stage_extras(plan: Plan) -> tuple[str, ...]:
         spec is not None and spec.variant.norms.after,
         spec is not None and len(spec.rotations) > 1,
         spec is not None and spec.sinks and plan.attention is not None,
+        *(3 * (has_delta(plan),)),
     )
     return tuple(name for name, wanted in zip(STAGE_EXTRAS, used, strict=True) if wanted)
 
@@ -68,6 +71,7 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
         yield "bias", math.prod(shape)
     if ROWS[stage.kind].sinks and plan.spec.sinks:
         yield "sinks", plan.kernel_attention().heads
+    yield from delta_sizes(plan, stage).items()
     if stage.kind is StageKind.ATTENTION and plan.spec.qk_norm:
         own, together = plan.kernel_attention(), plan.spec.variant.whole_qk_norm
         yield "q_norm", own.head_dim * (own.heads if together else 1)
@@ -116,6 +120,8 @@ def _vector(
         found = stage_bias(plan, stage, rank, weights)
     elif name == "sinks":
         found = stage_sinks(plan, stage, rank, weights)
+    elif stage.kind is StageKind.DELTA:
+        found = delta_vectors(plan, stage, rank, weights)[name]
     else:
         norms = shards.query_key_norms(stage, weights)
         found = norms[name == "k_norm"] if norms else None

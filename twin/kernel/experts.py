@@ -25,6 +25,7 @@ from twin.plan.shards import Weights
 from twin.plan.types import Matrix, Plan, Stage, StageKind, tiles_of
 
 CHOICE_WORDS = 2  # of a chosen expert: its number, its weight;
+KEPT_FIRST = 4  # words before a block's sums of shared experts; the first is their gate
 COUNTS = 3  # words behind them: of choices, and of those that each of two loaders has asked for
 # of a stage, where a plan has experts
 FIELDS = ("expert_page", "expert_units", "expert_rows", "expert_cols")
@@ -178,6 +179,21 @@ def constants(plan: Plan) -> dict[str, bool | int | float]:
         "SIGMOID": kind.scoring is Scoring.SIGMOID,
         "NORMALISED": kind.renormalise,
         "SCALING": kind.scaling,
+    }
+
+
+NO_BESIDE: dict[str, bool | int | float] = {"SHARED": False, "GATED": False, "DENSE": False}
+
+
+def beside(plan: Plan) -> dict[str, bool | int | float]:
+    """What stands beside routed experts, for C++: shared ones, and layers without any."""
+    kind = plan.spec.experts if plan.spec and has_experts(plan) else None
+    if kind is None:
+        return NO_BESIDE
+    return {
+        "SHARED": kind.shared_width > 0,
+        "GATED": kind.shared_gate,
+        "DENSE": any(stage.kind is StageKind.DOWN for stage in plan.stages),
     }
 
 

@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from twin.kernel import experts
+from twin.kernel import experts, recurrent
 from twin.kernel.coded import codes_by_input, codes_of
+from twin.kernel.experts import has_experts
 from twin.kernel.fields import FIELDS, FLOATS
 from twin.kernel.tables import Layout, layout
 from twin.models.codes import CODES
 from twin.models.spec import DType
 from twin.models.variant import Activation
+from twin.plan.catalogue import ALWAYS
 from twin.plan.types import HandOffKind, Parts, Plan, Sampling, StageKind
 
 MAX_RANKS = 16
@@ -173,6 +175,7 @@ def header(plan: Plan, *, embedded: bool = True, trace: bool = False) -> str:
         *_codes(plan, embedded),
         *_experts(plan),
         *_additions(plan),
+        *_delta(plan),
         *(_shapes(plan, made) if embedded else []),
         *(_struct(name, fields) for name, fields in structs.items()),
         _memory("RankMemory", RANK_FIELDS, RankMemory),
@@ -217,15 +220,34 @@ def _codes(plan: Plan, embedded: bool) -> list[str]:
 
 
 def _codes_by_input(plan: Plan) -> list[str]:
-    return [
-        f"constexpr u32 {name.upper()}_CODES = {bits}u;  // of matrices that multiply this input\n"
-        for name, bits in codes_by_input(plan).items()
+    beside, found = experts.beside(plan), codes_by_input(plan)
+    said = "// of matrices that multiply this input\n"
+    always = [f"constexpr u32 {name.upper()}_CODES = {found[name]}u;  {said}" for name in ALWAYS]
+    others = [name.upper() for name in found if name not in ALWAYS and beside[name.upper()]]
+    return always + [
+        f"#define TWIN_{name}_CODES\nconstexpr u32 {name}_CODES = {found[name.lower()]}u;  {said}"
+        for name in others
     ]
 
 
 def _experts(plan: Plan) -> list[str]:
     """What a router does; native/platform/experts.h stands in for models without one."""
-    return _constants("Experts", experts.constants(plan))
+    beside = experts.beside(plan)
+    return [
+        *_constants("Experts", experts.constants(plan)),
+        *([] if beside == experts.NO_BESIDE else _constants("Beside", beside)),
+    ]
+
+
+def _delta(plan: Plan) -> list[str]:
+    """Recurrent states and gates of attention's outputs; native/platform/delta.h says that there
+    are none.
+    """
+    gated = plan.spec is not None and has_experts(plan) and plan.spec.output_gate
+    return [
+        *_constants("Delta", recurrent.constants(plan)),
+        *(_constants("Outgoing", {"GATED": True}) if gated else []),
+    ]
 
 
 def _additions(plan: Plan) -> list[str]:

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import math
 
-from twin.kernel import experts
+from twin.kernel import experts, recurrent
 from twin.kernel.coded import tensor_products
 from twin.kernel.constants import VECTOR_FLOATS, stage_extras
 from twin.kernel.fields import NUMBERS, up
 from twin.kernel.prompt import chip_bytes, prompt_of, tensor_pass
 from twin.kernel.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
-from twin.kernel.teams import WARP, ahead_pieces, teams_of, wide_ffn
+from twin.kernel.teams import WARP, Team, ahead_pieces, teams_of, wide_ffn
 from twin.models.formats import PACK, UNIT_BYTES
 from twin.models.spec import LaneHead, ModelSpec, RopeStyle
-from twin.plan.catalogue import BY_INPUT
+from twin.plan.catalogue import ALWAYS
 from twin.plan.step import SUMMARY
 from twin.plan.types import (
     MOST_WARPS,
@@ -52,7 +52,7 @@ TEAM_SIZES = (  # of NVIDIA's blocks
     "tensor_scan",
     *(
         f"{use}_{what}"
-        for use in BY_INPUT
+        for use in ALWAYS
         for what in ("cols", "tile", "vector", "team", "ahead_chunks", "ahead_groups")
     ),
 )
@@ -135,7 +135,10 @@ def _team_sizes(plan: Plan) -> dict[str, int]:
         "cache_tile": cache_tile(plan),
         "tensor_scan": int(tensor_scan(plan)),
     }
-    for name, team in (("hidden", teams.hidden), ("heads", teams.heads), ("ffn", teams.ffn)):
+    kinds = {stage.kind for stage in plan.stages}
+    used = (n for n, its in plan.kinds_by_input.items() if n in ALWAYS or kinds & set(its))
+    for name in used:
+        team: Team = getattr(teams, name)
         sizes |= {
             f"{name}_cols": team.cols,
             f"{name}_tile": team.tile,
@@ -203,6 +206,8 @@ def _scratch_floats(plan: Plan) -> int:
             # behind them the sinks of their queries
             sinks = gathered // heads * own.group if "sinks" in stage_extras(plan) else 0
             wanted.append(merge + gathered + sinks)
+        if stage.kind is StageKind.DELTA:
+            wanted.append(recurrent.scratch_floats(plan, stage))
         if stage.kind is StageKind.SAMPLE and plan.options.sampling is Sampling.FULL:
             wanted += _sampler_floats(plan)
         if stage.kind is StageKind.EMBED and stage.reads:
@@ -219,7 +224,8 @@ def _scratch_floats(plan: Plan) -> int:
             ]
         if stage.late:
             wanted += [hi - lo for read in stage.reads for spans in read.spans for lo, hi in spans]
-    return up(max(wanted), LINE_FLOATS) + whole_floats(plan) + choice_floats(plan)
+    needed = up(max(wanted), LINE_FLOATS)
+    return needed + whole_floats(plan) + choice_floats(plan) + kept_floats(plan)
 
 
 def whole_floats(plan: Plan) -> int:
@@ -240,7 +246,8 @@ def wide_units(plan: Plan) -> int:
     """
     if not plan.limits.teams or not wide_ffn(plan):
         return 0
-    ffn = (s.matrix for s in plan.stages if s.matrix and s.kind in BY_INPUT["ffn"])
+    kinds = plan.kinds_by_input["ffn"]
+    ffn = (s.matrix for s in plan.stages if s.matrix and s.kind in kinds)
     if any(map(tensor_products, ffn)):
         return 0
     team = teams_of(plan).ffn
@@ -298,6 +305,17 @@ def choice_floats(plan: Plan) -> int:
         if experts.has_experts(plan)
         else 0
     )
+
+
+def kept_floats(plan: Plan) -> int:
+    """Behind that: how much of the shared experts a token wants, and a block's rows of their
+    sums.
+    """
+    kept = [
+        m.owned for s in plan.stages if s.kept and experts.has_experts(plan) for m in s.matrices
+    ]
+    rows = max((hi - lo for owned in kept for lo, hi in owned), default=-experts.KEPT_FIRST)
+    return up(experts.KEPT_FIRST + rows, LINE_FLOATS)
 
 
 def _half_floats(plan: Plan) -> int:

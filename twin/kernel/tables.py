@@ -27,7 +27,14 @@ from twin.kernel.fields import (
     record,
     up,
 )
-from twin.kernel.layout import LINE_FLOATS, choice_floats, sizes_of, whole_floats, whole_units
+from twin.kernel.layout import (
+    LINE_FLOATS,
+    choice_floats,
+    kept_floats,
+    sizes_of,
+    whole_floats,
+    whole_units,
+)
 from twin.kernel.prompt import prompt_of
 from twin.kernel.streams import places, starts
 from twin.plan.types import Matrix, Parts, Plan, Read, Span, Stage, StageKind, Value
@@ -72,7 +79,7 @@ def layout(plan: Plan) -> Layout:
     routed = experts.fields_of(plan)
     fields = (*FIELDS["stages"][1], *extras, *codes, *routed)
     placed = places(plan)
-    kv = 0
+    kv = states = 0
     for stage in plan.stages:
         matrix = experts.multiplied(plan, stage)
         at = vectors.get(stage.index, {})
@@ -91,7 +98,7 @@ def layout(plan: Plan) -> Layout:
                     owned=sets.own(matrix.owned) if matrix else -1,
                     items=sets.own(stage.items) if stage.items else -1,
                     window=stage.window,
-                    kv=kv,
+                    kv=states if stage.kind is StageKind.DELTA else kv,
                     **{name: at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")},
                     pushes=int(_pushes(plan, stage)),
                     next=_next_stage(plan, stage),
@@ -102,6 +109,7 @@ def layout(plan: Plan) -> Layout:
             )
         )
         kv += stage.kind is StageKind.ATTENTION
+        states += stage.kind is StageKind.DELTA
         reads += [
             record(
                 "reads",
@@ -131,8 +139,10 @@ def layout(plan: Plan) -> Layout:
         "stream_pages": placed.pages,
         "rope": vectors.get(-1, {}).get("rope", -1),
     }
-    behind = int(sizes["scratch_floats"]) - choice_floats(plan)
+    kept = kept_floats(plan)
+    behind = int(sizes["scratch_floats"]) - choice_floats(plan) - kept
     sizes |= {"choice": behind} if routed else {}
+    sizes |= {"kept": int(sizes["scratch_floats"]) - kept} if kept else {}
     if whole := whole_floats(plan):
         sizes |= {"whole": behind - whole, "whole_units": whole_units(plan)}
     return Layout(

@@ -17,7 +17,7 @@ from twin.kernel.coded import tensor_products
 from twin.kernel.experts import has_experts, multiplied
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
-from twin.plan.catalogue import BY_INPUT
+from twin.plan.catalogue import ALWAYS
 from twin.plan.partition import ROWS_AT_ONCE as ROWS_AT_ONCE
 from twin.plan.partition import TEAM_WARPS
 from twin.plan.partition import WARP as WARP
@@ -141,13 +141,16 @@ class Teams:
     """Of the matrices whose input is the residual (a probe's matrix too), the attention heads, the
     feed-forward.
 
-    A plan without such a matrix has a team of no columns there.
+    Of shared experts, and of layers without experts where others have some. A plan without such a
+    matrix has a team of no columns there.
     """
 
     warps: int
     hidden: Team
     heads: Team
     ffn: Team
+    shared: Team
+    dense: Team
 
 
 def rows_at_once(matrix: Matrix, dtype: DType) -> int:
@@ -168,10 +171,11 @@ def teams_of(plan: Plan) -> Teams:
     than a team of several slices takes.
     """
     shapes: dict[str, Matrix] = {}
-    weights: dict[str, int] = dict.fromkeys(BY_INPUT, 0)
+    by_input = plan.kinds_by_input
+    weights: dict[str, int] = dict.fromkeys(by_input, 0)
     for stage in plan.stages:
         matrix = multiplied(plan, stage)
-        for name, kinds in BY_INPUT.items():
+        for name, kinds in by_input.items():
             if matrix and stage.kind in kinds:
                 shapes[name] = matrix
                 weights[name] += matrix.rows * matrix.cols
@@ -216,7 +220,7 @@ def teams_of(plan: Plan) -> Teams:
             )
     none = Team(0, 1, 4, warps, warps)
     made = division(warps)
-    return Teams(warps, *(made.get(name) or none for name in BY_INPUT))
+    return Teams(warps, *(made.get(name) or none for name in by_input))
 
 
 def ahead_registers(plan: Plan, name: str) -> int:
@@ -225,14 +229,14 @@ def ahead_registers(plan: Plan, name: str) -> int:
     """
     if plan.ranks > 1 or plan.options.weight_dtype is DType.FP32:
         return 0
-    if has_experts(plan):  # a layer's code would not fit the instruction cache
+    # of experts, whose layer's code would not fit the instruction cache
+    if has_experts(plan) or name not in ALWAYS:
         return 0
     if any(tensor_products(m) for stage in plan.stages for m in stage.matrices):
         return 0  # a warp's pieces are not a thread's
     teams = teams_of(plan)
-    elements = {
-        kind: getattr(teams, kind).portions * getattr(teams, kind).vector for kind in BY_INPUT
-    }
+    divided: dict[str, Team] = {kind: getattr(teams, kind) for kind in ALWAYS}
+    elements = {kind: team.portions * team.vector for kind, team in divided.items()}
     if name != "ffn" and elements[name] > AHEAD_ELEMENTS:
         return 0
     if plan.coded:
@@ -279,7 +283,8 @@ def wide_ffn(plan: Plan) -> bool:
     """
     if not plan.coded or teams_of(plan).ffn.portions <= REGISTER_PORTIONS:
         return False
-    found = [s.matrix for s in plan.stages if s.matrix and s.kind in BY_INPUT["ffn"]]
+    kinds = plan.kinds_by_input["ffn"]
+    found = [s.matrix for s in plan.stages if s.matrix and s.kind in kinds]
     if any(matrix.format and matrix.format.zero_bytes for matrix in found):
         return False  # missed its bound on an H200
     names = {matrix.format.name if matrix.format else "" for matrix in found}
@@ -346,9 +351,9 @@ def taken_ahead(plan: Plan) -> dict[StageKind, Ahead]:
     """
     if plan.without_code():
         return {}
-    teams = teams_of(plan)
-    by_input = {
+    teams, by_input = teams_of(plan), plan.kinds_by_input
+    ahead = {
         name: Ahead(getattr(teams, name), *ahead_pieces(plan, name), plan.options.weight_dtype)
-        for name in BY_INPUT
+        for name in by_input
     }
-    return {kind: by_input[name] for name, kinds in BY_INPUT.items() for kind in kinds}
+    return {kind: ahead[name] for name, kinds in by_input.items() for kind in kinds}

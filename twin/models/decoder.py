@@ -11,6 +11,7 @@ from twin.errors import ConfigError
 from twin.models.config import Config, dtype
 from twin.models.experts import Names, feed_shape
 from twin.models.feeds import DenseFeed
+from twin.models.linear import mixer_shape
 from twin.models.readable import dense_formats
 from twin.models.spec import ModelSpec, Rope
 from twin.models.variant import LLAMA, Activation, Norms, Variant
@@ -126,7 +127,7 @@ def _routed(spec: ModelSpec, layer: int, names: Names) -> Iterator[tuple[str, Te
             yield name, Tensor(tensor.name, dense or tensor.shape)
     if isinstance(feed, DenseFeed):
         return
-    stored = {"router": names.router}
+    stored = names.beside(feed)
     for expert in range(feed.experts):
         stored |= names.of(expert)
     for name, called in stored.items():
@@ -155,7 +156,9 @@ def canonical_shape(spec: ModelSpec, name: str) -> tuple[int, ...]:
         return (spec.vocab, spec.hidden)
     if spec.layout and name.startswith("layers."):
         _, layer, inner = name.split(".", 2)
-        shape = feed_shape(spec.layer(int(layer)).feed, spec.hidden, inner)
+        parts = spec.layer(int(layer))
+        shape = mixer_shape(parts.mixer, spec.hidden, inner)
+        shape = shape or feed_shape(parts.feed, spec.hidden, inner)
         if shape is not None:
             return shape
     if leaf in ("q_norm", "k_norm"):

@@ -7,19 +7,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from twin.models import linear
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed, Scoring
 from twin.models.layers import Layer
-from twin.models.mixers import GroupedAttention
+from twin.models.mixers import DeltaNet, GroupedAttention
 
+SHARED_GATE = "shared_expert_gate"  # the row whose sigmoid gates the shared experts
 SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID)  # of a router, for which the kernel has code
 
 
 def runs(layout: Sequence[Layer]) -> bool:
     """Has the kernel code for these layers? Some have experts, and all that are alike are equal.
 
-    Their attention is grouped, with one cache for all layers: only windows differ.
+    Their attention is grouped, with one cache for all layers: only windows differ. Some layers may
+    have gated DeltaNet instead.
     """
-    mixers = {_plain(layer.mixer) for layer in layout}
+    deltas = {layer.mixer for layer in layout if isinstance(layer.mixer, DeltaNet)}
+    mixers = {_plain(layer.mixer) for layer in layout if not isinstance(layer.mixer, DeltaNet)}
     feeds = {layer.feed for layer in layout}
     routed = {feed for feed in feeds if isinstance(feed, ExpertFeed)}
     # a kernel has one kind of gate
@@ -27,7 +31,8 @@ def runs(layout: Sequence[Layer]) -> bool:
         {_PLAIN_GATE} if len(feeds) > len(routed) else set()
     )
     alike = None not in mixers and len(mixers) == len(routed) == len(gates) == 1
-    return alike and all(map(_feed_runs, feeds))
+    known = len(deltas) < 2 and all(map(linear.runs, deltas))
+    return alike and known and all(map(_feed_runs, feeds))
 
 
 _PLAIN_GATE = (False, None, 1.0, 0.0)
@@ -55,8 +60,11 @@ def _plain(mixer: object) -> GroupedAttention | None:
         o_bias=mixer.o_bias,
         qk_norm=mixer.qk_norm,
         sinks=mixer.sinks,
+        output_gate=mixer.output_gate,
     )
-    return replace(mixer, window=0) if mixer == known else None
+    # no family has biases beside gates of the outputs
+    gated = mixer.output_gate and mixer.qkv_bias
+    return replace(mixer, window=0) if mixer == known and not gated else None
 
 
 def _feed_runs(feed: Feed) -> bool:
@@ -74,8 +82,13 @@ def _feed_runs(feed: Feed) -> bool:
         limit=feed.limit,
         gain=feed.gain,
         offset=feed.offset,
+        shared_width=feed.shared_width,
+        shared_gate=feed.shared_gate,
     )
-    return feed == known and feed.scoring in SCORINGS and 0 < feed.top_k <= feed.experts
+    # shared experts have the plain gate: no family gives them another
+    shared = not feed.shared_gate if not feed.shared_width else _gate(feed) == _PLAIN_GATE
+    chooses = feed.scoring in SCORINGS and 0 < feed.top_k <= feed.experts
+    return feed == known and shared and chooses
 
 
 # ---- tensors ------------------------------------------------------------------------------------
@@ -90,6 +103,19 @@ class Names:
     gate: str
     up: str
     down: str
+    shared: str = ""  # of all shared experts together
+    shared_gate: str = ""  # the row that gates them
+
+    def beside(self, feed: ExpertFeed) -> dict[str, str]:
+        """Canonical name -> name, of the router and the shared experts."""
+        names = {"router": self.router}
+        if feed.shared_width:
+            names |= {
+                "shared_gate": f"{self.shared}.{self.gate}",
+                "shared_up": f"{self.shared}.{self.up}",
+                "shared_down": f"{self.shared}.{self.down}",
+            }
+        return names | ({SHARED_GATE: self.shared_gate} if feed.shared_gate else {})
 
     def of(self, expert: int) -> dict[str, str]:
         """Canonical name -> name, of one expert's matrices."""
@@ -102,10 +128,17 @@ class Names:
 
 def feed_shape(feed: Feed, hidden: int, name: str) -> tuple[int, ...] | None:
     """Shape of a layer's tensor `name` ("router", "experts.3.gate", ...); None: not of its feed."""
-    if name == "router" and isinstance(feed, ExpertFeed):
-        return (feed.experts, hidden)
-    if name == "router_bias" and isinstance(feed, ExpertFeed):
-        return (feed.experts,)
+    if isinstance(feed, ExpertFeed):
+        if name == "router":
+            return (feed.experts, hidden)
+        if name == SHARED_GATE:
+            return (1, hidden)
+        if name == "router_bias":
+            return (feed.experts,)
+        if name in ("shared_gate", "shared_up"):
+            return (feed.shared_width, hidden)
+        if name == "shared_down":
+            return (hidden, feed.shared_width)
     leaf = name.rpartition(".")[2]
     if leaf in ("gate_bias", "up_bias"):
         return (feed.width,)

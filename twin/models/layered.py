@@ -11,7 +11,7 @@ from twin.models.config import Config, dtype
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
 from twin.models.formats import Role
 from twin.models.layers import HyperConnections, Layer
-from twin.models.mixers import Mixer
+from twin.models.mixers import DeltaNet, Mixer
 from twin.models.quantized import stored_formats
 from twin.models.spec import ModelSpec, Rope
 
@@ -71,8 +71,9 @@ def layered(
 
 
 def _all(layout: Sequence[Layer], what: str) -> bool:
-    """Has every layer's attention this?"""
-    return all(getattr(layer.mixer, what, False) for layer in layout)
+    """Has every layer's attention this? Layers of gated DeltaNet have none."""
+    mixers = [layer.mixer for layer in layout if not isinstance(layer.mixer, DeltaNet)]
+    return bool(mixers) and all(getattr(mixer, what, False) for mixer in mixers)
 
 
 def layout(

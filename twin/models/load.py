@@ -31,6 +31,7 @@ from twin.models import (
     olmo2,
     phi3,
     qwen2,
+    qwen2_moe,
     qwen3,
     qwen3_moe,
     qwen3_next,
@@ -102,8 +103,15 @@ _FAMILIES = {  # by model_type
         gemma3.from_multimodal, gemma3.tensors, gemma3.canonical, gemma3.VISION, gemma.stored
     ),
     "mixtral": _Family(mixtral.from_config, mixtral.tensors),
+    "qwen2_moe": _Family(qwen2_moe.from_config, qwen2_moe.tensors),
     "qwen3_moe": _Family(qwen3_moe.from_config, qwen3_moe.tensors),
-    "qwen3_next": _Family(qwen3_next.from_config),
+    "qwen3_next": _Family(
+        qwen3_next.from_config,
+        qwen3_next.tensors,
+        qwen3_next.canonical,
+        qwen3_next.BESIDE,
+        qwen3_next.stored,
+    ),
     "gpt_oss": _Family(
         gpt_oss.from_config,
         gpt_oss.tensors,

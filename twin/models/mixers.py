@@ -30,7 +30,6 @@ class GroupedAttention:
     # no matrix v: values are the keys before norm and rotation; the cache still holds both
     values_are_keys: bool = False
     output_gate: bool = False  # sigmoid(gate) * output, the gate projected beside q
-    rotary_dim: int | None = None  # rotated elements of a head; None: all
 
     def positions(self, context: int) -> int:
         """Cached positions that a step reads."""
@@ -164,6 +163,11 @@ class DeltaNet:
     def state_elements(self) -> int:
         """The recurrent state: key_dim x value_dim a value head."""
         return self.value_heads * self.key_dim * self.value_dim
+
+    @property
+    def per_key(self) -> int:
+        """Value heads that share a key head."""
+        return self.value_heads // self.key_heads
 
     def positions(self, context: int) -> int:
         return 0

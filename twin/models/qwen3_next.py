@@ -1,26 +1,79 @@
 """Qwen3-Next: three layers of gated DeltaNet for each of gated full attention; routed experts
-beside a gated shared one.
+beside a gated shared one. Norms are stored less their one, but for those of DeltaNet's outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
+
+import numpy.typing as npt
 
 from twin.errors import ConfigError
+from twin.models import decoder, gemma, linear
 from twin.models.config import Config, rope
+from twin.models.decoder import Tensor
 from twin.models.formats import Role
 from twin.models.layered import check_experts, feed_of, kinds_of_layers, layered, layout
 from twin.models.mixers import DeltaNet, GroupedAttention, Mixer
-from twin.models.qwen3_moe import MODULES, dense_layers, routed
+from twin.models.qwen2_moe import NAMES, SHARED_MODULE, with_shared
+from twin.models.qwen3_moe import MODULES, dense_layers
 from twin.models.spec import ModelSpec
 
 _MODULES = MODULES | {
     Role.ATTENTION: "model.layers.0.linear_attn.in_proj_qkvz",
     Role.SMALL: "model.layers.0.linear_attn.in_proj_ba",
-    Role.SHARED: "model.layers.0.mlp.shared_expert.gate_proj",
+    Role.SHARED: SHARED_MODULE,
 }
 _LINEAR, _FULL = "linear_attention", "full_attention"
+SHARE = 0.25  # of a head that is rotated; the class default
+BESIDE = ("mtp.",)  # a draft layer, which is no part of the model
+_DELTA = {  # canonical name -> name, of a layer of gated DeltaNet
+    "qkvz": "in_proj_qkvz.weight",
+    "ba": "in_proj_ba.weight",
+    "o": "out_proj.weight",
+    linear.TAPS: "conv1d.weight",
+    linear.DECAY: "A_log",
+    linear.STEP: "dt_bias",
+    linear.NORM: "norm.weight",
+}
+_ATTENTION = ("q", "k", "v", "o", "q_norm", "k_norm")
+
+
+def tensors(spec: ModelSpec) -> dict[str, Tensor]:
+    """Canonical name -> tensor of a checkpoint."""
+    found = decoder.tensors(spec, NAMES)
+    for index in range(spec.layers):
+        layer, mixer = f"layers.{index}", spec.layer(index).mixer
+        if not isinstance(mixer, DeltaNet):
+            shape = linear.mixer_shape(mixer, spec.hidden, "q")
+            if shape is not None:  # with the gates' rows
+                found[f"{layer}.q"] = Tensor(found[f"{layer}.q"].name, shape)
+            continue
+        for name in _ATTENTION:
+            del found[f"{layer}.{name}"]
+        for name, stored_as in _DELTA.items():
+            shape = linear.mixer_shape(mixer, spec.hidden, name)
+            assert shape is not None
+            if name == linear.TAPS:  # of a convolution of one channel each
+                shape = (shape[0], 1, shape[1])
+            found[f"{layer}.{name}"] = Tensor(f"model.{layer}.linear_attn.{stored_as}", shape)
+    return found
+
+
+def canonical(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Norms with their one, in FP32; taps without the channel that each has to itself."""
+    if name.endswith(f".{linear.TAPS}"):
+        return array[:, 0]
+    return array if name.endswith(linear.NORM) else gemma.canonical(spec, name, array)
+
+
+def stored(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The way back."""
+    if name.endswith(f".{linear.TAPS}"):
+        return array[:, None]
+    return array if name.endswith(linear.NORM) else gemma.stored(spec, name, array)
 
 
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
@@ -32,25 +85,21 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
         (False,),
         "biases in the attention of this family are not described",
     )
-    full, linear = _full(fields), _linear(fields)
+    full, delta = _full(fields), _linear(fields)
     kinds = _kinds(fields)
-    mixers: dict[str, Mixer] = {_FULL: full, _LINEAR: linear}
-    experts = replace(
-        routed(fields),
-        shared_width=fields.count("shared_expert_intermediate_size"),
-        shared_gate=True,
-    )
-    check_experts(fields, experts, "num_experts", "num_experts_per_tok")
+    mixers: dict[str, Mixer] = {_FULL: full, _LINEAR: delta}
+    experts = check_experts(fields, with_shared(fields), "num_experts", "num_experts_per_tok")
     feed = feed_of(
         fields,
         experts,
         step=fields.count("decoder_sparse_step", 1),
         dense_layers=dense_layers(fields),
     )
+    turned = rope(fields, theta=None, simulated=True)
     return layered(
         fields,
         family="qwen3_next",
-        rope=rope(fields, theta=None, simulated=True),
+        rope=replace(turned, rotated=_rotated(fields, full.head_dim)),
         layout=layout(fields, lambda i: mixers[kinds[i]], feed),
         modules=_MODULES,
         kv_heads=full.kv_heads,
@@ -63,25 +112,28 @@ def _full(config: Config) -> GroupedAttention:
     heads = config.count("num_attention_heads")
     kv_heads, head_dim = config.count("num_key_value_heads"), config.count("head_dim")
     config.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    rotated = round(head_dim * _share(config))
     return GroupedAttention(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         qk_norm=True,
         output_gate=True,
-        rotary_dim=rotated,
     )
 
 
-def _share(config: Config) -> float:
-    """`partial_rotary_factor`, in rope_parameters since transformers 5."""
+def _rotated(config: Config, head_dim: int) -> int | None:
+    """Rotated elements of a head, None for all: `partial_rotary_factor`, in rope_parameters since
+    transformers 5.
+    """
     parameters = config.part("rope_parameters")
     holder = parameters if parameters and "partial_rotary_factor" in parameters else config
-    share = holder.real("partial_rotary_factor", 1.0)
-    if share > 1:
-        raise holder.refuse("partial_rotary_factor", "a share of a head, up to 1")
-    return share
+    share = holder.real("partial_rotary_factor", SHARE)
+    rotated = int(head_dim * share)
+    if share > 1 or rotated < 2 or rotated % 2:
+        raise holder.refuse(
+            "partial_rotary_factor", "a share of a head, up to 1, of an even number of elements"
+        )
+    return None if rotated == head_dim else rotated
 
 
 def _linear(config: Config) -> DeltaNet:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-from twin.models import experts
+from twin.models import experts, linear
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import DECODED, PLAIN, Format, Formats, Role, format_named
 from twin.models.layers import HyperConnections, Layer
@@ -270,7 +270,7 @@ class ModelSpec:
         what = f"{self.name} ({', '.join(self.features())})"
         return (
             f"{what} can be planned and simulated only; the engine runs dense models, and experts "
-            f"behind grouped attention, in {', '.join(RUN)}"
+            f"behind grouped attention or gated DeltaNet, in {', '.join(RUN)}"
         )
 
     def _formats_run(self) -> bool:
@@ -290,7 +290,17 @@ class ModelSpec:
         return self._of_attention("sinks")
 
     def _of_attention(self, what: str) -> bool:
-        return bool(self.layout) and bool(getattr(self.layout[0].mixer, what, False))
+        return bool(getattr(linear.attention_of(self.layout), what, False))
+
+    @property
+    def output_gate(self) -> bool:
+        """The same: are the outputs of attention gated?"""
+        return self._of_attention("output_gate")
+
+    @property
+    def delta(self) -> DeltaNet | None:
+        """The gated DeltaNet of a model that the engine runs; None of one without."""
+        return linear.delta_of(self.layout)
 
     @property
     def experts(self) -> ExpertFeed | None:

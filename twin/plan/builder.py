@@ -34,6 +34,8 @@ from twin.plan.types import (
 
 # a whole step lies between two uses: one copy is enough
 ONCE_PER_STEP = ("lane_mean", "logits", "candidates", "token")
+# the engine's blocks publish something of every stage of rows but of these
+FEW_ROWS = (StageKind.ROUTER, StageKind.DELTA_GATES, StageKind.SHARED_UP)
 # partial sums of all ranks
 EXCHANGED = tuple(kind.value for kind, row in ROWS.items() if row.summed)
 
@@ -141,11 +143,11 @@ class Builder:
         each other in one value.
 
         Of a kind that sums, ranks push their parts where others read them. The engine's blocks
-        publish something each, but for a router's logits; where only the twin runs a plan with
+        publish something each, but for those of FEW_ROWS; where only the twin runs a plan with
         fewer outputs than blocks, some own none.
         """
         outputs = sum(piece.outputs for piece in pieces)
-        if self.attention and kind is not StageKind.ROUTER and outputs < self.blocks:
+        if self.attention and kind not in FEW_ROWS and outputs < self.blocks:
             raise PlanError(
                 f"{kind.value} has {outputs} outputs per rank for {self.blocks} blocks: use at "
                 f"most {outputs} blocks per rank"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
 from twin.plan.kinds import StageKind
 
@@ -19,7 +20,9 @@ class Input(Enum):
 
     HIDDEN = "hidden"  # the residual, or a probe's constant
     HEADS = "heads"  # the outputs of all heads
-    FFN = "ffn"  # the feed-forward's activations
+    FFN = "ffn"  # the feed-forward's activations, of the chosen experts where there are some
+    SHARED = "shared"  # those of shared experts
+    DENSE = "dense"  # those of layers without experts, where others have some
 
 
 class Spent(Enum):
@@ -72,19 +75,33 @@ ROWS: dict[StageKind, Row] = {
     StageKind.ABSORB: Row(vector=True),
     StageKind.INDEX: Row(spent=Spent.ATTENTION),
     StageKind.HEAD_OUT: Row(vector=True),
-    StageKind.DELTA_IN: Row(vector=True),
-    StageKind.DELTA: Row(spent=Spent.ATTENTION),
+    StageKind.DELTA_IN: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True),
+    StageKind.DELTA_GATES: Row(engine=True, input=Input.HIDDEN, norm=True),
+    StageKind.DELTA: Row(engine=True, spent=Spent.ATTENTION),
     StageKind.ROUTER: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True, bias=True),
     StageKind.ROUTE: Row(engine=True, spent=Spent.ROUTING),
-    StageKind.SHARED_UP: Row(),
-    StageKind.SHARED_DOWN: Row(vector=True),
+    StageKind.SHARED_UP: Row(engine=True, input=Input.HIDDEN, norm=True),
+    StageKind.SHARED_DOWN: Row(engine=True, input=Input.SHARED, vector=True),
     StageKind.ROUTED_UP: Row(engine=True, input=Input.HIDDEN, norm=True, bias=True),
     StageKind.ROUTED_DOWN: Row(engine=True, input=Input.FFN, vector=True, summed=True, bias=True),
 }
 
-BY_INPUT = {
-    input.value: tuple(kind for kind, row in ROWS.items() if row.input is input) for input in Input
-}
+ALWAYS = (Input.HIDDEN.value, Input.HEADS.value, Input.FFN.value)  # each kernel has their vectors
+
+
+def input_of(kind: StageKind, *, routed: bool) -> Input | None:
+    """What a stage's matrix multiplies. `routed`: of a plan with chosen experts."""
+    return Input.DENSE if routed and kind is StageKind.DOWN else ROWS[kind].input
+
+
+@cache
+def kinds_by_input(*, routed: bool) -> dict[str, tuple[StageKind, ...]]:
+    """The stages whose matrices multiply each input."""
+    return {
+        each.value: tuple(kind for kind in ROWS if input_of(kind, routed=routed) is each)
+        for each in Input
+    }
+
 
 # What the engine runs of options that plans may have more of.
 ENGINE_OPTIONS = {"batch": 1, "draft": 0, "expert_ranks": 1, "ahead_slots": 0}

@@ -59,11 +59,10 @@ def _experts(
     The shared experts' stages stand where a block would otherwise wait: for the logits, and for the
     first weights of the chosen experts.
     """
-    router = [weights["router"]] + [w for w in (weights.get("shared_expert_gate"),) if w]
     logits = b.rows(
         StageKind.ROUTER,
         layer,
-        [Piece(common_rows(b, w.rows), w.cols, stored(b, w)) for w in router],
+        _router(b, weights),
         reads=reads,
         vector=vector(b),
         operations=("add_norm", "router", "top_k"),
@@ -84,17 +83,29 @@ def _experts(
     return _routed(b, layer, kind, weights, EMBED_STAGE if kind.hashed else gate)
 
 
+def _router(b: Builder, weights: Weights) -> list[Piece]:
+    """The router, and the row that gates shared experts: to the kernel one matrix, whose last logit
+    is the gate's.
+    """
+    router, gate = weights["router"], weights.get("shared_expert_gate")
+    if gate is None or b.attention is None:
+        matrices = [router] if gate is None else [router, gate]
+        return [Piece(common_rows(b, w.rows), w.cols, stored(b, w)) for w in matrices]
+    return [Piece(common_rows(b, router.rows + gate.rows), router.cols, stored(b, router))]
+
+
 def _shared_up(b: Builder, layer: int, kind: ExpertFeed, weights: Weights) -> Value:
-    width, up = (
-        share(b.spec.name, b.ranks, "columns of the shared experts", kind.shared_width),
-        weights["shared_up"],
-    )
+    up, down = weights["shared_up"], weights["shared_down"]
+    if b.attention is None:
+        width = share(b.spec.name, b.ranks, "columns of the shared experts", kind.shared_width)
+    else:
+        width = _slice(b, kind.shared_width, down.format, b.ranks)
     return b.rows(
         StageKind.SHARED_UP,
         layer,
         [Piece(width, up.cols, stored(b, up), unit=2)],
         reads=(),
-        vector=0,
+        vector=_normed_again(b),
         operations=("shared_gate_up_proj", "silu_mul"),
     )
 
@@ -123,7 +134,7 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
     """
     groups, tokens = b.options.expert_ranks, b.options.tokens
     up, down = weights["up"], weights["down"]
-    width = _slice(b, kind.width, down.format)
+    width = _slice(b, kind.width, down.format, b.ranks // groups)
     held = kind.experts // groups
     routed = Routed(held, min(held, tokens * kind.top_k), kind.experts, kind.top_k)
     matrix = cut(
@@ -141,14 +152,12 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
     act = b.value(
         "routed_up", layer, len(b.stages), elements=owned[-1][1], pushed=False, owned=owned
     )
-    # by the kernel once more: its vectors stay in registers for one stage
-    normed = b.shard.hidden if b.attention else 0
     b.stage(
         StageKind.ROUTED_UP,
         layer,
         reads=(),
         publishes=act.id,
-        vector=normed,
+        vector=_normed_again(b),
         operations=("permute", "grouped_gate_up_proj", "silu_mul"),
         matrix=matrix,
         routed=routed,
@@ -166,6 +175,11 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
         routed=routed,
         gate=gate,
     )
+
+
+def _normed_again(b: Builder) -> int:
+    """Elements that the kernel norms once more: its vectors stay in registers for one stage."""
+    return b.shard.hidden if b.attention else 0
 
 
 def _check_tiles(b: Builder, matrix: Matrix) -> None:
@@ -190,11 +204,10 @@ def _shares(routed: Routed, width: int, blocks: int, step: int) -> tuple[Span, .
     return tuple((block * most, (block + 1) * most) for block in range(blocks))
 
 
-def _slice(b: Builder, width: int, format: Format) -> int:
-    """Columns of an expert on one rank of its group; slices are whole groups of a format's scales,
-    so the last may be padded.
+def _slice(b: Builder, width: int, format: Format, ranks: int) -> int:
+    """Columns of an expert on one of the ranks that divide it; slices are whole groups of a
+    format's scales, so the last may be padded.
     """
-    ranks = b.ranks // b.options.expert_ranks
     grain = COLUMN_STEP
     if b.coding:
         grain = max(grain, b.coding.share)

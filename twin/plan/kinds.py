@@ -29,7 +29,7 @@ class StageKind(Enum):
     # combine splits; first half of the output projection, head by head or group by group
     HEAD_OUT = "head_out"
     DELTA_IN = "delta_in"  # norm; rows of a linear attention's queries, keys, values and gates
-    DELTA = "delta"  # convolve; read, update and write the recurrent state
+    DELTA = "delta"  # convolve; read, update and write the recurrent state; gate
     ROUTER = "router"  # residual += reads; norm; one logit an expert
     ROUTE = "route"  # choose each token's experts: from here on their weights may be fetched
     SHARED_UP = "shared_up"  # silu(gate) * up of the shared experts
@@ -37,3 +37,6 @@ class StageKind(Enum):
     ROUTED_UP = "routed_up"  # silu(gate) * up of the chosen experts
     # their weighted rows of the down projection, and those that were kept
     ROUTED_DOWN = "routed_down"
+    # between DELTA_IN and DELTA: norm once more; rows of write strengths and decays, where these
+    # are stored otherwise
+    DELTA_GATES = "delta_gates"

@@ -377,46 +377,49 @@ def _divides_entries(b: Builder, kind: CompressedAttention) -> bool:
 
 
 def _delta(b: Builder, layer: int, kind: DeltaNet, weights: Weights, reads: list[Read]) -> Value:
-    """On a rank: [queries][keys][values][output gate][write strength][decay], heads inside each."""
+    """On a rank: [queries][keys][values][output gate][write strength][decay], heads inside each.
+
+    An item publishes its part of a head's output, gated and scaled, and the sum of its squares
+    before that: the norm over the head is applied where all its items are read.
+    """
     keys, values = (
         share(b.spec.name, b.ranks, "key heads", kind.key_heads),
         share(b.spec.name, b.ranks, "value heads", kind.value_heads),
     )
     k, v = keys * kind.key_dim, values * kind.value_dim
-    qkvz, ba = weights["qkvz"], weights["ba"]
-    made = b.rows(
-        StageKind.DELTA_IN,
-        layer,
-        [
-            Piece(2 * k + 2 * v, qkvz.cols, stored(b, qkvz)),
-            Piece(2 * values, ba.cols, stored(b, ba)),
-        ],
-        reads=reads,
-        vector=vector(b),
-        operations=("add_norm", "qkvz_proj", "ba_proj"),
-    )
+    made, gates, first = _delta_in(b, layer, weights, reads, (2 * k + 2 * v, 2 * values))
     scan = _state(b, kind, values)
     items, rows = scatter(scan.items, b.blocks), scan.page
     per_key = values // keys
 
+    def head_of(item: int) -> int:
+        return item % (scan.heads * scan.splits) // scan.splits
+
     def used(item: int) -> list[Span]:
-        head, split = divmod(item % (scan.heads * scan.splits), scan.splits)
-        key, value = head // per_key * kind.key_dim, 2 * k + head * kind.value_dim + split * rows
-        gates = 2 * k + 2 * v + head
+        head, split = head_of(item), item % scan.splits
+        key, value = head // per_key * kind.key_dim, head * kind.value_dim + split * rows
         return [
             (key, key + kind.key_dim),
             (k + key, k + key + kind.key_dim),
-            (value, value + rows),
-            (gates, gates + 1),
-            (gates + values, gates + values + 1),
+            (2 * k + value, 2 * k + value + rows),
+            (2 * k + v + value, 2 * k + v + value + rows),
         ]
 
-    owned = tuple((lo * rows, hi * rows) for lo, hi in items)
+    def steered(item: int) -> list[Span]:
+        at = first + head_of(item)
+        return [(at, at + 1), (at + values, at + values + 1)]
+
+    if gates is made:
+        seen = [_seen(scan, items, made, lambda item: used(item) + steered(item))]
+    else:
+        seen = [_seen(scan, items, made, used), _seen(scan, items, gates, steered)]
+    width = rows + ITEM_WORDS
+    owned = tuple((lo * width, hi * width) for lo, hi in items)
     out = b.value(
         "delta",
         layer,
         len(b.stages),
-        elements=scan.items * rows,
+        elements=scan.items * width,
         pushed=False,
         owned=owned,
         words=b.options.draft + 1,
@@ -424,47 +427,74 @@ def _delta(b: Builder, layer: int, kind: DeltaNet, weights: Weights, reads: list
     b.stage(
         StageKind.DELTA,
         layer,
-        reads=[_seen(scan, items, made, used)],
+        reads=seen,
         publishes=out.id,
         vector=0,
         operations=("conv", "delta_rule", "gated_norm"),
         items=items,
         scan=scan,
     )
-    return _out(
-        b,
+    return _out(b, layer, weights["o"], [b.whole(out)], v, vector=v)
+
+
+def _delta_in(
+    b: Builder, layer: int, weights: Weights, reads: list[Read], rows: tuple[int, int]
+) -> tuple[Value, Value, int]:
+    """(projections, the value with write strengths and decays, their first element there). To the
+    kernel a stage has one matrix: of two formats it makes two stages.
+    """
+    pieces = [
+        Piece(count, weights[name].cols, stored(b, weights[name]))
+        for name, count in zip(("qkvz", "ba"), rows, strict=True)
+    ]
+    alike = pieces[0].format is None and pieces[1].format is None
+    if b.attention and alike:
+        pieces = [Piece(sum(rows), pieces[0].cols)]
+    apart = pieces.pop() if b.attention and not alike else None
+    made = b.rows(
+        StageKind.DELTA_IN,
         layer,
-        weights["o"],
-        [b.whole(out), b.span(made, 2 * k + v, 2 * k + 2 * v)],
-        v,
-        vector=2 * v,
+        pieces,
+        reads=reads,
+        vector=vector(b),
+        operations=("add_norm", "qkvz_proj", "ba_proj"),
     )
+    if apart is None:
+        return made, made, rows[0]
+    gates = b.rows(
+        StageKind.DELTA_GATES,
+        layer,
+        [apart],
+        reads=(),
+        vector=b.shard.hidden,
+        operations=(),
+    )
+    return made, gates, 0
 
 
 def _state(b: Builder, kind: DeltaNet, heads: int) -> Scan:
-    """The recurrent state of `heads` value heads, cut along the value dimension; its bytes besides
-    are the convolution's history.
+    """The recurrent state of `heads` value heads, cut along the value dimension into items of whole
+    loads. Beside its state an item keeps the convolution's history of the channels that it uses.
     """
-    sequences, element = b.options.batch, b.options.kv_dtype.bytes
+    sequences = b.options.batch
     most = max(1, b.blocks // (heads * sequences))
-    splits = max(d for d in range(1, min(most, kind.value_dim) + 1) if kind.value_dim % d == 0)
-    items = sequences * heads * splits
-    entry = kind.state_elements * 4 // (kind.value_heads * kind.value_dim)
-    moved = kind.traffic(b.options.context, element)
-    of_rank = sequences / b.ranks
-    state = kind.state_elements * 4 * of_rank
+    cuts = (d for d in range(1, min(most, kind.value_dim) + 1) if kind.value_dim % d == 0)
+    splits = max(d for d in cuts if d == 1 or kind.value_dim // d % ITEM_WORDS == 0)
+    rows = kind.value_dim // splits
+    state, channel = 4 * kind.key_dim * rows, 4 * (2 * kind.key_dim + rows)
+    history = (kind.conv - 1) * channel
     return Scan(
         sequences=sequences,
         heads=heads,
         group=1,
         entries=kind.value_dim,
-        entry_bytes=entry,
+        entry_bytes=4 * kind.key_dim,
         dim=kind.key_dim,
         splits=splits,
-        page=kind.value_dim // splits,
-        held_bytes=round(kind.held_bytes(b.options.max_context, element) * of_rank),
-        extra_bytes=round((moved.read_bytes * of_rank - state) / items),
-        written_bytes=round(moved.written_bytes * of_rank / items),
+        page=rows,
+        held_bytes=sequences * heads * splits * (state + history),
+        extra_bytes=history,
+        written_bytes=state + channel,
     )
 
 

@@ -36,7 +36,9 @@ def settled(spec: ModelSpec, options: Options) -> Options:
     common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)
     late = options.late_parts or _late_parts(spec, options, delay)
     norms = spec.variant.norms.after or spec.variant.whole_qk_norm
-    passes = on_kernel(spec, options) and not norms  # they have no code for such norms
+    shared = spec.experts is not None and spec.experts.shared_width > 0
+    # they have no code for such norms, nor for shared experts
+    passes = on_kernel(spec, options) and not norms and not shared
     chunk = options.prompt_chunk if passes else 1
     return replace(
         options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from twin.errors import PlanError
 from twin.models.codes import Code, Coded, code_of, joined, paired
 from twin.models.formats import WHOLE_ROW
+from twin.models.mixers import DeltaNet
 from twin.models.spec import DType, LaneHead, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.models.yarn import blended
+from twin.plan.delta_shards import Rows, projected_rows, steering_rows
 from twin.plan.types import Matrix, Plan, Shard, Span, Stage, StageKind
 
 Array = NDArray[Any]
@@ -57,11 +59,15 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
             return np.concatenate(
                 [
                     _turning(
-                        weights, name, weights[f"{layer}.{name}"][_head_rows(plan, name, rank)]
+                        weights, name, weights[f"{layer}.{leaf}"][_head_rows(plan, name, rank)]
                     )
-                    for name in "qkv"
+                    for name, leaf in _qkv(weights.spec)
                 ]
             )
+        case StageKind.DELTA_IN:
+            return _delta_in(plan, matrix, rank, weights, layer)
+        case StageKind.DELTA_GATES:
+            return weights[f"{layer}.ba"][steering_rows(_delta(weights), plan.ranks, rank)]
         case StageKind.O_PROJ:
             return weights[f"{layer}.o"][:, columns]
         case StageKind.GATE_UP:
@@ -72,11 +78,52 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
         case StageKind.DOWN:
             return weights[f"{layer}.down"][:, columns]
         case StageKind.ROUTER:
-            return padded(weights[f"{layer}.router"], rank * matrix.rows, matrix.rows)
+            return padded(_router(weights, layer), rank * matrix.rows, matrix.rows)
+        case StageKind.SHARED_UP:
+            width = matrix.rows // matrix.unit
+            halves = [
+                padded(weights[f"{layer}.shared_{half}"], rank * width, width)
+                for half in ("gate", "up")
+            ]
+            return np.stack(halves, axis=1).reshape(matrix.rows, matrix.cols)
+        case StageKind.SHARED_DOWN:
+            return padded(weights[f"{layer}.shared_down"].T, columns.start, matrix.cols).T
         case StageKind.LM_HEAD:
             return _head_matrix(plan.shard, rank, weights)
         case _:
             raise PlanError(f"{stage.name} has no weights of a model")
+
+
+def _qkv(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
+    """(what a rank's rows are, the tensor that has them): of gated attention queries and gates take
+    turns in one.
+    """
+    rows = (("q", "q"), ("k", "k"), ("v", "v"))
+    return (*rows, ("gate", "q")) if spec.output_gate else rows
+
+
+def _delta(weights: Weights) -> DeltaNet:
+    kind = weights.spec.delta
+    assert kind is not None
+    return kind
+
+
+def _delta_in(plan: Plan, matrix: Matrix, rank: int, weights: Weights, layer: str) -> Array:
+    """The projections; behind them write strengths and decays, where the stage has them, too."""
+    kind = _delta(weights)
+    rows = weights[f"{layer}.qkvz"][projected_rows(kind, plan.ranks, rank)]
+    if len(rows) == matrix.rows:
+        return rows
+    gates = weights[f"{layer}.ba"][steering_rows(kind, plan.ranks, rank)]
+    return np.concatenate([rows, gates])
+
+
+def _router(weights: Weights, layer: str) -> Array:
+    """A row of each expert; the one that gates shared experts comes last."""
+    router, spec = weights[f"{layer}.router"], weights.spec
+    if spec.experts is None or not spec.experts.shared_gate:
+        return router
+    return np.concatenate([router, weights[f"{layer}.shared_expert_gate"]])
 
 
 def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Coded:
@@ -88,20 +135,29 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Code
     def named(leaf: str) -> Coded:
         return _named(weights, code, leaf if stage.layer < 0 else f"layers.{stage.layer}.{leaf}")
 
-    def turned(name: str) -> Coded:
+    def turned(name: str, leaf: str) -> Coded:
         rows = np.arange(plan.ranks * matrix.rows)[_head_rows(plan, name, rank)]
-        return named(name).rows(_turning(weights, name, rows))
+        return named(leaf).rows(_turning(weights, name, rows))
 
     own = slice(rank * outputs, (rank + 1) * outputs)
     match stage.kind:
         case StageKind.QKV:
-            return joined([turned(name) for name in "qkv"])
+            return joined([turned(name, leaf) for name, leaf in _qkv(weights.spec)])
+        case StageKind.DELTA_IN:
+            return named("qkvz").rows(projected_rows(_delta(weights), plan.ranks, rank))
         case StageKind.O_PROJ:
             return named("o").columns(first, first + matrix.cols)
         case StageKind.GATE_UP:
             return paired(named("gate").rows(own), named("up").rows(own))
         case StageKind.DOWN:
             return named("down").columns(first, first + matrix.cols)
+        case StageKind.SHARED_UP:
+            halves = [named(f"shared_{half}") for half in ("gate", "up")]
+            rows = (rank * outputs, (rank + 1) * outputs)
+            return paired(*(_within(half, rows, (0, matrix.cols)) for half in halves))
+        case StageKind.SHARED_DOWN:
+            cols = (first, first + matrix.cols)
+            return _within(named("shared_down"), (0, matrix.rows), cols)
         case _:
             raise PlanError(f"{stage.name} has no coded weights of a model")
 
@@ -197,9 +253,11 @@ def stage_norm(stage: Stage, weights: Weights) -> Vector | None:
     lanes, before = weights.spec.lanes, weights.spec.variant.norms.before
     mean = lanes is not None and lanes.head is LaneHead.MEAN
     match stage.kind:
-        case StageKind.QKV if before:
+        case StageKind.QKV | StageKind.DELTA_IN | StageKind.DELTA_GATES if before:
             name = f"layers.{stage.layer}.attn_norm"
-        case StageKind.GATE_UP | StageKind.ROUTER | StageKind.ROUTED_UP if before:
+        case StageKind.GATE_UP | StageKind.ROUTER | StageKind.SHARED_UP | StageKind.ROUTED_UP if (
+            before
+        ):
             name = f"layers.{stage.layer}.ffn_norm"
         case StageKind.LANE_MEAN if mean:
             name = "final_norm"
@@ -292,7 +350,7 @@ def _turning(weights: Weights, name: str, rows: Array) -> Array:
     and k.
     """
     spec, rotated = weights.spec, weights.spec.rope.rotated
-    if name == "v" or rotated is None or spec.rope.style is RopeStyle.INTERLEAVED:
+    if name in ("v", "gate") or rotated is None or spec.rope.style is RopeStyle.INTERLEAVED:
         return rows
     first, rest = (
         np.arange(rotated).reshape(2, -1),
@@ -302,9 +360,14 @@ def _turning(weights: Weights, name: str, rows: Array) -> Array:
     return rows.reshape(-1, spec.head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)
 
 
-def _head_rows(plan: Plan, name: str, rank: int) -> slice:
-    """Rows of q, k or v on this rank; ranks that share a KV head hold the same rows."""
+def _head_rows(plan: Plan, name: str, rank: int) -> slice | Rows:
+    """Rows of q, k, v or the outputs' gates on this rank; ranks that share a KV head hold the same
+    rows.
+    """
     own = plan.kernel_attention()
+    if name in ("q", "gate") and plan.spec is not None and plan.spec.output_gate:
+        begins = (2 * (rank * own.heads + np.arange(own.heads)) + (name == "gate")) * own.head_dim
+        return (begins[:, None] + np.arange(own.head_dim)).reshape(-1)
     heads, first = (own.heads, rank) if name == "q" else (own.kv_heads, rank // own.kv_replicas)
     size = heads * own.head_dim
     return slice(first * size, (first + 1) * size)

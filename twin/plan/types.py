@@ -22,7 +22,7 @@ from typing import Any
 
 from twin.models.formats import Format
 from twin.models.spec import RUN, DType, ModelSpec
-from twin.plan.catalogue import ENGINE_OPTIONS, ROWS
+from twin.plan.catalogue import ENGINE_OPTIONS, ROWS, kinds_by_input
 from twin.plan.kinds import StageKind as StageKind
 
 STAGGERED_LANES = 4  # lane 4 begins a step with lane 0
@@ -361,10 +361,12 @@ class Stage:
     @property
     def has_code(self) -> bool:
         """Does the kernel have code for the stage and decode its weights? It multiplies the plan's
-        own weight type, and attends keys and values that all layers cache alike.
+        own weight type, and attends keys and values that all layers cache alike, or updates
+        recurrent states.
         """
         own = all(matrix.format is None or matrix.format.coded for matrix in self.matrices)
-        return ROWS[self.kind].engine and own and self.scan is None
+        scans = self.scan is None or self.kind is StageKind.DELTA
+        return ROWS[self.kind].engine and own and scans
 
     @property
     def late(self) -> bool:
@@ -478,6 +480,16 @@ class Plan:
     def tokens(self) -> int:
         """Tokens of one step."""
         return self.options.tokens
+
+    @property
+    def routed(self) -> bool:
+        """Have some layers chosen experts?"""
+        return any(stage.routed for stage in self.stages)
+
+    @property
+    def kinds_by_input(self) -> dict[str, tuple[StageKind, ...]]:
+        """The stages whose matrices multiply each input of the kernel."""
+        return kinds_by_input(routed=self.routed)
 
     @property
     def coded(self) -> bool:
@@ -616,9 +628,10 @@ class Plan:
                 "residual=replicated"
             )
         stage = next((stage for stage in self.stages if not stage.has_code), None)
-        if stage is None:
+        if stage is None and (self.spec is None or self.attention is not None):
             return None
         model = self.spec.runnable_reason() if self.spec else None
+        stage = stage or self.stages[0]
         return (
             model
             or f"{stage.name} can be planned and simulated only; the engine runs dense models in "

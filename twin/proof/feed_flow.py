@@ -28,16 +28,19 @@ def fed(layer: LayerWalk, kind: Feed, reads: list[Need]) -> Value:
 
 def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> Value:
     walk, hidden = layer.walk, layer.walk.spec.hidden
-    scored = [
-        (layer.common(kind.experts), "router"),
-        *([(layer.common(1), "shared_expert_gate")] if kind.shared_gate else []),
-    ]
+    gates = int(kind.shared_gate)
+    if layer.plan.attention is not None:  # the engine's router has the gate's row behind its own
+        scored = [(layer.common(kind.experts + gates), "router")]
+    else:
+        scored = [
+            (layer.common(kind.experts), "router"),
+            *([(layer.common(1), "shared_expert_gate")] if gates else []),
+        ]
     logits = layer.rows(StageKind.ROUTER, reads, scored, common=True)
-    act = (
-        layer.rows(StageKind.SHARED_UP, [], [(layer.share(kind.shared_width), "shared_up")], unit=2)
-        if kind.shared_width
-        else None
-    )
+    act = None
+    if kind.shared_width:
+        shared = _shared_share(layer, kind.shared_width)
+        act = layer.rows(StageKind.SHARED_UP, [], [(shared, "shared_up")], unit=2)
     route = walk.peek(StageKind.ROUTE, layer.index)
     walk.take(StageKind.ROUTE, layer.index, [layer.all(logits)], elements=None)
     kept = None
@@ -54,7 +57,8 @@ def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> Value:
         )
     known = 0 if kind.hashed else route.index
     up = walk.peek(StageKind.ROUTED_UP, layer.index)
-    width = _slice(layer, kind.width, up.matrix.pack if up.matrix else 0)
+    pack = up.matrix.pack if up.matrix else 0
+    width = _slice(layer, kind.width, pack, "down", layer.ranks // layer.options.expert_ranks)
     _chosen(layer, up, kind, known)
     wanted = _shares_of_chosen(layer, kind, width, up.matrix)
     value = walk.take(
@@ -109,12 +113,19 @@ def _chosen(layer: LayerWalk, stage: Stage, kind: ExpertFeed, known: int) -> Non
         )
 
 
-def _slice(layer: LayerWalk, width: int, pack: int) -> int:
-    """Columns of an expert on a rank: whole groups of scales; beside few-bit weights whole
-    loads of `pack` columns, and on several ranks whole blocks of each format.
+def _shared_share(layer: LayerWalk, width: int) -> int:
+    """Columns of the shared experts on a rank; those that the twin alone runs divide evenly."""
+    if layer.plan.attention is None:
+        return layer.share(width)
+    matrix = layer.walk.peek(StageKind.SHARED_UP, layer.index).matrix
+    return _slice(layer, width, matrix.pack if matrix else 0, "shared_down", layer.ranks)
+
+
+def _slice(layer: LayerWalk, width: int, pack: int, name: str, ranks: int) -> int:
+    """Columns of an expert on one of the ranks that divide it: whole groups of scales; beside
+    few-bit weights whole loads of `pack` columns, and on several ranks whole blocks of each format.
     """
-    ranks = layer.ranks // layer.options.expert_ranks
-    form = layer.weights["down"].format
+    form = layer.weights[name].format
     high, wide = form.block
     grain = max(8, wide) if ranks > 1 and high == 1 else 8
     if pack:

@@ -16,7 +16,7 @@ from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.kernel.teams import taken_ahead
 from twin.models.formats import UNIT_BYTES
-from twin.plan.catalogue import ROWS
+from twin.plan.catalogue import input_of
 from twin.plan.types import (
     MOST_BATCH_ROWS,
     Execution,
@@ -36,6 +36,7 @@ HEAD_STEP = 4  # elements of a head that a thread gathers at once
 # a token's number is exchanged as an FP32, which holds every whole number up to here
 MOST_INDEX = 2**24
 SUMMARY = 4  # words of what a block publishes of its logits for the full sampler
+BLOCK_THREADS = 256  # of an NVIDIA block, that multiply
 MOST_NUMBER = 2**31 - 1  # tables hold 4-byte fields
 # (a matrix, reads, a publication); None: either
 PROBE_STAGES: dict[StageKind, tuple[bool | None, ...]] = {
@@ -55,6 +56,7 @@ def check_kernel(plan: Plan) -> list[Violation]:
         *_limits(plan),
         *_lanes(plan),
         *_experts(plan),
+        *_heads(plan),
         *(violation for stage in plan.stages for violation in _stage(plan, stage)),
     ]
     return (
@@ -140,10 +142,15 @@ def _experts(plan: Plan) -> Iterator[Violation]:
                 "two experts at most"
             )
             yield Violation("kernel", stage.name, message)
-    if routed and plan.limits.teams and any(stage.kind is StageKind.DOWN for stage in plan.stages):
+
+
+def _heads(plan: Plan) -> Iterator[Violation]:
+    """An NVIDIA block's warps are divided for one width of what output projections multiply."""
+    wide = {s.matrix.cols: s.name for s in plan.stages if s.matrix and s.kind is StageKind.O_PROJ}
+    if plan.limits.teams and len(wide) > 1:
         message = (
-            "some layers have no experts; an NVIDIA block's warps are divided for one width of "
-            "feed-forward layers"
+            f"{' and '.join(f'{cols} columns in {name}' for cols, name in wide.items())}; an "
+            "NVIDIA block's warps are divided for one width of heads' outputs"
         )
         yield Violation("kernel", THE_PLAN, message)
 
@@ -163,17 +170,24 @@ def _expert_tiles(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violatio
 def _stage(plan: Plan, stage: Stage) -> Iterator[Violation]:
     # the data flow says which stages are
     routed = plan.spec is not None and plan.spec.experts is not None
+    recurs = plan.spec is not None and plan.spec.delta is not None
     for what, there in (
         ("chosen experts", stage.routed and not routed),
         ("a gate for its weights", stage.gate is not None and not routed),
-        ("a scan of its own", stage.scan),
+        ("a scan of its own", stage.scan and not (recurs and stage.kind is StageKind.DELTA)),
         ("several matrices", stage.more),
-        ("sums that stay in the block", stage.kept),
+        ("sums that stay in the block", stage.kept and not routed),
     ):
         if there:
             yield Violation("kernel", stage.name, f"has {what}, which can be simulated only")
     if stage.matrix is not None:
         yield from _matrix(plan, stage, stage.matrix)
+    if stage.scan and plan.limits.teams and stage.scan.page > BLOCK_THREADS:
+        message = (
+            f"items of {stage.scan.page} columns of a state; the {BLOCK_THREADS} threads of an "
+            "NVIDIA block have one each: use more blocks"
+        )
+        yield Violation("kernel", stage.name, message)
     if stage.kind is StageKind.SAMPLE:
         yield from _sample(plan, stage)
 
@@ -225,6 +239,7 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
     """Beside few-bit weights all matrices of an input share its layout: a thread has as many
     elements of it in a row as one load brings of 8-bit weights."""
     coded = any(m.format is not None for stage in plan.stages for m in stage.matrices)
+    routed = plan.routed
     pack = UNIT_BYTES if coded else 0
     shapes: dict[object, tuple[str, int, int]] = {}
     for stage in plan.stages:
@@ -237,7 +252,7 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
         elif pack and (cols % pack or tile % pack):
             message = f"{cols} columns in tiles of {tile}: must be multiples of {pack}, a load"
             yield Violation("kernel", stage.name, message)
-        first = shapes.setdefault(ROWS[stage.kind].input, (stage.name, cols, tile))
+        first = shapes.setdefault(input_of(stage.kind, routed=routed), (stage.name, cols, tile))
         if pack and first[1:] != (cols, tile):
             message = (
                 f"tiles of {tile} of {cols} columns; {first[0]}, of the same input, has {first[2]}"

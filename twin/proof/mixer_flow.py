@@ -15,11 +15,13 @@ from twin.models.mixers import (
     LatentAttention,
     Mixer,
 )
-from twin.plan.types import Span, StageKind, Value
+from twin.plan.types import Span, Stage, StageKind, Value
 from twin.proof.layer_walk import LayerWalk, nth, scan_of
+from twin.proof.stored import PLAIN
 from twin.proof.walk import Need, partials_of
 
 STATE_WORD = 4  # bytes of an element of a recurrent state
+LOAD_WORDS = 4  # 16 bytes
 LATENT_PARTS = (
     "q_a",
     "kv",
@@ -252,29 +254,75 @@ def _scores(
 def _delta(layer: LayerWalk, kind: DeltaNet, reads: list[Need]) -> Value:
     keys, values = layer.share(kind.key_heads), layer.share(kind.value_heads)
     k, v = keys * kind.key_dim, values * kind.value_dim
-    made = layer.rows(StageKind.DELTA_IN, reads, [(2 * k + 2 * v, "qkvz"), (2 * values, "ba")])
+    made, steering, first = _delta_made(layer, reads, 2 * (k + v), 2 * values)
     stage = layer.scans(StageKind.DELTA, heads=values, group=1, entries=kind.value_dim)
     layer.entry_bytes(stage, kind.key_dim * STATE_WORD)
-    rows = kind.value_dim // scan_of(stage).splits
+    rows = _delta_rows(layer, stage, kind)
+    splits = scan_of(stage).splits
 
-    def of(item: int) -> Iterable[Span]:
-        head, split = divmod(item % (values * scan_of(stage).splits), scan_of(stage).splits)
+    def projected(item: int) -> list[Span]:
+        head, split = divmod(item % (values * splits), splits)
         key = head * keys // values * kind.key_dim
         value = 2 * k + head * kind.value_dim + split * rows
-        strength = 2 * (k + v) + head
         return [
             (key, key + kind.key_dim),
             (k + key, k + key + kind.key_dim),
             (value, value + rows),
-            nth(strength, 1),
-            nth(strength + values, 1),
+            (v + value, v + value + rows),
         ]
 
-    out = layer.attention(stage, [layer.of_items(stage, made, of)], rows)
-    gate = Need(made, layer.every((2 * k + v, 2 * k + 2 * v)))
-    return layer.rows(
-        StageKind.O_PROJ, [layer.all(out), gate], [(layer.walk.spec.hidden, "o")], cols=v
-    )
+    def steered(item: int) -> list[Span]:
+        strength = first + item % (values * splits) // splits
+        return [nth(strength, 1), nth(strength + values, 1)]
+
+    if steering is made:
+        needs = [layer.of_items(stage, made, lambda item: projected(item) + steered(item))]
+    else:
+        needs = [
+            layer.of_items(stage, made, projected),
+            layer.of_items(stage, steering, steered),
+        ]
+    # beside an item's outputs stands the sum of their squares, in a load of its own
+    out = layer.attention(stage, needs, rows + LOAD_WORDS)
+    return layer.rows(StageKind.O_PROJ, [layer.all(out)], [(layer.walk.spec.hidden, "o")], cols=v)
+
+
+def _delta_made(
+    layer: LayerWalk, reads: list[Need], rows: int, gates: int
+) -> tuple[Value, Value, int]:
+    """(projections, what steers the states, its first element). The engine's stages have one matrix
+    each: that of both where both are stored in the plan's own type.
+    """
+    if layer.plan.attention is None:
+        made = layer.rows(StageKind.DELTA_IN, reads, [(rows, "qkvz"), (gates, "ba")])
+        return made, made, rows
+    names = [layer.weights[name].format.name for name in ("qkvz", "ba")]
+    if layer.walk.spec.stored is None or all(name in PLAIN for name in names):
+        made = layer.rows(StageKind.DELTA_IN, reads, [(rows + gates, "qkvz")])
+        return made, made, rows
+    made = layer.rows(StageKind.DELTA_IN, reads, [(rows, "qkvz")])
+    return made, layer.rows(StageKind.DELTA_GATES, [], [(gates, "ba")]), 0
+
+
+def _delta_rows(layer: LayerWalk, stage: Stage, kind: DeltaNet) -> int:
+    """Columns of an item's state. A block keeps its items' states and histories, in FP32."""
+    scan = scan_of(stage)
+    rows = kind.value_dim // scan.splits
+    if rows * scan.splits != kind.value_dim or scan.page != rows:
+        layer.walk.say(
+            stage, f"{scan.splits} items of {scan.page} columns, a head has {kind.value_dim}"
+        )
+    if scan.splits > 1 and rows % LOAD_WORDS:
+        layer.walk.say(stage, f"items of {rows} columns, no whole loads of {LOAD_WORDS} words")
+    seen = 2 * kind.key_dim + rows
+    words = scan.items * (kind.key_dim * rows + (kind.conv - 1) * seen)
+    if scan.held_bytes < words * STATE_WORD:
+        layer.walk.say(
+            stage,
+            f"holds {scan.held_bytes} bytes of states and histories, which take "
+            f"{words * STATE_WORD}",
+        )
+    return rows
 
 
 @lru_cache(maxsize=1024)

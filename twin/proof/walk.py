@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from twin.models.feeds import DenseFeed, ExpertFeed, Scoring
 from twin.models.layers import Layer
-from twin.models.mixers import GroupedAttention
+from twin.models.mixers import DeltaNet, GroupedAttention
 from twin.models.spec import DType, LaneHead, ModelSpec
 from twin.plan.types import (
     CollectiveKind,
@@ -394,38 +394,47 @@ def _alike(plan: Plan, spec: ModelSpec) -> bool:
     known = not spec.layout or (
         routed
         and all(map(_known, spec.layout))
-        and len({_cache(layer) for layer in spec.layout}) == 1
+        and len({_cache(layer) for layer in spec.layout if _attends(layer)}) == 1
+        and len({layer.mixer for layer in spec.layout if not _attends(layer)}) < 2
     )
     return known and multiplied(spec) and not (spec.hyper or several)
 
 
 def _known(layer: Layer) -> bool:
-    """Is the layer one that the kernel has code for: grouped attention and a plain feed, dense or
-    routed?
+    """Is the layer one that the kernel has code for: grouped attention or gated DeltaNet, and a
+    plain feed, dense or routed?
     """
     mixer, feed = layer.mixer, layer.feed
-    if not isinstance(mixer, GroupedAttention):
-        return False
-    odd = (
-        mixer.whole_qk_norm,
-        mixer.values_are_keys,
-        mixer.output_gate,
-        mixer.rotary_dim,
-    )
-    if any(odd):
+    if isinstance(mixer, GroupedAttention):
+        odd = (mixer.whole_qk_norm, mixer.values_are_keys, mixer.output_gate and mixer.qkv_bias)
+        if any(odd):
+            return False
+    elif not isinstance(mixer, DeltaNet) or not _recurs(mixer):
         return False
     if isinstance(feed, DenseFeed):
         return feed.limit is None
     plain = feed.groups == feed.top_groups == 1 and feed.scoring is not Scoring.SQRT_SOFTPLUS
-    extra = (feed.shared_width, feed.hashed, feed.shared_gate)
-    return plain and not any(extra) and 0 < feed.top_k <= feed.experts
+    # shared experts have no gate but silu
+    other = (feed.bias, feed.limit is not None, feed.gain != 1.0, feed.offset != 0.0)
+    shared = not any(other) if feed.shared_width else not feed.shared_gate
+    return plain and shared and not feed.hashed and 0 < feed.top_k <= feed.experts
+
+
+def _attends(layer: Layer) -> bool:
+    return isinstance(layer.mixer, GroupedAttention)
+
+
+def _recurs(mixer: DeltaNet) -> bool:
+    """Heads of whole loads, and a convolution that looks back."""
+    whole = (mixer.key_dim | mixer.value_dim) % 4 == 0
+    return whole and mixer.conv > 1 and mixer.value_heads % mixer.key_heads == 0
 
 
 def _cache(layer: Layer) -> tuple[object, ...]:
     """What all layers must have in common."""
     mixer = layer.mixer
     assert isinstance(mixer, GroupedAttention)
-    has = (mixer.qkv_bias, mixer.o_bias, mixer.qk_norm, mixer.sinks)
+    has = (mixer.qkv_bias, mixer.o_bias, mixer.qk_norm, mixer.sinks, mixer.output_gate)
     return mixer.heads, mixer.kv_heads, mixer.head_dim, has
 
 

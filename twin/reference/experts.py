@@ -45,6 +45,18 @@ class Experts:
         assert kind is not None
         return tuple(chosen(kind, seen.reshape(-1)[: kind.experts]) for seen in logits)
 
+    def shared_gates(self, logits: Array) -> Array:
+        """[n, 1] the sigmoid of the logit behind those of the experts; ones where nothing gates
+        shared experts.
+        """
+        assert self.plan.spec is not None
+        kind = self.plan.spec.experts
+        if kind is None or not kind.shared_gate:
+            return np.ones((1, 1), self.dtype)
+        last = np.stack([seen.reshape(-1)[kind.experts : kind.experts + 1] for seen in logits])
+        gates: Array = 1 / (1 + np.exp(-last))
+        return gates
+
     def up(self, stage: Stage, rank: int, x: Array, choices: Choices) -> Array:
         """[n, top_k * width]: what the chosen experts make of x ([n, hidden]), one behind the
         other.

@@ -25,6 +25,7 @@ from twin.plan.step import CANDIDATE, SUMMARY
 from twin.plan.types import Plan, Sampling, Span, Stage, StageKind
 from twin.reference.experts import Choices, Experts, silu
 from twin.reference.memory import Memory, numbers_of
+from twin.reference.states import States
 
 Sampler = Callable[[Array, int], int]  # (logits [vocab], generated position) -> token
 
@@ -66,22 +67,26 @@ class Reference:
         self.logits = np.empty(self.spec.vocab, dtype)
         chosen = plan.options.kv_dtype if isinstance(kv_dtype, EllipsisType) else kv_dtype
         stored = KV_TYPES[chosen] if chosen else dtype
-        windows = [s.window for s in plan.stages if s.kind is StageKind.ATTENTION]
-        shapes = [
-            (plan.ranks, own.items_of(window), own.positions_of(window), own.head_dim)
-            for window in windows
-        ]
-        # [layers] of [ranks][items][positions][head_dim]
-        self.keys = [np.zeros(shape, stored) for shape in shapes]
-        self.values = [np.zeros(shape, stored) for shape in shapes]
+        windows = {s.layer: s.window for s in plan.stages if s.kind is StageKind.ATTENTION}
+        shapes = {
+            layer: (plan.ranks, own.items_of(window), own.positions_of(window), own.head_dim)
+            for layer, window in windows.items()
+        }
+        # by layer, [ranks][items][positions][head_dim]
+        self.keys = {layer: np.zeros(shape, stored) for layer, shape in shapes.items()}
+        self.values = {layer: np.zeros(shape, stored) for layer, shape in shapes.items()}
         self.turns = [
             (cos.astype(dtype), sin.astype(dtype))
             for cos, sin in shards.rope_tables(self.spec, plan.options.max_context)
         ]
         self.experts = Experts(plan, weights, dtype)
+        self.states = States(plan, weights, dtype)
         # [n, hidden] that a router and its experts see
         self.normed: list[Array] = [np.empty(0, dtype)] * plan.ranks
         self.choices: list[Choices] = [()] * plan.ranks  # of the last router
+        # [n, 1] how much of the shared experts tokens want; [n, hidden] these experts' rows
+        self.gates: list[Array] = [np.ones((1, 1), dtype)] * plan.ranks
+        self.kept: list[Array] = [np.zeros((1, 1), dtype)] * plan.ranks
         self._embedding = weights["embed"]
         self._matrices: dict[tuple[int, int], Array] = {}
         self._vectors: dict[tuple[str, int, int], Any] = {}
@@ -166,10 +171,17 @@ class Reference:
                 return self._embed(rank, inputs, token)
             case StageKind.QKV:
                 return self._rows(stage, rank, self._hidden(stage, rank, inputs))
+            case StageKind.DELTA_IN:
+                self.normed[rank] = self._hidden(stage, rank, inputs)
+                return self._rows(stage, rank, self.normed[rank])
+            case StageKind.DELTA_GATES:
+                return self._rows(stage, rank, self.normed[rank])
+            case StageKind.DELTA:
+                return self.states.run(stage, rank, self.position, [seen[:, 0] for seen in inputs])
             case StageKind.ATTENTION:
                 return self._attention(stage, rank, *(seen[:, 0] for seen in inputs))
             case StageKind.O_PROJ:
-                return self._rows(stage, rank, self._combine(stage, inputs[0][:, 0]))
+                return self._rows(stage, rank, self._heads_out(stage, [i[:, 0] for i in inputs]))
             case StageKind.GATE_UP:
                 rows = self._rows(stage, rank, self._hidden(stage, rank, inputs))
                 gate, up = rows[:, 0::2], rows[:, 1::2]
@@ -181,16 +193,26 @@ class Reference:
                 return self._rows(stage, rank, self.normed[rank])
             case StageKind.ROUTE:
                 self.choices[rank] = self.experts.choose(inputs[0])
+                self.gates[rank] = self.experts.shared_gates(inputs[0])
                 return inputs[0]
+            case StageKind.SHARED_UP:
+                rows = self._rows(stage, rank, self.normed[rank])
+                return silu(rows[:, 0::2]) * rows[:, 1::2]
+            case StageKind.SHARED_DOWN:
+                sums = self._rows(stage, rank, inputs[0][:, 0])
+                self.kept[rank] = self.gates[rank] * sums
+                return self.kept[rank]
             case StageKind.ROUTED_UP:
                 return self.experts.up(stage, rank, self.normed[rank], self.choices[rank])
             case StageKind.ROUTED_DOWN:
-                return self.experts.down(stage, rank, inputs[0][:, 0], self.choices[rank])
+                routed = self.experts.down(stage, rank, inputs[0][:, 0], self.choices[rank])
+                kept, self.kept[rank] = self.kept[rank], np.zeros((1, 1), dtype=self.dtype)
+                return routed + kept
             case StageKind.COLLECTIVE:
                 return inputs[0][:, 0]
             case StageKind.REDUCE:
-                sums: Array = inputs[0].sum(axis=1)
-                return sums
+                reduced: Array = inputs[0].sum(axis=1)
+                return reduced
             case StageKind.LANE_MEAN:
                 return self._hidden(stage, rank, inputs)
             case StageKind.LM_HEAD:
@@ -282,7 +304,8 @@ class Reference:
         view = qkv[block if len(qkv) > 1 else 0]
         if qk is not None:
             view = self._normed_together(stage, qk[block if len(qk) > 1 else 0], view)
-        heads = view.reshape(-1, own.head_dim)
+        # behind them lie the gates of the outputs, if any
+        heads = view[: (own.heads + 2 * own.kv_heads) * own.head_dim].reshape(-1, own.head_dim)
         q, k, v = heads[: own.heads], heads[own.heads : -own.kv_heads], heads[-own.kv_heads :]
         return self._rotated(stage, q, 0), self._rotated(stage, k, 1), v
 
@@ -365,6 +388,18 @@ class Reference:
             "qk_norm", stage, 0, lambda: shards.query_key_norms(stage, self.weights)
         )
         return scales
+
+    def _heads_out(self, stage: Stage, inputs: list[Array]) -> Array:
+        """[n, heads * head_dim] that an output projection multiplies."""
+        made = self.plan.stages[self.plan.values[stage.reads[0].value].stage]
+        if made.kind is StageKind.DELTA:
+            return self.states.normed(made, inputs[0])
+        combined = self._combine(stage, inputs[0])
+        if not self.spec.output_gate:
+            return combined
+        with np.errstate(over="ignore"):
+            gated: Array = combined / (1 + np.exp(-inputs[1][:, -combined.shape[1] :]))
+        return gated
 
     def _combine(self, stage: Stage, partials: Array) -> Array:
         """[n, heads * head_dim]: the splits of each head, weighed by their maxima and sums, in

@@ -47,7 +47,7 @@ TENSOR_QUERIES = 8  # more query heads than this on one entry are multiplied by 
 TENSOR_ENTRIES = 16  # the least that a round of those takes
 # and the bytes that a round of the dense kernel moves (16 positions of 512 B)
 ROUND_BYTES = 8 << 10
-# over a recurrent state: predicted and corrected with the key, read with the query
+# over a recurrent state, as delta.cuh: it meets the key and the query, and is written anew
 STATE_PASSES = 2
 
 

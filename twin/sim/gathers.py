@@ -8,7 +8,7 @@ from twin.hardware.types import Device
 from twin.kernel.experts import multiplied
 from twin.kernel.teams import WIDE_AT_ONCE, wide_ffn
 from twin.models.spec import DType
-from twin.plan.catalogue import BY_INPUT, ROWS
+from twin.plan.catalogue import ROWS
 from twin.plan.types import (
     Execution,
     HandOffKind,
@@ -212,11 +212,20 @@ class Gathers:
         elif ROWS[stage.kind].vector:
             parts = part_count(plan, plan.values[read.value], read.parts)
             rounds = cost.vector_rounds(stage.matrix, parts=parts, splits=self.splits(stage, read))
-            if stage.kind in BY_INPUT["ffn"] and self.wide_ffn:
+            if self.wide_ffn and stage.kind in self.plan.kinds_by_input["ffn"]:
                 rounds = -(-cost.vector_portions(self._multiplied(stage)) // WIDE_AT_ONCE)
         else:
-            rounds = cost.span_rounds(words, polled=polled(self.plan))
+            parts = part_count(plan, plan.values[read.value], read.parts)
+            rounds = cost.span_rounds(
+                words // parts, parts=parts, at_once=self._parts_at_once, polled=polled(plan)
+            )
         return rounds - 1
+
+    @property
+    def _parts_at_once(self) -> int:
+        """Of a span, as source_sum (cuda_vector.cuh)."""
+        several = self.plan.options.gpus > 1 and self.plan.spec is not None
+        return 1 if several else cost.PARTS_AT_ONCE
 
     def _words(self, read: Read, value: Value, block: int, experts: Chosen) -> int:
         """FP32 words of one rank's part that a block reads."""

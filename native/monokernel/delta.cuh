@@ -1,0 +1,427 @@
+// Gated DeltaNet of one token: each block convolves what its items see, and updates their recurrent
+// states, which nobody else reads or writes. Of a state S, [KEY_DIM][COLUMNS], a key k, a query q
+// and a value v, with a decay d and a write strength w:
+//
+//   S = d S;  S += k (w (v - S^T k))^T;  out = S^T q
+//
+// Both products are made in one pass over the state, since (S + k u^T)^T q = S^T q + (k.q) u. The
+// norm over a head's outputs is applied by who multiplies them: an item publishes its columns, gated
+// and scaled, and the sum of their squares before that.
+#pragma once
+
+#include "attention.cuh"
+
+#include "../platform/delta.h"
+
+namespace twin {
+
+// What an item is, and where it lies.
+struct Recurrent {
+  static constexpr int KEYS = Delta::KEY_DIM, COLUMNS = Delta::COLUMNS,
+                       SPLITS = Delta::VALUE_DIM / COLUMNS, ITEMS = Delta::VALUE_HEADS * SPLITS,
+                       PER_KEY = Delta::VALUE_HEADS / Delta::KEY_HEADS,
+                       CHANNELS = 2 * KEYS + COLUMNS,  // that it sees
+                       PAST = Delta::CONV - 1;         // positions of its history
+  static constexpr int FLOATS = KEYS * COLUMNS + PAST * CHANNELS;
+  static constexpr int WORDS = COLUMNS + 4;  // that it publishes: outputs, squares, three zeros
+  // channels of a rank: queries, keys, values
+  static constexpr int QUERIES = Delta::KEY_HEADS * KEYS,
+                       ALL = 2 * QUERIES + Delta::VALUE_HEADS * Delta::VALUE_DIM;
+  static constexpr u64 ALIGNED = 256;  // bytes; STATE_ALIGNED in twin/kernel/recurrent.py
+  // is added to the squared length of a key and of a query
+  static constexpr float LEAST_SQUARE = 1e-6f, FAR = 20.0f;
+  static_assert(COLUMNS % 4 == 0 && COLUMNS * SPLITS == Delta::VALUE_DIM, "items of whole loads");
+
+  __device__ static __forceinline__ int key_head(int head) { return head / PER_KEY; }
+
+  // [KEYS][COLUMNS], then [PAST][CHANNELS]: position p of the history at p % PAST.
+  template <class Stage>
+  __device__ static __forceinline__ float* state(const Block& b, const Stage& stage, int item) {
+    const u64 cached = u64(b.plan.kv_stages) * u64(b.plan.kv_items) * 2 *
+                       u64(b.plan.item_positions) * ROW;
+    u8* const first = b.memory.kv + (cached + ALIGNED - 1) / ALIGNED * ALIGNED;
+    return reinterpret_cast<float*>(first) + (u64(stage.kv) * ITEMS + item) * FLOATS;
+  }
+};
+
+// Where a block gathers what its items use: queries and keys of their key heads, columns of values
+// and of gates, write strengths and decays of their value heads. Spans come in this order.
+struct Gathered {
+  int first_head, first_key, keys, values, gates, strengths, decays, end;
+
+  __device__ __forceinline__ explicit Gathered(Span items) {
+    first_head = items.lo / Recurrent::SPLITS;
+    const int last = (items.hi - 1) / Recurrent::SPLITS, heads = last + 1 - first_head;
+    first_key = Recurrent::key_head(first_head);
+    keys = (Recurrent::key_head(last) + 1 - first_key) * Recurrent::KEYS;
+    values = 2 * keys;
+    gates = values + (items.hi - items.lo) * Recurrent::COLUMNS;
+    strengths = gates + (items.hi - items.lo) * Recurrent::COLUMNS;
+    decays = strengths + heads;
+    end = (decays + heads + 15) / 16 * 16;
+  }
+};
+
+// A thread's elements of a state, where all threads of a block hold all of it: those of a column
+// and of every so manyth part of the keys.
+struct StatePart {
+  static constexpr int COLUMNS = Recurrent::COLUMNS, THREADS = Core::threads();
+  static constexpr bool HELD = THREADS >= COLUMNS && THREADS > 1;
+  static constexpr int PARTS = HELD ? (THREADS / COLUMNS < Recurrent::KEYS ? THREADS / COLUMNS
+                                                                           : Recurrent::KEYS)
+                                    : 1,
+                       EACH = (Recurrent::KEYS + PARTS - 1) / PARTS;
+
+  float at[HELD ? EACH : 1];
+
+  __device__ static __forceinline__ int column(int thread) { return thread % COLUMNS; }
+  __device__ static __forceinline__ int part(int thread) { return thread / COLUMNS; }
+  __device__ static __forceinline__ int key(int thread, int j) { return part(thread) * EACH + j; }
+  __device__ static __forceinline__ bool here(int thread, int j) {
+    const bool whole = THREADS % COLUMNS == 0 && Recurrent::KEYS % PARTS == 0 &&
+                       THREADS / COLUMNS == PARTS;
+    return whole || (part(thread) < PARTS && key(thread, j) < Recurrent::KEYS);
+  }
+
+  // Of a sequence's first token all of it is zero.
+  __device__ __forceinline__ void load(const float* state, int thread, bool first) {
+    TWIN_UNROLL
+    for (int j = 0; HELD && j < EACH; ++j)
+      at[j] = here(thread, j) && !first ? state[key(thread, j) * COLUMNS + column(thread)] : 0.0f;
+  }
+  // Its parts of S^T k and S^T q, [2][PARTS][COLUMNS].
+  __device__ __forceinline__ void multiply(const float* query, const float* by_key, int thread,
+                                           float* sums) const {
+    float with_key = 0, with_query = 0;
+    TWIN_UNROLL
+    for (int j = 0; j < EACH; ++j) {
+      if (!here(thread, j)) continue;
+      with_key += at[j] * by_key[key(thread, j)];
+      with_query += at[j] * query[key(thread, j)];
+    }
+    if (part(thread) >= PARTS) return;
+    float* const to = sums + part(thread) * COLUMNS + column(thread);
+    to[0] = with_key, to[PARTS * COLUMNS] = with_query;
+  }
+  __device__ __forceinline__ void update(float* state, const float* by_key, float decay, float by,
+                                         int thread) const {
+    TWIN_UNROLL
+    for (int j = 0; j < EACH; ++j)
+      if (here(thread, j))
+        state[key(thread, j) * COLUMNS + column(thread)] =
+            decay * at[j] + by * by_key[key(thread, j)];
+  }
+};
+
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + exp32(-x)); }
+
+// log(1 + exp(x)); what exp(x) loses beside one is below 1e-4 of a time step.
+__device__ __forceinline__ float time_step(float x) {
+  if (x > Recurrent::FAR) return x;
+  const float small = exp32(x);
+  return small < 1e-4f ? small : log32(1.0f + small);
+}
+
+// Of an item's token.
+struct Rule {
+  float decay, strength;
+  float by_key, by_query;  // factors of the convolved key and query
+  float both;              // their product
+};
+
+// One channel of an item behind the convolution and SiLU; the newest element joins the history.
+template <class Stage>
+__device__ __forceinline__ float convolve(const Block& b, const Stage& stage, const Gathered& at,
+                                          const float* gathered, Span items, int item, int channel,
+                                          int position, float* history) {
+  constexpr int KEYS = Recurrent::KEYS, PAST = Recurrent::PAST;
+  const int key = Recurrent::key_head(item / Recurrent::SPLITS);
+  int from, tap;  // where it was gathered; its number among the rank's channels
+  if (channel < 2 * KEYS) {
+    const int second = channel >= KEYS;
+    from = second * at.keys + (key - at.first_key) * KEYS + channel - second * KEYS;
+    tap = second * Recurrent::QUERIES + key * KEYS + channel - second * KEYS;
+  } else {
+    from = at.values + (item - items.lo) * Recurrent::COLUMNS + channel - 2 * KEYS;
+    tap = 2 * Recurrent::QUERIES + item * Recurrent::COLUMNS + channel - 2 * KEYS;
+  }
+  const float* const taps = b.memory.constants + stage.taps + tap;
+  const float newest = gathered[from];
+  float sum = newest * taps[PAST * Recurrent::ALL];
+  TWIN_UNROLL
+  for (int m = 0; m < PAST; ++m) {
+    const int seen = position - PAST + m;
+    if (seen >= 0)
+      sum += history[seen % PAST * Recurrent::CHANNELS + channel] * taps[m * Recurrent::ALL];
+  }
+  history[position % PAST * Recurrent::CHANNELS + channel] = newest;
+  return silu(sum);
+}
+
+template <class Stage>
+__device__ __forceinline__ Rule rule_of(Block& b, const Stage& stage, const Gathered& at,
+                                        const float* gathered, int head, const float* convolved) {
+  float query = 0, key = 0, both = 0;
+  for (int d = b.core.warp_thread(); d < Recurrent::KEYS; d += b.core.warp_threads()) {
+    const float q = convolved[d], k = convolved[Recurrent::KEYS + d];
+    query += q * q, key += k * k, both += q * k;
+  }
+  const float by_query = inverse_root(b.core.warp_sum(query) + Recurrent::LEAST_SQUARE) /
+                         square_root(float(Recurrent::KEYS)),
+              by_key = inverse_root(b.core.warp_sum(key) + Recurrent::LEAST_SQUARE);
+  const float* const decays = b.memory.constants + stage.decays + head;
+  const int number = head - at.first_head;
+  return {exp32(decays[0] *
+                time_step(gathered[at.decays + number] + decays[Delta::VALUE_HEADS])),
+          1.0f / (1.0f + exp32(-gathered[at.strengths + number])), by_key, by_query,
+          b.core.warp_sum(both) * by_key * by_query};
+}
+
+// What becomes of a column: the output, and what the key is written with.
+struct Column {
+  float out, written;
+
+  __device__ __forceinline__ Column(const Rule& rule, const float* sums, int column, float value) {
+    float with_key = 0, with_query = 0;
+    TWIN_UNROLL
+    for (int p = 0; p < StatePart::PARTS; ++p) {
+      with_key += sums[p * Recurrent::COLUMNS + column];
+      with_query += sums[(StatePart::PARTS + p) * Recurrent::COLUMNS + column];
+    }
+    written = (value - rule.decay * rule.by_key * with_key) * rule.strength;
+    out = rule.decay * rule.by_query * with_query + rule.both * written;
+  }
+};
+
+// One item, whose state `part` holds where threads hold one.
+template <class Stage>
+__device__ __forceinline__ void update_item(Block& b, const Stage& stage, const Gathered& at,
+                                            const float* gathered, float* work, Span items,
+                                            int item, int position, StatePart& part) {
+  constexpr int KEYS = Recurrent::KEYS, COLUMNS = Recurrent::COLUMNS;
+  const int head = item / Recurrent::SPLITS, thread = b.core.thread();
+  float* const state = Recurrent::state(b, stage, item);
+  float* const convolved = work;  // [CHANNELS]
+  float* const sums = work + (Recurrent::CHANNELS + 15) / 16 * 16;  // [2][PARTS][COLUMNS]
+  TWIN_EACH(c, Recurrent::CHANNELS)
+    convolved[c] = convolve(b, stage, at, gathered, items, item, c, position,
+                            state + KEYS * COLUMNS);
+  b.core.barrier();
+  const Rule rule = rule_of(b, stage, at, gathered, head, convolved);
+  const float* const key = convolved + KEYS;
+  const float* const values = convolved + 2 * KEYS;
+  const float* const gates = gathered + at.gates + (item - items.lo) * COLUMNS;
+  const float* const scales =
+      b.memory.constants + stage.gated_norm + item % Recurrent::SPLITS * COLUMNS;
+  Output out = output_of(b, stage);
+  if constexpr (Core::APART) out.others = 0;
+  const auto put = [&](int column, float made) {
+    publish(b, out, item * Recurrent::WORDS + column, made * scales[column] * silu(gates[column]));
+  };
+  if constexpr (StatePart::HELD) {
+    part.multiply(convolved, key, thread, sums);
+    b.core.barrier();
+    const int column = StatePart::column(thread);
+    const Column made(rule, sums, column, values[column]);
+    const bool first = StatePart::part(thread) == 0;
+    const float squares = b.core.sum(first ? made.out * made.out : 0.0f);
+    b.core.cleared();
+    if (first) put(column, made.out);
+    TWIN_EACH(i, 4) publish(b, out, item * Recurrent::WORDS + COLUMNS + i, i ? 0.0f : squares);
+    part.update(state, key, rule.decay, rule.by_key * made.written, thread);
+  } else {
+    const bool first = position == 0;
+    TWIN_EACH(c, COLUMNS) sums[c] = sums[COLUMNS + c] = 0.0f;
+    for (int k = 0; k < KEYS; ++k)
+      TWIN_EACH(c, COLUMNS) {
+        const float held = first ? 0.0f : state[k * COLUMNS + c];
+        sums[c] += held * key[k];
+        sums[COLUMNS + c] += held * convolved[k];
+      }
+    float mine = 0;
+    TWIN_EACH(c, COLUMNS) {
+      const Column made(rule, sums, c, values[c]);
+      sums[c] = rule.by_key * made.written, sums[COLUMNS + c] = made.out;
+      mine += made.out * made.out;
+    }
+    const float squares = b.core.sum(mine);
+    b.core.cleared();
+    TWIN_EACH(c, COLUMNS) put(c, sums[COLUMNS + c]);
+    TWIN_EACH(i, 4) publish(b, out, item * Recurrent::WORDS + COLUMNS + i, i ? 0.0f : squares);
+    for (int k = 0; k < KEYS; ++k)
+      TWIN_EACH(c, COLUMNS)
+        state[k * COLUMNS + c] =
+            rule.decay * (first ? 0.0f : state[k * COLUMNS + c]) + key[k] * sums[c];
+  }
+  b.core.barrier();  // the next item, and the next stage, use the scratch
+}
+
+// A block's states are asked for before its stage's inputs are there.
+template <class Stage>
+__device__ __forceinline__ bool delta(Block& b, int index, const Stage& stage) {
+  if constexpr (Delta::ANY) {
+    const Span items = b.plan.owned_of(stage.items, b.block);
+    const int position = position_of(b), thread = b.core.thread();
+    const bool any = items.lo < items.hi;
+    const Gathered at(items);
+    StatePart part;
+    if (any) {
+      part.load(Recurrent::state(b, stage, items.lo), thread, position == 0);
+      b.core.barrier();  // the stage before may still read the scratch
+      // what steers the states may be a value of its own
+      for (int i = 0; i < stage.reads; ++i)
+        if (!gather_spans(b, index, b.plan.reads_at(stage.first_read + i),
+                          b.scratch + (i ? at.strengths : 0)))
+          return false;
+    }
+    begin(b, index, stage);
+    for (int item = items.lo; item < items.hi; ++item) {
+      if (item > items.lo)
+        part.load(Recurrent::state(b, stage, item), thread, position == 0);
+      update_item(b, stage, at, b.scratch, b.scratch + at.end, items, item, position, part);
+    }
+    return true;
+  }
+  return false;
+}
+
+// ---- who reads it -------------------------------------------------------------------------------
+
+// A head's sum of squares, of AT_ONCE items from `first` on, or less of its last ones.
+template <int AT_ONCE>
+struct Squares {
+  Pack<1> item[AT_ONCE];
+
+  __device__ __forceinline__ void load(const float* head, int first) {
+    TWIN_UNROLL
+    for (int j = 0; j < AT_ONCE; ++j) {
+      const int split = first + j < Recurrent::SPLITS ? first + j : Recurrent::SPLITS - 1;
+      item[j] = load_pack<1, 4>(head + split * Recurrent::WORDS + Recurrent::COLUMNS);
+    }
+  }
+  __device__ __forceinline__ bool late() const {
+    bool any = false;
+    TWIN_UNROLL
+    for (int j = 0; j < AT_ONCE; ++j) any |= missing(item[j]);
+    return any;
+  }
+  __device__ __forceinline__ float sum(int first) const {
+    float total = 0;
+    TWIN_UNROLL
+    for (int j = 0; j < AT_ONCE; ++j)
+      total += first + j < Recurrent::SPLITS ? item[j].at[0] : 0.0f;
+    return total;
+  }
+};
+
+// x = the items' outputs, each head's divided by its length. The loads of a thread's outputs, and of
+// the first sums of squares, are under way before the first is looked at.
+template <class Vector>
+__device__ __forceinline__ bool take_states(Block& b, int index, const Stage& stage, Vector& x) {
+  const Read& read = b.plan.reads_at(stage.first_read);
+  const Source source = source_of(b, index, read);
+  if (source.lost) return false;
+  const float* const base = source.at(0);  // a value of one part
+  constexpr int COLUMNS = Recurrent::COLUMNS, SPLITS = Recurrent::SPLITS, WORDS = Recurrent::WORDS,
+                QUADS = Vector::PACK / 4, AT_ONCE = SPLITS < 8 ? SPLITS : 8;
+  // of a pack: neighbours are of one head, or each quad is looked up
+  constexpr int HEADS = Delta::VALUE_DIM % Vector::PACK == 0 ? 1 : QUADS, APART = QUADS / HEADS;
+  static_assert(Vector::PACK % 4 == 0, "quads of an item");
+  Patience patience;
+  return b.core.agree(x.packs(b.core, [&](const auto& first, const auto& valid, const auto& out) {
+    constexpr int PACKS = int(sizeof(first) / sizeof(int));
+    const auto head_of = [&](int r, int h) {
+      return base + (first[r] + 4 * APART * h) / Delta::VALUE_DIM * (SPLITS * WORDS);
+    };
+    Pack<4> part[PACKS][QUADS];
+    Squares<AT_ONCE> squares[PACKS][HEADS];
+    float total[PACKS][HEADS];
+    bool good = true;
+    while (good && valid[0]) {  // a thread without a first pack has none
+      bool late = false;
+      TWIN_UNROLL
+      for (int r = 0; r < PACKS; ++r) {
+        if (r > 0 && !valid[r]) continue;
+        TWIN_UNROLL
+        for (int e = 0; e < QUADS; ++e) {
+          const int element = first[r] + 4 * e;
+          part[r][e] = load_pack<4, 16>(base + element / COLUMNS * WORDS + element % COLUMNS);
+        }
+        TWIN_UNROLL
+        for (int h = 0; h < HEADS; ++h) squares[r][h].load(head_of(r, h), 0);
+      }
+      TWIN_UNROLL
+      for (int r = 0; r < PACKS; ++r) {
+        if (r > 0 && !valid[r]) continue;
+        TWIN_UNROLL
+        for (int e = 0; e < QUADS; ++e) late |= missing(part[r][e]);
+        TWIN_UNROLL
+        for (int h = 0; h < HEADS; ++h) late |= squares[r][h].late();
+      }
+      if (!late || !source.polled) break;
+      good = keep_waiting(b, patience, {index, read.value, 0, first[0] / COLUMNS * WORDS});
+    }
+    TWIN_UNROLL
+    for (int r = 0; r < PACKS; ++r)
+      TWIN_UNROLL
+      for (int h = 0; h < HEADS; ++h) {
+        total[r][h] = squares[r][h].sum(0);
+        TWIN_ONCE
+        for (int s = AT_ONCE; s < SPLITS && good && valid[r]; s += AT_ONCE) {
+          Squares<AT_ONCE> more;
+          more.load(head_of(r, h), s);
+          while (good && source.polled && more.late()) {
+            good = keep_waiting(b, patience, {index, read.value, 0, first[r] / COLUMNS * WORDS});
+            more.load(head_of(r, h), s);
+          }
+          total[r][h] += more.sum(s);
+        }
+      }
+    TWIN_UNROLL
+    for (int r = 0; r < PACKS; ++r)
+      TWIN_UNROLL
+      for (int e = 0; e < QUADS; ++e) {
+        const float by =
+            inverse_root(total[r][e / APART] / float(Delta::VALUE_DIM) + b.plan.norm_eps);
+        TWIN_UNROLL
+        for (int d = 0; d < 4; ++d) out[r][4 * e + d] = part[r][e].at[d] * by;
+      }
+    return good;
+  }));
+}
+
+// Each output of attention times the sigmoid of its gate, which lie together in the stage's second
+// read.
+template <class Vector>
+__device__ __forceinline__ bool gate_heads(Block& b, int index, const Stage& stage, Vector& x) {
+  const Read& read = b.plan.reads_at(stage.first_read + 1);
+  const Source source = source_of(b, index, read);
+  if (source.lost) return false;
+  const SpanRow row = b.plan.rows_at(read.spans + b.block);
+  const float* const gates = source.at(0) + b.plan.spans_at(row.first).lo;
+  constexpr int PACK = Vector::PACK;
+  Patience patience;
+  return b.core.agree(x.packs(b.core, [&](const auto& first, const auto& valid, const auto& out) {
+    constexpr int PACKS = int(sizeof(first) / sizeof(int));
+    Pack<PACK> gate[PACKS];
+    bool good = true;
+    while (good && valid[0]) {
+      bool late = false;
+      TWIN_UNROLL
+      for (int r = 0; r < PACKS; ++r)
+        if (valid[r]) gate[r] = load_pack<PACK, 16>(gates + first[r]);
+      TWIN_UNROLL
+      for (int r = 0; r < PACKS; ++r) late |= valid[r] && missing(gate[r]);
+      if (!late || !source.polled) break;
+      good = keep_waiting(b, patience, {index, read.value, 0, first[0]});
+    }
+    TWIN_UNROLL
+    for (int r = 0; r < PACKS; ++r)
+      TWIN_UNROLL
+      for (int d = 0; d < PACK; ++d)
+        if (valid[r]) out[r][d] *= 1.0f / (1.0f + exp32(-gate[r].at[d]));
+    return good;
+  }));
+}
+
+}  // namespace twin

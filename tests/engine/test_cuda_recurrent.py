@@ -1,0 +1,115 @@
+"""Shared experts, dense layers beside experts, and gated DeltaNet on an NVIDIA GPU: the reference's
+numbers, and the same bits every time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine import test_coded_experts, test_recurrent
+from tests.engine.small_engine import TOKENS
+from tests.engine.test_cuda_codes import agree, checked
+from tests.engine.test_cuda_engine import TOLERANCE, expected, gpu, weights_of
+from tests.engine.test_experts import SHARED, routed
+from tests.engine.test_recurrent import DELTA, recurrent
+from twin.engine.cuda import CudaEngine
+from twin.models.feeds import DenseFeed
+from twin.models.formats import format_named
+from twin.models.layers import Layer
+from twin.models.mixers import DeltaNet, GroupedAttention
+from twin.models.quantized import requantized
+from twin.models.spec import DType, ModelSpec
+from twin.plan.types import HandOffKind, Sampling
+
+pytestmark = gpu
+
+# as many columns for output projections as attention has heads' outputs
+STATES = replace(DELTA, value_dim=8)
+BF16 = {"weight_dtype": DType.BF16, "kv_dtype": DType.BF16}
+
+
+@pytest.mark.parametrize(
+    ("spec", "chosen"),
+    [
+        (routed(SHARED), {"blocks": 5}),
+        (routed(SHARED), {"blocks": 40, "slot_bytes": 512, "tile_rows": 4}),
+        (routed(SHARED), {"handoff": HandOffKind.COUNTER, "sampling": Sampling.FULL}),
+        (routed(SHARED), {"handoff": HandOffKind.GRID, **BF16}),
+        (routed(replace(SHARED, shared_gate=False, shared_width=264)), {}),
+        (routed(dense=(1,)), {}),
+        (routed(replace(SHARED, shared_width=64), dense=(0, 2)), {"blocks": 11, **BF16}),
+    ],
+    ids=("few", "many", "counter", "grid", "ungated", "dense", "both"),
+)
+def test_shared_experts_and_dense_layers_match_the_reference(
+    spec: ModelSpec, chosen: dict[str, Any]
+) -> None:
+    agree(checked(spec, **({"slot_bytes": 1024} | chosen)))
+
+
+@pytest.mark.parametrize("prompt_chunk", [1, 16])
+def test_prompts_of_dense_layers_beside_experts_match_the_reference(prompt_chunk: int) -> None:
+    plan = checked(routed(dense=(1,)), slot_bytes=1024, prompt_chunk=prompt_chunk, **BF16)
+    wanted = expected(plan, TOKENS)[-2:]
+    with CudaEngine(plan, weights_of(plan)) as running:
+        found = running.logits(TOKENS[-2:], after=TOKENS[:-2])
+    assert np.abs(found - wanted).max() < TOLERANCE[DType.BF16] * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", ["fp8-128x128", "int8", "int4-g32", "mxfp4", "nvfp4"])
+def test_shared_experts_of_few_bits_match_the_reference(name: str) -> None:
+    base = test_coded_experts.shared(name).spec
+    assert base is not None
+    agree(checked(base, blocks=5))
+
+
+@pytest.mark.parametrize(
+    ("delta", "chosen"),
+    [
+        (STATES, {"blocks": 5}),  # several items a block
+        (STATES, {"blocks": 35}),  # two items a head, blocks without one
+        (STATES, {"handoff": HandOffKind.COUNTER, "sampling": Sampling.FULL}),
+        (STATES, {"handoff": HandOffKind.GRID, **BF16}),
+        (replace(STATES, key_heads=2, conv=2), {}),
+        (DeltaNet(key_heads=1, key_dim=128, value_heads=1, value_dim=64, conv=4), {"blocks": 3}),
+        (DeltaNet(key_heads=1, key_dim=72, value_heads=1, value_dim=64, conv=4), {"blocks": 9}),
+    ],
+    ids=("few", "many", "counter", "grid", "shared keys", "wide", "uneven"),
+)
+def test_states_match_the_reference(delta: DeltaNet, chosen: dict[str, Any]) -> None:
+    agree(checked(recurrent(delta), **({"slot_bytes": 1024} | chosen)))
+
+
+@pytest.mark.parametrize("name", ["fp8-128x128", "int4-g32", "mxfp4"])
+@pytest.mark.parametrize("blocks", [5, 20])
+def test_states_beside_few_bits_match_the_reference(name: str, blocks: int) -> None:
+    spec = requantized(recurrent(replace(DELTA, value_dim=16)), format_named(name))
+    layers = [test_recurrent.widened(layer) for layer in spec.layout]
+    agree(checked(replace(spec, layout=tuple(layers), head_dim=16), blocks=blocks, **BF16))
+
+
+def test_states_of_the_published_shape_match_the_reference() -> None:
+    """All 132 blocks, four items a head, heads of 256 elements of which 64 are rotated."""
+    delta = DeltaNet(key_heads=16, key_dim=128, value_heads=32, value_dim=128, conv=4)
+    attention = GroupedAttention(heads=16, kv_heads=2, head_dim=256, qk_norm=True, output_gate=True)
+    base = recurrent()
+    feed = replace(SHARED, experts=64, top_k=10, width=64, shared_width=512)
+    layers = (Layer(delta, feed), Layer(attention, feed), Layer(delta, DenseFeed(width=512)))
+    spec = replace(
+        base, layers=3, windows=(0,) * 3, layout=layers, hidden=512, heads=16, kv_heads=2,
+        head_dim=256, rope=replace(base.rope, rotated=64),
+    )  # fmt: skip
+    agree(checked(spec, blocks=132, slot_bytes=16384, **BF16))
+
+
+def test_a_request_begins_with_empty_states() -> None:
+    plan = checked(recurrent(STATES), slot_bytes=1024, blocks=20)
+    with CudaEngine(plan, weights_of(plan)) as running:
+        first = running.generate(TOKENS[:5], max_tokens=20).tokens
+        running.generate(TOKENS[::-1], max_tokens=9)
+        again = running.generate(TOKENS[:5], max_tokens=20, reuse=True)
+        assert (again.tokens, again.kept) == (first, 0)

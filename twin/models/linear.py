@@ -1,0 +1,51 @@
+"""Linear attention that the engine runs beside softmax attention: which kinds, and the shapes of a
+mixer's tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twin.models.layers import Layer
+from twin.models.mixers import DeltaNet, GroupedAttention, Mixer
+
+LOADED = 4  # elements of a head that a thread loads at once
+# vectors of a gated DeltaNet layer, by canonical name: taps of the convolution, logarithms of the
+# decays, what is added to each time step, scales of the outputs' norm
+TAPS, DECAY, STEP, NORM = "conv", "decay", "step_bias", "gated_norm"
+
+
+def delta_of(layout: Sequence[Layer]) -> DeltaNet | None:
+    """The gated DeltaNet of a layout that runs; None of one without."""
+    return next((layer.mixer for layer in layout if isinstance(layer.mixer, DeltaNet)), None)
+
+
+def attention_of(layout: Sequence[Layer]) -> GroupedAttention | None:
+    """The first softmax attention of a layout; all are alike where the engine runs it."""
+    found = (layer.mixer for layer in layout if isinstance(layer.mixer, GroupedAttention))
+    return next(found, None)
+
+
+def runs(delta: DeltaNet) -> bool:
+    """Has the kernel code for it? Heads are whole loads, and the convolution looks back."""
+    whole = delta.key_dim % LOADED == 0 and delta.value_dim % LOADED == 0
+    return whole and delta.conv > 1 and delta.value_heads % delta.key_heads == 0
+
+
+def mixer_shape(mixer: Mixer, hidden: int, name: str) -> tuple[int, ...] | None:
+    """Shape of a layer's tensor `name`; None: as in a dense model, or not the mixer's."""
+    if isinstance(mixer, GroupedAttention):
+        gated = name == "q" and mixer.output_gate
+        return (2 * mixer.heads * mixer.head_dim, hidden) if gated else None
+    if not isinstance(mixer, DeltaNet):
+        return None
+    values = mixer.value_heads * mixer.value_dim
+    return {
+        "qkvz": (mixer.channels + values, hidden),
+        "ba": (2 * mixer.value_heads, hidden),
+        "o": (hidden, values),
+        TAPS: (mixer.channels, mixer.conv),
+        DECAY: (mixer.value_heads,),
+        STEP: (mixer.value_heads,),
+        NORM: (mixer.value_dim,),
+    }.get(name)

@@ -1,0 +1,140 @@
+"""Gated DeltaNet with NumPy: the recurrent states of a plan's layers, item by item."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from twin.models.mixers import DeltaNet
+from twin.plan.delta_vectors import delta_vectors
+from twin.plan.shards import Array, Weights
+from twin.plan.types import Plan, Stage
+from twin.reference.experts import silu
+
+LEAST_SQUARE = 1e-6  # is added to the square of a key's and of a query's length
+
+
+class States:
+    """The states of all items of all ranks; `dtype` is the type of all arithmetic."""
+
+    def __init__(self, plan: Plan, weights: Weights, dtype: type[np.floating[Any]]) -> None:
+        self.plan, self.weights, self.dtype = plan, weights, dtype
+        # by stage, rank and item: [key_dim, columns]; [positions, channels], the newest last
+        self._states: dict[tuple[int, int, int], Array] = {}
+        self._histories: dict[tuple[int, int, int], Array] = {}
+        self._vectors: dict[tuple[int, int], dict[str, Array]] = {}
+
+    def run(self, stage: Stage, rank: int, position: int, inputs: list[Array]) -> Array:
+        """[1, words of all items] that the stage publishes: each block's items from its own view
+        of the projections, and of what steers the states.
+        """
+        scan = stage.scan
+        assert scan is not None
+        assert stage.publishes is not None
+        kind = self._kind()
+        words = self.plan.values[stage.publishes].elements // scan.items
+        out = np.full((scan.items, words), np.nan, self.dtype)
+        for block, (lo, hi) in enumerate(stage.items):
+            seen = [view[block if len(view) > 1 else 0] for view in inputs]
+            for item in range(lo, hi):
+                out[item] = self._item(kind, stage, rank, item, position, seen, words)
+        return out.reshape(1, -1)
+
+    def _item(
+        self,
+        kind: DeltaNet,
+        stage: Stage,
+        rank: int,
+        item: int,
+        position: int,
+        seen: list[Array],
+        words: int,
+    ) -> Array:
+        scan, vectors = stage.scan, self._vectors_of(stage, rank)
+        assert scan is not None
+        ranks, columns = self.plan.ranks, scan.page
+        keys, values = kind.key_heads // ranks * kind.key_dim, kind.value_heads // ranks
+        head, split = divmod(item, scan.splits)
+        first = head // kind.per_key * kind.key_dim
+        of_head = head * kind.value_dim + split * columns
+        channels = np.concatenate(
+            [
+                np.arange(first, first + kind.key_dim),
+                np.arange(keys + first, keys + first + kind.key_dim),
+                np.arange(2 * keys + of_head, 2 * keys + of_head + columns),
+            ]
+        )
+        convolved = self._convolved(
+            kind,
+            (stage.index, rank, item),
+            position,
+            seen[0][channels],
+            vectors["taps"][:, channels],
+        )
+        query, key = (unit(part) for part in np.split(convolved[: 2 * kind.key_dim], 2))
+        query = query / self.dtype(math.sqrt(kind.key_dim))
+        gates = 2 * keys + values * kind.value_dim + of_head
+        passed = seen[0][gates : gates + columns]
+        steering = seen[-1][-2 * values :]  # of the last value read, write strengths and decays
+        strength = 1 / (1 + np.exp(-steering[head]))
+        factor, step = vectors["decays"].reshape(2, values)[:, head]
+        decay = np.exp(factor * np.logaddexp(self.dtype(0), steering[values + head] + step))
+        state = self._states.get((stage.index, rank, item))
+        if state is None or position == 0:
+            state = np.zeros((kind.key_dim, columns), self.dtype)
+        state = state * decay
+        delta = (convolved[2 * kind.key_dim :] - key @ state) * strength
+        state = state + key[:, None] * delta
+        self._states[stage.index, rank, item] = state
+        made = query @ state
+        scale = vectors["gated_norm"][split * columns : (split + 1) * columns]
+        out = np.zeros(words, self.dtype)
+        out[:columns] = made * scale * silu(passed)
+        out[columns] = (made * made).sum()
+        return out
+
+    def _convolved(
+        self, kind: DeltaNet, key: tuple[int, int, int], position: int, new: Array, taps: Array
+    ) -> Array:
+        """[channels] behind the convolution over the last positions."""
+        before = self._histories.get(key)
+        if before is None or position == 0:
+            before = np.zeros((kind.conv - 1, len(new)), self.dtype)
+        seen = np.concatenate([before, new[None].astype(self.dtype)])
+        self._histories[key] = seen[1:]
+        return silu((seen * taps).sum(axis=0))
+
+    def normed(self, stage: Stage, words: Array) -> Array:
+        """[n, value heads * value_dim]: the items' outputs, each head's divided by its length."""
+        scan, kind = stage.scan, self._kind()
+        assert scan is not None
+        assert self.plan.spec is not None
+        items = words.reshape(len(words), scan.heads, scan.splits, -1)
+        squares = items[..., scan.page].sum(axis=2) / self.dtype(kind.value_dim)
+        by = 1 / np.sqrt(squares + self.dtype(self.plan.spec.norm_eps))
+        out: Array = items[..., : scan.page] * by[..., None, None]
+        return out.reshape(len(words), -1)
+
+    def _kind(self) -> DeltaNet:
+        assert self.plan.spec is not None
+        kind = self.plan.spec.delta
+        assert kind is not None
+        return kind
+
+    def _vectors_of(self, stage: Stage, rank: int) -> dict[str, Array]:
+        key = (stage.index, rank)
+        if key not in self._vectors:
+            made = delta_vectors(self.plan, stage, rank, self.weights)
+            taps = made["taps"].reshape(self._kind().conv, -1)
+            self._vectors[key] = {
+                name: vector.astype(self.dtype) for name, vector in (made | {"taps": taps}).items()
+            }
+        return self._vectors[key]
+
+
+def unit(x: Array) -> Array:
+    """Divided by its length."""
+    by: Array = x / np.sqrt((x * x).sum() + x.dtype.type(LEAST_SQUARE))
+    return by
