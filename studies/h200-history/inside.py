@@ -94,8 +94,8 @@ __device__ __forceinline__ void inside(const Block& b, int k) {{
     ),
     (
         STAGE,
-        "  if (!combine(b, index, stage, x)) return false;\n  begin(b, index, stage);",
-        "  inside(b, 1);\n  if (!combine(b, index, stage, x)) return false;\n  inside(b, 2);\n"
+        "  if (!take_heads(b, index, stage, x)) return false;\n  begin(b, index, stage);",
+        "  inside(b, 1);\n  if (!take_heads(b, index, stage, x)) return false;\n  inside(b, 2);\n"
         "  begin(b, index, stage);\n  inside(b, 3);",
     ),
     (
