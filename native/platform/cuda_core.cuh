@@ -101,6 +101,9 @@ struct Core {
   u32 go;     // the address of that signal
   int me;     // the thread
   u32 phase;  // twice the stages begun so far, and whose turn it is of `met`
+#ifdef TWIN_NAPS  // a build of the tests', with the number of a GPU
+  bool naps = false;  // its warps stop for a while at random, behind what a stage reads
+#endif
 
   static constexpr int POSITIONS = CachedPiece::WORDS <= 4 ? 4 : 1;
   static constexpr int HEADS = 1;  // query heads that share one read of a key in a prompt pass
@@ -144,6 +147,10 @@ struct Core {
 
   // It is never more than a stage behind: a parity tells no more.
   __device__ __forceinline__ void begin() {
+#ifdef TWIN_NAPS
+    const u32 drawn = (u32(clock64()) + u32(warp())) * 2654435769u;
+    if (naps && drawn >> 29 == 0) __nanosleep(drawn >> 13 & 0x7FFFu);
+#endif
     if (phase > 1) cleared();
     phase += 2;
     __syncwarp();

@@ -111,6 +111,9 @@ __device__ __forceinline__ void start_together(const Launch& launch, const RankM
 // What the consumers do in a launch: the prompt's passes; all steps where the plan is resident; or
 // stages first..last-1.
 __device__ __forceinline__ void consume(Block& b, int first, int last) {
+#ifdef TWIN_NAPS
+  b.core.naps = b.rank / Plan::ranks_per_gpu == TWIN_NAPS;
+#endif
   const Launch& launch = b.launch;
   const bool reporter = !PEERS && b.rank == 0 && b.block == 0 && threadIdx.x == 0;
   if constexpr (PASSES) {

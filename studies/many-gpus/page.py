@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from twin.calibrate.peer_probes import reduce_seconds
 from twin.report.blocks import Stamp, markdown_table
 from twin.report.study_page import write_page
 from twin.study.foretold import FILE as PREDICTIONS
@@ -23,7 +24,10 @@ Cells = dict[str, dict[str, Any]]
 
 def stamp() -> Stamp:
     fits = _made()["fits"]
-    return Stamp("+".join(fits[device] for device in sorted(fits)), files_digest([FILE]))
+    return Stamp(
+        "+".join(fits[device] for device in sorted(fits)),
+        files_digest([FILE, *sorted(HERE.glob("measured-*.json"))]),
+    )
 
 
 def main() -> None:
@@ -41,13 +45,27 @@ def _nodes(cells: dict[str, Cells]) -> list[str]:
     return list(dict.fromkeys(node for row in cells.values() for node in row))
 
 
+def measured() -> dict[str, dict[str, Any]]:
+    """What was measured first of each node, by its name."""
+    found = {}
+    for file in sorted(HERE.glob("measured-*.json")):
+        one = json.loads(file.read_text(encoding="utf-8"))
+        found[one["machine"]["node"]] = one
+    return found
+
+
 def rows_table(cells: dict[str, Cells]) -> str:
-    head = ("row", "node", "predicted, tokens/s", "p10", "p90", "of the step", "Kog")
-    lines = []
+    head = (
+        "row", "node", "predicted, tokens/s", "p10", "p90", "measured", "off", "of the step", "Kog",
+    )  # fmt: skip
+    lines, found = [], measured()
     for row in ROWS:
         for node, cell in cells[row.name].items():
             kog = KOG.get((row.name, node))
             numbers = [f"{cell[level]:,.0f}" for level in ("p50", "p10", "p90")]
+            speed = found.get(node, {}).get("row", {}).get(row.name, {}).get("tokens_per_s")
+            off = f"{cell['p50'] / speed - 1:+.1%}" if speed else ""
+            numbers += [f"{speed:,.0f}" if speed else "", off]
             lines.append(
                 (row.name, node, *numbers, limits_text(cell), f"{kog:,.0f}" if kog else "")
             )
@@ -55,12 +73,14 @@ def rows_table(cells: dict[str, Cells]) -> str:
 
 
 def reduce_table(nodes: Cells) -> str:
-    head = ("node", "all-reduce", "predicted, us", "low", "high", "at least, us")
+    head = ("node", "all-reduce", "predicted, us", "low", "high", "measured", "at least, us")
+    found = measured()
     lines = [
         (
             node,
             what,
             *(f"{one[level]:.2f}" for level in ("nominal", "low", "high")),
+            _reduced(found.get(node), node, what),
             f"{cell['bound_us']:.2f}",
         )
         for node, cell in nodes.items()
@@ -68,6 +88,15 @@ def reduce_table(nodes: Cells) -> str:
         if what != "bound_us"
     ]
     return markdown_table(head, lines)
+
+
+def _reduced(one: dict[str, Any] | None, node: str, what: str) -> str:
+    """`what`: "6 KiB under stream"."""
+    if one is None:
+        return ""
+    medians = {name: probe["median_s"] for name, probe in one["probes"].items()}
+    kib, loaded = int(what.split()[0]), what.endswith("stream")
+    return f"{reduce_seconds(medians, one['machine']['gpus'], kib, loaded=loaded) * 1e6:.2f}"
 
 
 def chart(cells: dict[str, Cells]) -> Bars:

@@ -1,18 +1,23 @@
-"""The engine on several NVIDIA GPUs, beside the reference and beside one: what no run has seen."""
+"""The engine on several NVIDIA GPUs, beside the reference, with GPUs that are late or dead."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.engine.small_engine import FULL, LLAMA, QWEN2, QWEN3, SEED, TOKENS
 from tests.engine.test_cuda_engine import REASON, TOLERANCE, planned
+from twin.engine import cuda_build
 from twin.engine.cuda import CudaEngine
+from twin.engine.session import address
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
+from twin.kernel.tables import layout
 from twin.models.spec import DType, Lanes, ModelSpec
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Plan, Sampling
 from twin.reference.step import Reference
@@ -77,9 +82,69 @@ def test_several_gpus_give_the_references_logits_and_the_same_tokens_every_time(
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_a_cancel_ends_all_gpus_and_the_next_request_runs(gpus: int) -> None:
-    with opened(of_gpus(WIDE[0], gpus)) as engine:
-        first = engine.generate(TOKENS, max_tokens=5, on_token=lambda token: engine.cancel())
+    with opened(of_gpus(WIDE[0], gpus, max_context=4096, kv_page=16)) as engine:
+        first = engine.generate(TOKENS, max_tokens=4000, on_token=lambda token: engine.cancel())
         assert first.stop_reason == "cancelled"
+        assert len(engine.generate(TOKENS, max_tokens=5).tokens) == 5
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+@pytest.mark.parametrize("spec", [WIDE[0], LANED], ids=lambda spec: spec.name)
+def test_all_ranks_end_a_step_with_the_same_bits(spec: ModelSpec, gpus: int) -> None:
+    """Of lanes each has a residual of its own: the same on every number of GPUs."""
+    plan = of_gpus(spec, gpus, blocks=8, execution=Execution.GRAPH)
+    seen = []
+    with opened(plan) as engine:
+        for _ in range(2):
+            engine.generate(TOKENS, max_tokens=20)
+            seen.append(residuals(engine))
+    assert (seen[0] == seen[1]).all()
+    assert np.isfinite(seen[0].view(np.float32)).all()
+    assert seen[0].any()
+    each = seen[0] if spec.lanes else seen[0].reshape(1, -1, spec.hidden)
+    assert all(len(np.unique(rank, axis=0)) == 1 for rank in each)
+
+
+def residuals(engine: CudaEngine) -> NDArray[np.uint32]:
+    """[ranks, blocks, hidden] as the last kernel left them, in bits."""
+    plan = engine.plan
+    assert plan.spec is not None
+    found = np.zeros((plan.ranks, plan.blocks, layout(plan).sizes["state_floats"]), np.uint32)
+    for rank in range(plan.ranks):
+        gpu = engine._gpu_of(rank)
+        gpu.use()
+        gpu._call("cuMemcpyDtoH", address(found[rank]), engine._launch.ranks[rank].state,
+                  found[rank].nbytes)  # fmt: skip
+    return found[:, :, : plan.spec.hidden]
+
+
+@pytest.mark.parametrize("handoff", [HandOffKind.SENTINEL, HandOffKind.COUNTER])
+@pytest.mark.parametrize(("gpus", "late"), [(2, 0), (2, 1), (4, 2), (8, 7)])
+def test_a_gpu_that_naps_at_random_changes_no_bit_of_chained_calls(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, late: int, handoff: HandOffKind
+) -> None:
+    """Dependents released before the store would read the layer before: plausible, and wrong."""
+    plan = of_gpus(WIDE[0], gpus, handoff=handoff, prompt_chunk=16)
+    with opened(plan) as engine:
+        wanted, bits = engine.generate(TOKENS, max_tokens=40).tokens, engine.logits(TOKENS)
+    monkeypatch.setattr(cuda_build, "FLAGS", (*cuda_build.FLAGS, f"-DTWIN_NAPS={late}"))
+    with opened(plan) as engine:
+        for _ in range(5):
+            assert engine.generate(TOKENS, max_tokens=40).tokens == wanted
+        assert (engine.logits(TOKENS) == bits).all()
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_a_gpu_that_never_runs_is_named_in_time_and_the_next_request_runs(
+    monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
+    with opened(of_gpus(WIDE[0], gpus), watchdog_s=1.0) as engine:
+        monkeypatch.setattr(engine._gpus[1], "launch", lambda *arguments, **more: None)
+        began = time.monotonic()
+        with pytest.raises(EngineError, match=r"waited 0\.5 s for GPU 1 of it to"):
+            engine.generate(TOKENS, max_tokens=5)
+        assert time.monotonic() - began < 5
+        monkeypatch.undo()
         assert len(engine.generate(TOKENS, max_tokens=5).tokens) == 5
 
 

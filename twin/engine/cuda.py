@@ -447,7 +447,7 @@ class CudaEngine(Session):
 
 
 def _check_states(plan: Plan) -> None:
-    """Raises EngineError for what failed on an H100: a misaligned address, its cause unknown."""
+    """Raises EngineError for what ended in a misaligned address on an H100."""
     formats = {m.format.name for s in plan.stages for m in s.matrices if m.format is not None}
     if has_delta(plan) and (found := formats & set(FP4)):
         raise EngineError(

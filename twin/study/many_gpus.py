@@ -12,7 +12,8 @@ import json
 import statistics
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,17 +24,21 @@ import numpy as np
 
 from twin.bench import rows
 from twin.bench.rows import (
+    EQUAL_TOKENS,
+    KEPT,
     REPEATS,
     SEED,
+    Prepared,
     alike,
+    checked,
     first_tokens,
     keep,
-    logit_difference,
     prepared,
     repeated,
 )
 from twin.calibrate.peer_probes import peer_probes
 from twin.calibrate.probes import Probe
+from twin.calibrate.store import conditions
 from twin.data import data_dir
 from twin.engine.choose import compile_all, gpu_conditions, open_engine, open_random
 from twin.engine.opening import plan_run
@@ -46,7 +51,10 @@ from twin.plan.types import Plan
 
 WARM_UP_STEPS = 20
 CHECKED = 6  # positions of which the reference's logits are computed
+ROOM = CHECKED + EQUAL_TOKENS + 2  # positions of a check's plan
+PREPARING = 3  # checks that the host prepares side by side
 ALIKE = 0.02  # largest difference from the reference's logits in 16 bits, of the largest logit
+MEASURED = "measured"  # the file of everything that was found
 SOAK_TOKENS = 200_000
 SOAK_RUN = 2000  # tokens of one of its requests
 
@@ -115,9 +123,12 @@ class Run:
     tiny: bool
     show: Callable[[str], None]
 
+    def file(self, name: str) -> Path:
+        return self.out / f"{name}.json"
+
     def step(self, name: str, make: Callable[[], Any]) -> Any:
         """What the step found, now or in an earlier run; a refusal is a finding."""
-        file = self.out / f"{name}.json"
+        file = self.file(name)
         if file.is_file():
             return json.loads(file.read_text(encoding="utf-8"))
         self.show(name)
@@ -162,7 +173,14 @@ class Run:
 
 def machine(run: Run) -> dict[str, Any]:
     node = run.node
-    return {"node": node.name, "gpus": node.gpus, "tiny": run.tiny, "conditions": gpu_conditions()}
+    return {
+        "node": node.name,
+        "gpus": node.gpus,
+        "tiny": run.tiny,
+        "date": conditions()["date"],
+        "commit": conditions()["commit"],
+        "conditions": gpu_conditions(),
+    }
 
 
 def measure_probe(run: Run, probe: Probe) -> dict[str, Any]:
@@ -187,13 +205,18 @@ def measure_row(run: Run, row: Row) -> dict[str, Any]:
     }
 
 
-def check_row(run: Run, row: Row) -> dict[str, Any]:
-    """The row's layers with packed weights, beside the reference."""
+def prepare(run: Run, row: Row) -> Prepared:
+    """The row's layers with weights of their own, and the reference's logits; by the host alone."""
     spec = cut(run.spec(row))
-    plan = run.plan(row, spec, CHECKED + 2)
-    tokens = [(5 + 17 * at) % spec.vocab for at in range(CHECKED)]
-    worst = logit_difference(run.node.device, prepared(plan, tokens))
-    return {"logit_difference": worst, "correct": bool(worst < ALIKE)}
+    plan = run.plan(row, spec, ROOM)
+    return prepared(plan, [(5 + 17 * at) % spec.vocab for at in range(CHECKED)], keep=KEPT)
+
+
+def check_row(run: Run, small: Future[Prepared]) -> dict[str, Any]:
+    """The row's layers with packed weights, beside the reference, and several runs of them."""
+    found = checked(run.node.device, small.result())
+    right = found["logit_difference"] < ALIKE and found["bitwise_equal"]
+    return {**found, "correct": bool(right)}
 
 
 def soak(run: Run) -> dict[str, Any]:
@@ -214,20 +237,37 @@ def soak(run: Run) -> dict[str, Any]:
 
 
 def everything(run: Run) -> dict[str, Any]:
-    """All steps in order of their worth: a run that is cut off has measured the links first."""
+    """All steps in order of their worth: a run that is cut off has measured the links first. The
+    host prepares the checks meanwhile.
+    """
     found: dict[str, Any] = {"machine": run.step("machine", partial(machine, run))}
     probes = run.probes()
     compile_all(run.node.device, [probe.plan for probe in probes] + _plans(run), run.show)
-    found["probes"] = {
-        probe.name: run.step(f"probe-{probe.name}", partial(measure_probe, run, probe))
-        for probe in probes
-    }
-    for what, make in (("check", check_row), ("row", measure_row)):
-        found[what] = {
-            row.name: run.step(f"{what}-{slug(row.name)}", partial(make, run, row)) for row in ROWS
+    with ThreadPoolExecutor(PREPARING) as pool:
+        small = {
+            row.name: pool.submit(prepare, run, row)
+            for row in ROWS
+            if not run.file(f"check-{slug(row.name)}").is_file()
+        }
+        found["probes"] = {
+            probe.name: run.step(f"probe-{probe.name}", partial(measure_probe, run, probe))
+            for probe in probes
+        }
+        found["row"] = {
+            row.name: run.step(f"row-{slug(row.name)}", partial(measure_row, run, row))
+            for row in ROWS
+        }
+        found["check"] = {
+            row.name: run.step(f"check-{slug(row.name)}", partial(_checked, run, small, row.name))
+            for row in ROWS
         }
     found["soak"] = run.step("soak", partial(soak, run))
+    keep(run.file(MEASURED), found)
     return found
+
+
+def _checked(run: Run, small: Mapping[str, Future[Prepared]], name: str) -> dict[str, Any]:
+    return check_row(run, small[name])
 
 
 def _plans(run: Run) -> list[Plan]:
@@ -236,7 +276,7 @@ def _plans(run: Run) -> list[Plan]:
     for row in ROWS if run.node.device.nvidia else ():
         for spec, positions in (
             (run.spec(row), run.context(row) + run.tokens),
-            (cut(run.spec(row)), CHECKED + 2),
+            (cut(run.spec(row)), ROOM),
         ):
             with suppress(TwinError):
                 plans.append(run.plan(row, spec, positions))
