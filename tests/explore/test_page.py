@@ -155,3 +155,19 @@ def test_a_wrong_address_and_a_wrong_choice_get_one_error_each(
         page.until("document.querySelectorAll('.card .wrong').length === 1")
         assert "did you mean grid" in page.run("at('cards').textContent")
         assert page.run("document.querySelectorAll('[role=alert]:not([hidden])').length") == 1
+
+
+def test_a_width_that_changes_before_a_case_is_chosen_draws_nothing(
+    live: Running, tmp_path: Path
+) -> None:
+    with browser(tmp_path / "profile") as page:
+        page.show(f"{live.url}/?case={SHORTER}", 1440, 900)
+        page.until(QUIET)
+        page.run("(held = state.cases, state.cases = [], at('show').style.width = '500px')")
+        page.until("at('show').clientWidth === 500")
+        page.run(
+            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+            ".then(() => { state.cases = held; })"
+        )
+        page.until("state.cases.length === 1")
+        assert page.faults == []

@@ -3,7 +3,7 @@
 
 let shown = 0;
 new ResizeObserver(() => {
-  if (state.choices && shown !== at("show").clientWidth) {
+  if (state.cases.length && shown !== at("show").clientWidth) {
     shown = at("show").clientWidth;
     render();
   }
