@@ -347,8 +347,8 @@ struct Scan : Item {
     if (newest < 0 || !fresh) return;
     TWIN_EACH(i, ROW / 2) {
       const int to = twisted(newest, 2 * i) / 2;
-      reinterpret_cast<u16*>(keys + u64(newest) * ROW)[to] = reinterpret_cast<const u16*>(fresh)[i];
-      reinterpret_cast<u16*>(values + u64(newest) * ROW)[to] =
+      reinterpret_cast<u16*>(TWIN_GLOBAL(keys) + u64(newest) * ROW)[to] = reinterpret_cast<const u16*>(fresh)[i];
+      reinterpret_cast<u16*>(TWIN_GLOBAL(values) + u64(newest) * ROW)[to] =
           reinterpret_cast<const u16*>(fresh + ROW)[i];
     }
     b.core.appended();

@@ -12,7 +12,7 @@ __device__ __forceinline__ void mark(const Launch& launch, int rank, int block, 
   const u64 blocks = u64(launch.plan.ranks) * u64(launch.plan.blocks),
             me = u64(rank) * u64(launch.plan.blocks) + u64(block);
   const u64 row = (u64(step) * blocks + me) * u64(launch.plan.stage_count) + u64(index);
-  launch.request.trace[2 * row + u64(end)] = now_ns();
+  TWIN_GLOBAL(launch.request.trace)[2 * row + u64(end)] = now_ns();
 }
 
 __device__ __forceinline__ void mark(const Block& b, int index, int end) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void report_hang(const Launch& launch, int rank, int 
   Control* control = launch.control;
   // its address is computed here, not carried from step to step in scarce registers
   TWIN_KEEP(control);
-  Control& c = *control;
+  Control& c = *TWIN_GLOBAL(control);
   // somebody else hung first
   if (!claim(&c.status, int(Status::RUNNING), int(Status::HUNG))) return;
   c.hung_rank = rank;

@@ -62,7 +62,7 @@ __device__ __forceinline__ bool compute(Block& b, int index, const Stage& stage)
 }
 
 __device__ __forceinline__ bool run_stage(Block& b, int index) {
-  const Stage& stage = b.plan.stages_at(index);
+  const Stage& stage = b.plan.stages_at(TWIN_SAME(index));
   b.core.forget();
   const bool done = compute(b, index, stage) && finish(b, index, stage);
   b.core.published();
@@ -79,8 +79,8 @@ __device__ __forceinline__ bool end_step(Block& b) {
     if (b.plan.probe) {
       const u64 blocks = u64(b.plan.ranks) * u64(b.plan.blocks),
                 me = u64(b.rank) * u64(b.plan.blocks) + u64(b.block);
-      wanted.block_stamps[u64(b.at.step) * blocks + me] = now_ns();
-      wanted.checksums[me] = b.at.checksum;
+      TWIN_GLOBAL(wanted.block_stamps)[u64(b.at.step) * blocks + me] = now_ns();
+      TWIN_GLOBAL(wanted.checksums)[me] = b.at.checksum;
     }
     ++b.at.step;
     ended = b.at.step >= wanted.steps || b.core.told_to_leave(wanted.abort);

@@ -41,7 +41,7 @@ __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& 
     if (skipped(b, read.previous_step)) continue;
     if (!gather_vector(b, index, read, sum)) return false;
     norm_added(b, stage, sum);
-    Core::Hidden residual = b.residual.open(b.core);
+    auto residual = b.residual.open(b.core);
     residual.add(b.core, b.plan.ranks == 1 || read.residual ? 1.0f : 0.0f, sum, read.scale);
     b.residual.close(b.core, residual);
   }
@@ -90,10 +90,10 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
     if (!gather_spans(b, index, b.plan.reads_at(i), b.scratch)) return false;
   begin(b, index, stage);
   const bool forced = b.at.step < wanted.forced, sampled = stage.reads > 0;
-  const int token = forced ? wanted.prompt[b.at.step] : (sampled ? int(b.scratch[0]) : b.at.token);
+  const int token = forced ? TWIN_GLOBAL(wanted.prompt)[b.at.step] : (sampled ? int(b.scratch[0]) : b.at.token);
   bool stop = false;
-  for (int i = 0; i < wanted.stop_count && !forced; ++i) stop |= wanted.stop[i] == token;
-  Core::Hidden residual = b.residual.open(b.core);
+  for (int i = 0; i < wanted.stop_count && !forced; ++i) stop |= TWIN_GLOBAL(wanted.stop)[i] == token;
+  auto residual = b.residual.open(b.core);
   residual.load_row(b.core,
                     b.memory.embedding + u64(token) * u64(b.plan.hidden) * type_bytes(WEIGHT));
   if constexpr (Family::EMBEDDING != 1.0f)
@@ -135,7 +135,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
     return false;
   begin(b, index, stage);
   if (!needed) return publish_zeros(b, out);
-  const Core::Hidden residual = b.residual.open(b.core);
+  const auto residual = b.residual.open(b.core);
   // known to all warps when their sums are: the norm's factor comes last
   const auto squares = residual.begin_squares(b.core);
   if (meeting) {
@@ -158,7 +158,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
     if (head) {
       sum = capped_logit(sum);
       const Candidate other = {first + row < b.plan.vocab ? sum : -infinity(), first + row};
-      if (kept && other.index < b.plan.vocab) kept[other.index] = other.logit;
+      if (kept && other.index < b.plan.vocab) TWIN_GLOBAL(kept)[other.index] = other.logit;
       if (b.plan.full) {
         head_logits(b)[row - work.own.lo] = other.logit;
       } else if (wins(other, mine)) {
@@ -318,7 +318,7 @@ __device__ __forceinline__ bool lane_mean(Block& b, int index, const Stage& stag
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden);
   if (!read_residual(b, index, stage, x)) return false;
   begin(b, index, stage);
-  const Core::Hidden residual = b.residual.open(b.core);
+  const auto residual = b.residual.open(b.core);
   const auto squares = residual.begin_squares(b.core);
   b.core.barrier();
   x.scaled(b.core, residual,
@@ -356,13 +356,13 @@ __device__ __forceinline__ bool gather_parts(Block& b, int index, const Read& re
 __device__ __forceinline__ void deliver(const Launch& launch, int step, int token) {
   const Request& wanted = launch.request;
   Control& c = *launch.control;
-  wanted.stamps[step] = now_ns();
+  TWIN_GLOBAL(wanted.stamps)[step] = now_ns();
   const int generated = step - (wanted.forced - 1);
   if (generated < 0 || wanted.every_position) return;
-  wanted.tokens[generated] = token;
+  TWIN_GLOBAL(wanted.tokens)[generated] = token;
   store_host(&c.emitted, generated + 1);
   for (int i = 0; i < wanted.stop_count; ++i)
-    if (wanted.stop[i] == token) claim(&c.status, int(Status::RUNNING), int(Status::STOP));
+    if (TWIN_GLOBAL(wanted.stop)[i] == token) claim(&c.status, int(Status::RUNNING), int(Status::STOP));
 }
 
 __device__ __forceinline__ bool delivers(const Plan& plan, int rank, int block) {
@@ -449,7 +449,7 @@ __device__ __forceinline__ bool sample(Block& b, int index, const Stage& stage) 
     if (chooses) order_logits(wanted);
   begin(b, index, stage);
   if (!chooses) return true;
-  int token = b.at.step + 1 < wanted.forced ? wanted.prompt[b.at.step + 1] : 0;
+  int token = b.at.step + 1 < wanted.forced ? TWIN_GLOBAL(wanted.prompt)[b.at.step + 1] : 0;
   if (counts && b.plan.full) {
     token = drawing.token(
         best, u64(b.plan.probe ? b.at.step : b.at.step - (wanted.forced - 1)));

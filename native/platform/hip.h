@@ -12,6 +12,18 @@
 #define TWIN_KEEP(x) asm volatile("" : "+v"(x))  // computed here, not kept from before
 #define TWIN_HOLDS(what)
 #define TWIN_ONCE _Pragma("unroll 1")
+#define TWIN_GLOBAL(at) in_memory(at)
+#define TWIN_SAME(number) __builtin_amdgcn_readfirstlane(number)
+
+namespace twin {
+// The compiler would take generic loads and stores, which count as those of local memory as well and
+// end in no order: every wait for one load would be a wait for all. A number between the two
+// pointers, else it undoes the casts.
+template <class T>
+__device__ __forceinline__ T* in_memory(T* at) {
+  return (T*)(__attribute__((address_space(1))) T*)(unsigned long long)at;
+}
+}  // namespace twin
 
 #include "plan.h"
 #include "source.h"
@@ -203,9 +215,6 @@ struct Ring {
   __device__ void rewind() { at = stream; }
 };
 
-typedef u32 quad_words __attribute__((ext_vector_type(4)));
-typedef _Float16 half_pair __attribute__((ext_vector_type(2)));
-
 // Moves between the threads of a row of 16, and of a row's last value into later rows: the codes of
 // DPP.
 constexpr int QUAD_SWAP_1 = 0xB1, QUAD_SWAP_2 = 0x4E, MIRROR = 0x140, HALF_MIRROR = 0x141,
@@ -224,14 +233,14 @@ struct Piece {  // a thread's part of a cached key or value
 
   template <class Core>
   __device__ void load(const Core& core, const u8* row) {
+    load_near(core, in_memory(row));
+  }
+  template <class Core>
+  __device__ void load_near(const Core& core, const u8* row) {
     for (int d = 0; d < SIZE; ++d) {
       const int from = core.warp_thread() % THREADS * SIZE + d;
       at[d] = from < HEAD_DIM ? load_element<KV>(row + from * type_bytes(KV)) : 0.0f;
     }
-  }
-  template <class Core>
-  __device__ void load_near(const Core& core, const u8* from) {
-    load(core, from);
   }
   __device__ void clear() {
     for (int d = 0; d < SIZE; ++d) at[d] = 0.0f;
@@ -241,66 +250,28 @@ struct Piece {  // a thread's part of a cached key or value
   }
 };
 
-// A thread's 16 bytes of columns of a stage's input, to be multiplied with the same columns of
-// several rows.
-template <Type T>
-struct Columns {
-  const float* at;
+}  // namespace twin
 
-  __device__ explicit Columns(const float* from) : at(from) {}
-  __device__ float dot(quad_words words, float sum) const {
-    for (int i = 0; i < 4; ++i) {
-      const u32 word = words[i];
-      if constexpr (T == Type::FP32) {
-        sum += bits_as<float>(word) * at[i];
-      } else {  // BF16: gfx942 has no dot product of it with an FP32 sum
-        float a, b;
-        unpack<T>(word, a, b);
-        sum += a * at[2 * i];
-        sum += b * at[2 * i + 1];
-      }
-    }
-    return sum;
-  }
-};
+#include "hip_stream.h"
+#include "hip_vector.h"
 
-// FP16 weights: two products and their sum in FP32 take one instruction. The input is there twice,
-// rounded to FP16 and what rounding lost, so sums are those of FP32 inputs. An element beyond
-// 65,504 becomes infinite, so that a run ends with an error.
-template <>
-struct Columns<Type::FP16> {
-  half_pair rounded[4], lost[4];
-
-  __device__ explicit Columns(const float* from) {
-    for (int i = 0; i < 4; ++i) {
-      rounded[i] = half_pair{_Float16(from[2 * i]), _Float16(from[2 * i + 1])};
-      lost[i] = half_pair{_Float16(from[2 * i] - float(rounded[i][0])),
-                          _Float16(from[2 * i + 1] - float(rounded[i][1]))};
-    }
-  }
-  __device__ float dot(quad_words words, float sum) const {
-    for (int i = 0; i < 4; ++i) {
-      const u32 word = words[i];
-      const half_pair weights = bits_as<half_pair>(word);
-      sum = __builtin_amdgcn_fdot2(weights, rounded[i], sum, false);
-      sum = __builtin_amdgcn_fdot2(weights, lost[i], sum, false);
-    }
-    return sum;
-  }
-};
+namespace twin {
 
 struct Core {
   using Hidden = MemoryVector;
-  using Residual = MemoryResidual;
+  using Residual = RegisterResidual;
   using Heads = MemoryVector;
-  using Ffn = MemoryVector;
+  using Ffn = InputOf<NARROW>::Type;
   using Shared = MemoryVector;
   using Dense = MemoryVector;
   using Piece = twin::Piece;
 
   Ring ring;
   u64* meeting;  // [WAVES] one value of each wave
+  const float* nothing;  // [STEP] zeros: the input of lanes beyond a tile's last column
+  Known* known;          // of this wave
   int me;
+  Strips strips;
 
   // with 2, eight threads needed 39 registers more than the 256 there are
   static constexpr int POSITIONS = 1;
@@ -397,14 +368,64 @@ struct Core {
   __device__ static void begin() {}
   __device__ static void cleared() {}
   __device__ static bool told_to_leave(const int* abort) { return load_host(abort); }
+
+  // ---- weights ----------------------------------------------------------------------------------
+
+  // All strips from the kernel's start on.
+  __device__ void begin_strips(const Plan& plan, const Walk& walk) {
+    Known now = {walk, {}, 0};
+#pragma unroll
+    for (int k = 0; k < STRIPS; ++k) strips.load(plan, now, k, warp_thread());
+    *known = now;
+  }
   template <class Vector>
-  __device__ Nothing take_ahead(const Stage&, Span, bool) {
+  __device__ static Nothing take_ahead(const Stage&, Span, bool) {
     return {};
   }
-  __device__ static void become_whole(const Stage&, const MemoryVector&, Nothing) {}
-  __device__ void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums,
+  template <class Vector>
+  __device__ static void become_whole(const Stage&, const Vector&, Nothing) {}
+
+  template <class Vector>
+  __device__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi, float* sums,
                             int batch, Nothing) {
-    dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
+    if constexpr (CODED) dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
+    else dot_strips(Plan{}, x, sums, batch);
+  }
+  // The strips of a batch of rows; in the place of each, once it is multiplied, comes the one that
+  // lies STRIPS further, of whatever batch, stage or step.
+  template <class Vector>
+  __device__ void dot_strips(const Plan& plan, const Vector& x, float* sums, int batch) {
+    const int lane = warp_thread();
+    Known now = *known;
+    warp_sync();  // all lanes have looked before one of them writes
+    now.keep_same();
+    float sum[STRIP_ROWS] = {};
+    while (now.strip[0].batch == now.batch)
+#pragma unroll
+      for (int k = 0; k < STRIPS; ++k) {
+        const Strip strip = now.strip[k];
+        // zeros times an empty one, too: with a condition, the compiler would wait for all strips
+        const bool holds = lane * STEP < strip.cols;
+        const Columns<WEIGHT> seen(elements(x, holds, strip.col + lane * STEP, nothing));
+#pragma unroll
+        for (int r = 0; r < STRIP_ROWS; ++r) {
+          sum[r] = seen.dot(strips.words[k][r], sum[r]);
+          TWIN_KEEP(sum[r]);
+        }
+        in_this_order();  // else the next strip gets other registers, and is waited for to be moved
+        strips.load(plan, now, k, lane);
+        in_this_order();
+        if (!strip.ends()) continue;
+        float* const at = sums + strip.part * batch + strip.row;
+#pragma unroll
+        for (int r = 0; r < STRIP_ROWS; ++r) {
+          const float total = warp_sum(sum[r]);
+          if (lane == r && r < strip.rows) at[r] = total;
+          sum[r] = 0;
+        }
+      }
+    ++now.batch;
+    *known = now;
   }
 
   template <class Wins>
@@ -441,7 +462,7 @@ struct Core {
           if (first + r < rows)
             got[r] = __builtin_nontemporal_load(global(
                 reinterpret_cast<const quad_words*>(w + r * stride + c * type_bytes(WEIGHT))));
-        const Columns<WEIGHT> seen(x + c);
+        const Columns<WEIGHT> seen{Elements(x + c)};
         for (int r = 0; r < ROWS; ++r)
           if (first + r < rows) sum[r] = seen.dot(got[r], sum[r]);
       }
@@ -495,18 +516,38 @@ struct Core {
 
   template <class Stall>
   __device__ bool gather(const Source& source, int lo, int hi, float* out, Stall stall, int = 0) {
+    return gather_each(source, lo, hi, [&](int i, float sum) { out[i - lo] = sum; }, stall);
+  }
+  // put(element, sum) of elements lo..hi-1; a thread's next ones are under way together.
+  template <class Put, class Stall>
+  __device__ bool gather_each(const Source& source, int lo, int hi, Put put, Stall stall) {
+    constexpr int AT_ONCE = 4;
     bool good = true;
-    for (int i = lo + thread(); i < hi && good; i += THREADS) {
-      float sum = 0;
-      for (int p = 0; p < source.parts; ++p) {
-        float got = load_shared(source.at(p) + i, source.pushed);
-        while (good && source.polled && bits_as<u32>(got) == SENTINEL) {
-          good = stall(source.part(p), i);
-          got = load_shared(source.at(p) + i, source.pushed);
+    for (int i = lo + thread(); i < hi && good; i += AT_ONCE * THREADS) {
+      float sum[AT_ONCE] = {};
+      for (int p = 0; p < source.parts && good; ++p) {
+        const float* const from = source.at(p);
+        float got[AT_ONCE];
+        for (;;) {
+          int late = -1;
+#pragma unroll
+          for (int j = 0; j < AT_ONCE; ++j) {
+            const int at = i + j * THREADS;
+            got[j] = load_shared(from + (at < hi ? at : i), source.pushed);
+          }
+#pragma unroll
+          for (int j = AT_ONCE - 1; j >= 0; --j)
+            if (bits_as<u32>(got[j]) == SENTINEL) late = i + j * THREADS;
+          if (late < 0 || !source.polled) break;
+          good = stall(source.part(p), late);
+          if (!good) break;
         }
-        sum = p ? sum + got : got;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j) sum[j] = p ? sum[j] + got[j] : got[j];
       }
-      out[i - lo] = sum;
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j)
+        if (i + j * THREADS < hi) put(i + j * THREADS, sum[j]);
     }
     return good;
   }

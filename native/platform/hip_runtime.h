@@ -14,6 +14,8 @@ __device__ inline void __syncthreads() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 __device__ inline int thread_index() { return int(__builtin_amdgcn_workitem_id_x()); }
+// The same in all lanes, which the compiler then knows.
+__device__ inline int wave_index() { return __builtin_amdgcn_readfirstlane(thread_index() / 64); }
 __device__ inline int block_index() { return int(__builtin_amdgcn_workgroup_id_x()); }
 
 // The number of this GPU's die (XCD), register 20 (XCC_ID), 4 bits from 0 on.

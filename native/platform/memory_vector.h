@@ -55,17 +55,21 @@ struct MemoryVector {
   }
 
   // this = x * by * factor, without factors x itself.
-  template <class Core>
-  __device__ void scaled(Core& core, const MemoryVector& x, float by, Factors factor) {
-    for (int i = core.thread(); i < count; i += core.threads())
-      at[i] = factor ? x.at[i] * by * factor[i] : x.at[i];
+  template <class Core, class Vector>
+  __device__ void scaled(Core& core, const Vector& x, float by, Factors factor) {
+    x.scale_to(core, *this, by, factor);
     core.barrier();
+  }
+  template <class Core>
+  __device__ void scale_to(Core& core, MemoryVector& to, float by, Factors factor) const {
+    for (int i = core.thread(); i < count; i += core.threads())
+      to.at[i] = factor ? at[i] * by * TWIN_GLOBAL(factor)[i] : at[i];
   }
 
   template <class Core>
   __device__ void load_row(Core& core, const u8* row) {
     for (int i = core.thread(); i < count; i += core.threads())
-      at[i] = load_element<WEIGHT>(row + i * type_bytes(WEIGHT));
+      at[i] = load_element<WEIGHT>(TWIN_GLOBAL(row) + i * type_bytes(WEIGHT));
   }
 
   template <class Core, class Each>

@@ -39,8 +39,10 @@ inline void see(State& s, Int r, Int channel) {
   const Machine& m = *s.machine;
   const Record& record = s.records[r];
   Sight* sights = s.sights + r * m.dies;
+  const Int spread = s.channels[channel].many ? m.link_spread : 0,
+            remote = record.remote > 0 ? record.remote + spread : record.remote;
   for (Int die = 0; die < m.dies; ++die) {
-    Int time = record.remote, cause = COLLECTIVE;
+    Int time = remote, cause = COLLECTIVE;
     Binder who = record.remote_who;
     for (Int producer = 0; producer < m.dies; ++producer) {
       if (sights[producer].local == NONE) continue;

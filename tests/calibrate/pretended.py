@@ -127,5 +127,5 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, broken: str = "") -> None:
             "open_random",
             lambda device, plan, seed, trace=False: Pretended(plan, trace=trace),
         )
-    monkeypatch.setattr(measure, "check_present", lambda device: None)
+    monkeypatch.setattr(measure, "check_present", lambda device, gpus=1: None)
     monkeypatch.setattr(measure, "open_engine", open_engine)

@@ -7,13 +7,16 @@ from __future__ import annotations
 import pytest
 
 from twin.calibrate.amd_heldout import amd_held_out
-from twin.calibrate.amd_probes import WINDOW, _fitting, amd_probes
+from twin.calibrate.amd_probes import amd_probes
 from twin.calibrate.engine_runs import held_out
 from twin.calibrate.recipe import AMD_RECIPE, recipe_of
 from twin.engine.hip_build import check_runs
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import limits_of
+from twin.kernel.defaults import limits_of, plan_for
+from twin.kernel.strips import MOST_STRIPS, most_strips, strips_of, with_strips
+from twin.models.load import load_model
+from twin.models.spec import DType
 from twin.plan.probe import stream_probe
 from twin.plan.types import Options
 from twin.proof.prove import prove
@@ -23,15 +26,23 @@ NODE = load_node("1xmi300x")
 TOO_WIDE = {"exchange-sentinel-64-b1"}
 
 
-def test_a_probes_ring_fits_beside_the_vectors_that_amd_keeps_on_the_chip() -> None:
+def test_a_window_is_a_number_of_strips_and_the_ring_holds_no_more() -> None:
     limits = limits_of(NODE)
-    options = Options(blocks=8, slot_bytes=16384, ring_slots=10, window_slots=10)
-    wide = _fitting(stream_probe(options, limits, rows=8, cols=12288))
-    assert wide.options.ring_slots == wide.options.window_slots < 10
-    prove(wide)
-    check_runs(wide)
-    narrow = stream_probe(options, limits, rows=8, cols=512)
-    assert _fitting(narrow) == narrow
+    options = Options(blocks=8, slot_bytes=16384, ring_slots=10, window_slots=3)
+    plan = stream_probe(options, limits, rows=8, cols=2048)
+    for strips, slots in ((1, 2), (3, 6), (4, 8), (9, 8)):
+        made = with_strips(plan, strips)
+        assert (made.options.ring_slots, made.options.window_slots) == (slots, slots)
+        assert strips_of(made) == min(strips, MOST_STRIPS)
+        prove(made)
+        check_runs(made)
+
+
+def test_a_wide_residual_leaves_registers_for_fewer_strips() -> None:
+    spec = load_model("llama-3.1-70b")
+    plan = plan_for(spec, load_node("8xmi300x"), weight_dtype=DType.FP16)
+    assert most_strips(plan) == strips_of(plan) == 3
+    assert most_strips(plan_for(load_model("qwen3-30b-a3b"), NODE)) == 2
 
 
 @pytest.mark.slow
@@ -50,12 +61,14 @@ def test_quick_probes_are_proven_and_run() -> None:
 
 
 @pytest.mark.slow
-def test_all_probes_are_proven_and_only_the_widest_window_is_asked_for() -> None:
+def test_all_probes_are_proven_and_a_window_is_asked_for_once() -> None:
     probes = amd_probes(limits_of(NODE), quick=False)
     for probe in probes:
         prove(probe.plan)
-    families = [found[1] for p in probes if (found := WINDOW.fullmatch(p.name))]
-    assert len(families) == len(set(families))
+        assert probe.plan.options.ring_slots == probe.plan.options.window_slots, probe.name
+    streams = {p.name: strips_of(p.plan) for p in probes if p.name.startswith("stream-window")}
+    assert streams == {"stream-window2": 1, "stream-window4": 2}
+    assert strips_of(next(p.plan for p in probes if p.name == "stream-slot16K")) == MOST_STRIPS
     assert len({p.name for p in probes}) == len(probes) > 100
 
 

@@ -5,10 +5,11 @@ answers as this module says. Device memory is the host's, a kernel is a function
 from __future__ import annotations
 
 import ctypes
+import mmap
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.engine import code_object
 from twin import toolchain
-from twin.engine.cuda import GreedyLaunch
+from twin.engine.cuda import DrawingLaunch, GreedyLaunch, Launch
 from twin.kernel.header import Control
 
 HERE = Path(__file__).resolve().parent
@@ -31,12 +33,14 @@ COHERENT = 0x40000000  # hipHostMallocCoherent
 POISON = 0xA5  # of memory that nobody has written
 # of hipDeviceProp_tR0600, in bytes from its start
 NAME_AT, MEMORY_AT, UNITS_AT, ARCH_AT = 0, 288, 388, 1160
-# (offset, bytes) of the kernel's arguments
-ARGUMENTS = (
-    (0, ctypes.sizeof(GreedyLaunch)),
-    (ctypes.sizeof(GreedyLaunch), 4),
-    (ctypes.sizeof(GreedyLaunch) + 8, 8),
-)
+LAUNCHES: tuple[type[Launch], ...] = (GreedyLaunch, DrawingLaunch)
+
+
+def arguments_after(launch: type[Launch]) -> tuple[tuple[int, int], ...]:
+    """(offset, bytes) of the arguments of a kernel that is given such a launch."""
+    size = ctypes.sizeof(launch)
+    return (0, size), (size, 4), (size + 8, 8)
+
 
 Handler = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int
@@ -55,18 +59,26 @@ class Started:
     arguments: NDArray[np.uint8]
 
     @property
-    def launch(self) -> Any:
-        return GreedyLaunch.from_buffer(self.arguments)
+    def layout(self) -> tuple[tuple[int, int], ...]:
+        """(offset, bytes) of the arguments, as the code object says."""
+        return code_object.arguments(self.image)
+
+    @property
+    def launch(self) -> Launch:
+        """What the kernel is given: a plan that draws has more words than a greedy one."""
+        size = self.layout[0][1]
+        kind = next(one for one in LAUNCHES if ctypes.sizeof(one) == size)
+        return kind.from_buffer(self.arguments)
 
     @property
     def first_rank(self) -> int:
-        at = ARGUMENTS[1][0]
+        at = self.layout[1][0]
         return int(self.arguments[at : at + 4].view(np.int32)[0])
 
     @property
     def dies(self) -> NDArray[np.int32]:
         """[blocks] where the kernel says on which dies they run."""
-        at = ARGUMENTS[2][0]
+        at = self.layout[2][0]
         where = int(self.arguments[at : at + 8].view(np.uint64)[0])
         return np.ctypeslib.as_array((ctypes.c_int32 * self.blocks).from_address(where))
 
@@ -124,7 +136,11 @@ class Runtime:
         kernel: Kernel = answers_at_once,
         fit: int = 1,
         peers: bool = True,
+        contents: bool = True,
     ) -> None:
+        """`contents`: device memory holds what was written there. Without, it takes none of this
+        computer's, and only the host's words are kept: for a kernel that reads nothing else.
+        """
         self.calls: list[tuple[Any, ...]] = []  # (name, arguments)
         self.held: dict[int, Held] = {}
         self.handles: dict[int, tuple[str, int]] = {}  # streams and modules: kind, device
@@ -132,7 +148,7 @@ class Runtime:
         self.mistakes: list[str] = []  # what a real runtime need not notice
         self._refused: dict[str, tuple[int, int]] = {}
         self._gpus, self._arch, self.kernel = gpus, arch, kernel
-        self._fit, self._peers = fit, peers
+        self._fit, self._peers, self._contents = fit, peers, contents
         self._device = 0
         self._started: list[Started] = []
         self._images: dict[int, bytes] = {}
@@ -238,7 +254,10 @@ class Runtime:
     # ---- memory ----------------------------------------------------------------------------------
 
     def _allocate(self, out: int, size: int, kind: str) -> int:
-        array = np.full(size + 256, POISON, np.uint8)
+        if self._contents or kind == "host":
+            array = np.full(size + 256, POISON, np.uint8)
+        else:  # pages that nobody touches
+            array = np.frombuffer(mmap.mmap(-1, size + 256), np.uint8)
         lead = -array.ctypes.data % 256
         array = array[lead : lead + size]
         self.held[array.ctypes.data] = Held(array, kind, self._device)
@@ -289,12 +308,15 @@ class Runtime:
     def _hipMemsetD8(self, to: int, value: int, count: int) -> int:
         if not self._inside(to, count):
             return INVALID_VALUE
-        ctypes.memset(to, value, count)
+        if self._contents:
+            ctypes.memset(to, value, count)
         return 0
 
     def _hipMemsetD32Async(self, to: int, value: int, count: int, stream: int) -> int:
         if not self._inside(to, 4 * count) or not self._own(stream):
             return INVALID_VALUE
+        if not self._contents:
+            return 0
         region = np.ctypeslib.as_array((ctypes.c_uint32 * count).from_address(to))
         region[:] = value & 0xFFFFFFFF
         return 0
@@ -302,7 +324,8 @@ class Runtime:
     def _hipMemcpyHtoD(self, to: int, at: int, size: int) -> int:
         if not self._inside(to, size):
             return INVALID_VALUE
-        ctypes.memmove(to, at, size)
+        if self._contents:
+            ctypes.memmove(to, at, size)
         return 0
 
     def _hipMemcpyDtoD(self, to: int, at: int, size: int) -> int:
@@ -347,14 +370,15 @@ class Runtime:
             return TOO_LARGE
         if (blocks_y, blocks_z, threads_y, threads_z, size) != (1, 1, 1, 1, 0):
             return INVALID_VALUE
-        packed = np.zeros(ARGUMENTS[-1][0] + ARGUMENTS[-1][1], np.uint8)
-        for n, (at, count) in enumerate(ARGUMENTS):
+        started = Started(
+            self._device, blocks, threads, stream, self._images[module], np.zeros(0, np.uint8)
+        )
+        packed = np.zeros(sum(started.layout[-1]), np.uint8)
+        for n, (at, count) in enumerate(started.layout):
             where = ctypes.c_void_p.from_address(arguments + 8 * n).value
             assert where
             packed[at : at + count] = np.frombuffer(ctypes.string_at(where, count), np.uint8)
-        self._started.append(
-            Started(self._device, blocks, threads, stream, self._images[module], packed)
-        )
+        self._started.append(replace(started, arguments=packed))
         return 0
 
     def _hipStreamQuery(self, stream: int) -> int:

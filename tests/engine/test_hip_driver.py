@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine import code_object
 from tests.engine.hip_runtime import (
     COMPUTE_UNITS,
     ILLEGAL_ADDRESS,
@@ -20,12 +21,14 @@ from tests.engine.hip_runtime import (
     Runtime,
     Started,
     answers_at_once,
+    arguments_after,
     installed,
     runs_until_told,
 )
 from tests.engine.small_engine import LLAMA, after_the_first, run_script
 from tests.gfx942.small import small
 from twin.engine import choose, hip
+from twin.engine.cuda import GreedyLaunch
 from twin.engine.hip import HipEngine
 from twin.engine.hip_build import HipReport
 from twin.engine.opening import plan_run
@@ -38,8 +41,7 @@ from twin.plan.types import CollectiveKind, Execution, Plan
 
 PROMPT, MADE = [1, 2, 3], [3, 4, 5, 6]
 TWO: dict[str, Any] = {"gpus": 2, "collective": CollectiveKind.PUSH}
-# an ELF header without sections: what the stub reads of a code object is its length
-CODE = bytes(64)
+CODE = code_object.pretended(arguments_after(GreedyLaunch))
 
 Opens = Callable[[Runtime], Runtime]
 

@@ -18,12 +18,13 @@ from tests.gfx942.code import Code, Instruction, code_of
 from tests.gfx942.interpreter import Launched, load, run
 from twin import toolchain
 from twin.engine.cuda import new_launch
-from twin.engine.hip_build import THREADS, clang
+from twin.engine.hip_build import BESIDE_BYTES, clang
 from twin.engine.host import _Arenas
 from twin.engine.session import Session, address
 from twin.engine.weights import random_weights
 from twin.errors import ToolchainError
 from twin.kernel.header import Control, Request, header
+from twin.kernel.strips import THREADS, strips_of
 from twin.plan.types import Plan
 
 WATCHDOG_S = 0.003  # of the interpreter's clock, in which a microsecond is 800 instructions
@@ -44,6 +45,7 @@ WAVES_FLAGS = (
     "-Wno-unknown-attributes",  # those of HIP
     "-Wno-ignored-attributes",
     f"-DTWIN_THREADS={THREADS}",
+    f"-DTWIN_BESIDE_BYTES={BESIDE_BYTES}",
 )
 
 
@@ -176,7 +178,11 @@ def build_waves(plan: Plan, *, sanitize: bool) -> Path:
     except ToolchainError as error:
         pytest.skip(str(error))
     text = header(plan)
-    flags = [*WAVES_FLAGS, f'-DTWIN_PLATFORM="{HERE / "waves.h"}"']
+    flags = [
+        *WAVES_FLAGS,
+        f"-DTWIN_STRIPS={strips_of(plan)}",
+        f'-DTWIN_PLATFORM="{HERE / "waves.h"}"',
+    ]
     if sanitize:  # with GCC's runtime: Debian's clang comes without
         asked = toolchain.run_compiler([toolchain.host_compiler(), "-print-file-name=libubsan.so"])
         runtime = asked.strip()

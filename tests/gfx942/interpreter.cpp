@@ -12,8 +12,8 @@ namespace gfx {
 
 #define NAMES(X)                                                                                 \
   X(buffer_inv) X(buffer_wbl2)                                                                   \
-  X(ds_bpermute_b32) X(ds_read2_b32) X(ds_read_b128) X(ds_read_b64) X(ds_read_b32)               \
-  X(ds_read_u16) X(ds_write2_b32) X(ds_write_b128) X(ds_write_b64) X(ds_write_b16)               \
+  X(ds_bpermute_b32) X(ds_read2_b32) X(ds_read2_b64) X(ds_read_b128) X(ds_read_b64) X(ds_read_b32)               \
+  X(ds_read_u16) X(ds_write2_b32) X(ds_write2_b64) X(ds_write_b128) X(ds_write_b16_d16_hi) X(ds_write_b64) X(ds_write_b16) X(ds_write_b8)               \
   X(ds_write_b32)                                                                                \
   X(flat_load_dword) X(flat_load_dwordx2) X(flat_load_dwordx3) X(flat_load_dwordx4)              \
   X(flat_load_ushort) X(flat_store_dword) X(flat_store_dwordx2) X(flat_store_dwordx3)            \
@@ -21,15 +21,15 @@ namespace gfx {
   X(global_atomic_add) X(global_atomic_cmpswap) X(global_load_dword) X(global_load_dwordx2)      \
   X(global_load_dwordx3) X(global_load_dwordx4) X(global_load_ushort) X(global_store_dword)      \
   X(global_store_dwordx2) X(global_store_dwordx3) X(global_store_dwordx4) X(global_store_short)  \
-  X(s_add_i32) X(s_add_u32) X(s_addc_u32) X(s_and_b32) X(s_and_b64) X(s_and_saveexec_b64)        \
+  X(s_abs_i32) X(s_add_i32) X(s_add_u32) X(s_addc_u32) X(s_and_b32) X(s_and_b64) X(s_and_saveexec_b64)        \
   X(s_andn2_b64) X(s_andn2_saveexec_b64) X(s_ashr_i32) X(s_barrier) X(s_bcnt1_i32_b64)           \
-  X(s_branch) X(s_cbranch_execnz) X(s_cbranch_execz) X(s_cbranch_scc0) X(s_cbranch_scc1)         \
+  X(s_addk_i32) X(s_branch) X(s_brev_b32) X(s_cbranch_execnz) X(s_cbranch_execz) X(s_cbranch_scc0) X(s_cbranch_scc1)         \
   X(s_cbranch_vccnz) X(s_cbranch_vccz) X(s_cmp_eq_u32) X(s_cmp_eq_u64) X(s_cmp_ge_i32)           \
-  X(s_cmp_gt_i32) X(s_cmp_gt_u32) X(s_cmp_le_i32) X(s_cmp_lg_u32) X(s_cmp_lg_u64)                \
-  X(s_cmp_lt_i32) X(s_cmp_lt_u32) X(s_cselect_b32) X(s_cselect_b64) X(s_endpgm) X(s_getpc_b64)   \
+  X(s_cmp_ge_u32) X(s_cmp_gt_i32) X(s_cmp_gt_u32) X(s_cmp_le_i32) X(s_cmp_lg_u32) X(s_cmp_lg_u64)                \
+  X(s_cmp_lt_i32) X(s_cmp_lt_u32) X(s_cmpk_gt_i32) X(s_cselect_b32) X(s_cselect_b64) X(s_endpgm) X(s_getpc_b64)   \
   X(s_getreg_b32) X(s_load_dword) X(s_load_dwordx2) X(s_load_dwordx4) X(s_load_dwordx8)          \
   X(s_lshl_b32) X(s_lshl_b64) X(s_lshr_b32) X(s_max_i32) X(s_memrealtime) X(s_min_i32)           \
-  X(s_mov_b32) X(s_mov_b64) X(s_movk_i32) X(s_mul_hi_i32) X(s_mul_hi_u32) X(s_mul_i32) X(s_nop)  \
+  X(s_mov_b32) X(s_mov_b64) X(s_movk_i32) X(s_mul_hi_i32) X(s_mul_hi_u32) X(s_mul_i32) X(s_mulk_i32) X(s_nop)  \
   X(s_not_b64) X(s_or_b32) X(s_or_b64) X(s_or_saveexec_b64) X(s_orn2_b64) X(s_sleep)             \
   X(s_sub_i32) X(s_sub_u32) X(s_subb_u32) X(s_waitcnt) X(s_xor_b32) X(s_xor_b64)                 \
   X(v_add3_u32) X(v_add_lshl_u32) X(v_add_f32) X(v_add_u16) X(v_add_u32) X(v_addc_co_u32)        \
@@ -207,10 +207,28 @@ struct Machine {
   }
   void write_scalar(Wave& w, const Operand& o, u32 value) { w.s[o.value] = value; }
 
+  static bool loads_in_order(const Instruction& i) {
+    return i.name == global_load_dword || i.name == global_load_dwordx2 ||
+           i.name == global_load_dwordx3 || i.name == global_load_dwordx4 ||
+           i.name == global_load_ushort;
+  }
+  // Loads from global memory fill registers in order: of two to one register the later one wins.
+  static bool ordered(const Access& a) { return a.what == Access::LOAD && !a.flat; }
+  static bool same_registers(const Access& a, const Access& b) {
+    return a.to >= 0 && b.to >= 0 && a.to < b.to + b.registers && b.to < a.to + a.registers;
+  }
+  static bool filled_in_order(const Wave& w, int r) {
+    for (const auto& a : w.accesses)
+      if (a->what != Access::SCALAR && a->to <= r && r < a->to + a->registers && !ordered(*a))
+        return false;
+    return true;
+  }
+
   void check_ready(const Wave& w, const Instruction& i) {
     for (int n = 0; n < i.operands; ++n) {
       const Operand& o = i.operand[n];
       for (int k = 0; k < o.count; ++k) {
+        if (n == 0 && loads_in_order(i) && filled_in_order(w, o.value + k)) continue;
         if (o.kind == VGPR && w.awaited[o.value + k])
           fault(w, i, "v" + std::to_string(o.value + k) + " was loaded and not waited for");
         if (o.kind == SGPR && w.s_awaited[o.value + k])
@@ -324,7 +342,8 @@ struct Machine {
       if (b.done) continue;
       const bool back =
           a.what == Access::WRITE_BACK && (b.what == Access::WRITE || b.what == Access::WRITE_BACK);
-      if (back || (local(a) && local(b)) || meet(a, b)) perform_in_order(w, k);
+      const bool fills = ordered(a) && ordered(b) && same_registers(a, b);
+      if (back || fills || (local(a) && local(b)) || meet(a, b)) perform_in_order(w, k);
     }
     perform(w, a);
   }
@@ -464,7 +483,9 @@ struct Machine {
     issue(w, std::move(made));
   }
 
-  void local_access(Wave& w, const Instruction& i, bool store, int width, bool two) {
+  // `shift`: of the word whose lower part is stored
+  void local_access(Wave& w, const Instruction& i, bool store, int width, bool two,
+                    int shift = 0) {
     auto made = std::make_unique<Access>();
     Access& a = *made;
     a.what = store ? Access::LOCAL_WRITE : Access::LOCAL_LOAD;
@@ -485,7 +506,7 @@ struct Machine {
         }
         Write one{where, u32(width), a.order, {}};
         for (int r = 0; r < (width + 3) / 4; ++r) {
-          const u32 word = raw(w, i.operand[1 + k], l, r);
+          const u32 word = raw(w, i.operand[1 + k], l, r) >> shift;
           memcpy(one.data + 4 * r, &word, size_t(std::min(4, width - 4 * r)));
         }
         a.writes.push_back(one);
@@ -596,6 +617,11 @@ struct Machine {
         i.op_sel_hi & bit ? half(u16(i.op_sel & bit ? bits >> 16 : bits)) : as_float(bits),
         i.operand[n]);
   }
+  static u32 reversed(u32 in) {
+    u32 out = 0;
+    for (int b = 0; b < 32; ++b) out |= (in >> b & 1) << (31 - b);
+    return out;
+  }
   static u32 to_int(float f, double lo, double hi) {
     if (f != f) return 0;
     const double d = std::trunc(double(f));
@@ -673,6 +699,14 @@ bool Machine::step(Wave& w) {
       break;
     }
     case s_mul_i32: set(S(1) * S(2)); break;
+    case s_abs_i32: set_scc(int(S(1)) < 0 ? 0u - S(1) : S(1)); break;
+    case s_brev_b32: set(reversed(S(1))); break;
+    case s_addk_i32: {  // the register is what it was, too
+      const int64_t sum = int64_t(int(S(0))) + int16_t(o[1].value);
+      set(u32(sum)), w.scc = sum != int(sum);
+      break;
+    }
+    case s_mulk_i32: set(S(0) * u32(int(int16_t(o[1].value)))); break;
     case s_mul_hi_i32: set(u32((int64_t(int(S(1))) * int(S(2))) >> 32)); break;
     case s_mul_hi_u32: set(u32((u64(S(1)) * S(2)) >> 32)); break;
     case s_min_i32: {
@@ -712,6 +746,8 @@ bool Machine::step(Wave& w) {
     case s_cmp_gt_i32: w.scc = int(S(0)) > int(S(1)); break;
     case s_cmp_le_i32: w.scc = int(S(0)) <= int(S(1)); break;
     case s_cmp_lt_i32: w.scc = int(S(0)) < int(S(1)); break;
+    case s_cmp_ge_u32: w.scc = S(0) >= S(1); break;
+    case s_cmpk_gt_i32: w.scc = int(S(0)) > int(int16_t(o[1].value)); break;
     case s_cmp_gt_u32: w.scc = S(0) > S(1); break;
     case s_cmp_lt_u32: w.scc = S(0) < S(1); break;
     case s_branch: jump(true); break;
@@ -776,11 +812,15 @@ bool Machine::step(Wave& w) {
     case ds_read_b128: local_access(w, i, false, 16, false); break;
     case ds_read_u16: local_access(w, i, false, 2, false); break;
     case ds_read2_b32: local_access(w, i, false, 4, true); break;
+    case ds_read2_b64: local_access(w, i, false, 8, true); break;
     case ds_write_b32: local_access(w, i, true, 4, false); break;
     case ds_write_b64: local_access(w, i, true, 8, false); break;
     case ds_write_b128: local_access(w, i, true, 16, false); break;
     case ds_write_b16: local_access(w, i, true, 2, false); break;
+    case ds_write_b16_d16_hi: local_access(w, i, true, 2, false, 16); break;
+    case ds_write_b8: local_access(w, i, true, 1, false); break;
     case ds_write2_b32: local_access(w, i, true, 4, true); break;
+    case ds_write2_b64: local_access(w, i, true, 8, true); break;
     case ds_bpermute_b32: {  // of active lanes; 0 from others
       auto made = std::make_unique<Access>();
       made->what = Access::LOCAL_WRITE;
@@ -849,11 +889,7 @@ bool Machine::step(Wave& w) {
     }
     case v_bfe_u32: LANE(UU(1) >> (UU(2) & 31) & ((1u << (UU(3) & 31)) - 1)); break;
     case v_bfrev_b32:
-      LANE([&] {
-        u32 in = UU(1), out = 0;
-        for (int b = 0; b < 32; ++b) out |= (in >> b & 1) << (31 - b);
-        return out;
-      }());
+      LANE(reversed(UU(1)));
       break;
     case v_mul_lo_u32: LANE(UU(1) * UU(2)); break;
     case v_mul_hi_u32: LANE(u32((u64(UU(1)) * UU(2)) >> 32)); break;

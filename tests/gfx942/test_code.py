@@ -5,20 +5,22 @@ nowhere else.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.gfx942.code import MI300X, Code, code_of, compiled
-from tests.gfx942.small import SPEC, small
+from tests.gfx942.small import SPEC, small, strips
 from twin.engine.hip_build import compile_code_object
 from twin.errors import ToolchainError
+from twin.kernel.strips import strips_of
 from twin.models.spec import DType
 from twin.plan.types import CollectiveKind, HandOffKind, Sampling
 
 VGPRS = 256  # of a lane, with two waves on each of a CU's four SIMDs
-ROWS, WORDS = 4, 4  # of a tile whose loads are under way together; of a load
+ROWS, WORDS = 4, 4  # of a strip, whose loads are under way together; of a load
 LANES: dict[str, Any] = {"gpus": 2, "collective": CollectiveKind.PUSH}
 
 PLANS = {
@@ -51,11 +53,30 @@ def test_weights_are_streamed_by_loads_of_four_words_that_leave_the_caches_alone
     code = code_of(PLANS[name])
     streaming = code.count(r"^global_load_dwordx4 .* nt$")
     assert streaming > 0
-    assert streaming % ROWS == 0
+    first = ROWS * strips_of(PLANS[name])  # at the kernel's start; later ones behind the products
+    assert streaming % first == 0
     # of FP16 pairs with both parts of the input
     products = 2 * WORDS if PLANS[name].options.weight_dtype is DType.FP16 else 0
-    assert code.count("^v_dot2") == products * streaming
+    assert code.count("^v_dot2") == products * (streaming - first)
     assert code.count(" nt$") == streaming
+
+
+@pytest.mark.parametrize("count", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_wait_for_a_strip_leaves_the_others_under_way(count: int) -> None:
+    """Else the stream would stand still while a wave multiplies."""
+    plan = small(**strips(count))
+    assert strips_of(plan) == count
+    code = code_of(plan).instructions
+    left = []
+    for n, one in enumerate(code):
+        before = code[n - 40 : n]
+        if one.name.startswith("v_dot2") and not any(b.name.startswith("v_dot2") for b in before):
+            said = " ".join(
+                w.operands for w in (*before, *code[n : n + 20]) if w.name == "s_waitcnt"
+            )
+            left += [int(count) for count in re.findall(r"vmcnt\((\d+)\)", said)]
+    assert left
+    assert min(left) >= ROWS * (count - 1)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -108,6 +129,9 @@ def test_caches_are_written_back_and_invalidated_where_a_hand_off_needs_it(name:
     arrivals, and invalidate behind waits.
     """
     plan, found = PLANS[name], caches(code_of(PLANS[name]))
+    if plan.options.sampling is Sampling.FULL:  # logits and their token are in order for the host
+        assert found == (0, 2, 0, 2)
+        return
     if plan.options.handoff is HandOffKind.SENTINEL:
         assert found == (0, 0, 0, 0)
         return
@@ -128,9 +152,16 @@ def test_no_word_is_exchanged_at_a_wider_scope_than_its_readers_need(name: str) 
     polls = code.count(r"^s_sleep 1$")
     assert agent > 0
     if plan.options.gpus == 1:
-        assert system <= polls + 1, (
+        taken = plan.options.sampling is Sampling.FULL  # what the host says of logits
+        assert system <= polls + 1 + taken, (
             "one look at the abort word for each wait, and one at the step's end"
         )
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_no_access_may_be_to_local_or_global_memory(name: str) -> None:
+    """Such ones end in no order, so a wait for one of them is a wait for all."""
+    assert code_of(PLANS[name]).count("^flat_") == 0
 
 
 def test_the_published_models_kernel_fits() -> None:

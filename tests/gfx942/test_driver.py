@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 
 from tests.command_line import Twin
-from tests.engine.hip_runtime import ARGUMENTS, ILLEGAL_ADDRESS, Runtime, Started, installed
+from tests.engine import code_object
+from tests.engine.hip_runtime import (
+    ILLEGAL_ADDRESS,
+    LAUNCHES,
+    Runtime,
+    Started,
+    arguments_after,
+    installed,
+)
 from tests.engine.small_engine import SEED, TOKENS, expected
 from tests.gfx942.code import compiled, objdump, read_code
 from tests.gfx942.interpreter import Fault, Launched, load, run
@@ -24,7 +32,7 @@ from tests.gfx942.small import small
 from twin.engine.hip import HipEngine
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
-from twin.plan.types import CollectiveKind, HandOffKind, Plan
+from twin.plan.types import CollectiveKind, HandOffKind, Plan, Sampling
 
 PROMPT = TOKENS[:4]
 CLOSE = 1e-3  # of the largest logit: cached keys and values are FP16
@@ -94,17 +102,30 @@ def test_the_driver_computes_the_references_logits_and_tokens(install: Any, name
         assert len(gpu.dies) == plan.blocks
 
 
-def test_the_kernels_arguments_lie_where_the_code_object_says() -> None:
-    """What the stub packs as ROCm does, by the offsets and sizes of the code object's own notes."""
-    code = compiled(ONE).code_object
+@pytest.mark.parametrize(
+    ("sampling", "launch"),
+    [
+        (Sampling.GREEDY, LAUNCHES[0]),
+        pytest.param(Sampling.FULL, LAUNCHES[1], marks=pytest.mark.slow),
+    ],
+)
+def test_the_kernels_arguments_lie_where_the_code_object_says(
+    sampling: Sampling, launch: Any
+) -> None:
+    """The stub reads the code object's notes as ROCm does; llvm-readelf reads the same in them, and
+    the driver's structs are as large.
+    """
+    code = compiled(small(sampling=sampling)).code_object
     reader = objdump().replace("objdump", "readelf")
     said = subprocess.run(
         [reader, "--notes", "-"], input=code, capture_output=True, check=True
     ).stdout.decode()
     found = re.findall(r"\.offset:\s+(\d+)\s+\.size:\s+(\d+)", said)
-    assert [(int(at), int(size)) for at, size in found] == [*ARGUMENTS]
+    arguments = code_object.arguments(code)
+    assert [(int(at), int(size)) for at, size in found] == [*arguments]
+    assert arguments == arguments_after(launch)
     assert int(re.findall(r"\.max_flat_workgroup_size: (\d+)", said)[0]) == 512
-    assert read_code(code).kernarg_bytes == ARGUMENTS[-1][0] + ARGUMENTS[-1][1]
+    assert read_code(code).kernarg_bytes == sum(arguments[-1])
 
 
 def test_memory_that_the_driver_did_not_allocate_ends_the_run(install: Any) -> None:
@@ -117,10 +138,12 @@ def test_memory_that_the_driver_did_not_allocate_ends_the_run(install: Any) -> N
     assert "belong to nobody" in runtime.fault
 
 
+BENCH = ("bench", "--context", "2", "--tokens", "2", "--repeats", "1", "--check", "2")
 COMMANDS = (
     ("run", "--prompt-tokens", "1,2", "--max-tokens", "2", "--json"),
     ("run", "--prompt-tokens", "1,2", "--max-tokens", "2", "--random", "1", "--json"),
-    ("bench", "--context", "2", "--tokens", "2", "--repeats", "1", "--check", "2", "--json"),
+    (*BENCH, "--json"),
+    (*BENCH, "--random", "1", "--json"),
 )
 
 
@@ -140,4 +163,5 @@ def test_commands_reach_an_amd_gpu(
         assert found["logit_difference"] < CLOSE
     elif "--random" not in words:
         on_cpu = twin(words[0], checkpoint, *words[1:], "--blocks", 4)
+        assert on_cpu.code == 0, on_cpu.err
         assert found["tokens"] == json.loads(on_cpu.out)["tokens"]

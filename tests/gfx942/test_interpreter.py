@@ -15,7 +15,7 @@ from tests.engine.small_engine import TOKENS, expected
 from tests.gfx942.code import Instruction, code_of, compiled, narrower, nothing, patched, read_code
 from tests.gfx942.emulated import Emulated
 from tests.gfx942.interpreter import Fault, Refused, records
-from tests.gfx942.small import SPEC, small
+from tests.gfx942.small import NARROW, SPEC, small, strips
 from tests.gfx942.waits import registers
 from twin.errors import EngineError
 from twin.models.spec import DType
@@ -37,6 +37,10 @@ PLANS: dict[str, Plan] = {
     "FP32": small(weight_dtype=DType.FP32, kv_dtype=DType.FP32),
     "biases": small(replace(SPEC, family="qwen2", qkv_bias=True)),
     "normed heads": small(replace(SPEC, family="qwen3", qk_norm=True)),
+    "one strip": small(**strips(1)),
+    "four strips": small(**strips(4)),
+    "several batches": small(replace(SPEC, vocab=1001), **strips(4)),  # of a block's head rows
+    "narrow input": small(NARROW, slot_bytes=16384),
 }
 IN_GATE = ("sentinel", "counter", "two GPUs")
 SOME = [name if name in IN_GATE else pytest.param(name, marks=pytest.mark.slow) for name in PLANS]

@@ -21,7 +21,7 @@ from tests.engine.small_engine import (
 )
 from tests.engine.test_experts import routed
 from tests.gfx942.emulated import Emulated, Waved
-from tests.gfx942.small import SPEC, small
+from tests.gfx942.small import NARROW, SPEC, small, strips
 from twin.engine.sampling import sample
 from twin.errors import EngineError
 from twin.models.formats import format_named
@@ -45,6 +45,9 @@ PLANS: dict[str, Plan] = {
     "BF16": small(weight_dtype=DType.BF16, kv_dtype=DType.BF16),
     "biases": small(replace(SPEC, family="qwen2", qkv_bias=True)),
     "normed heads": small(replace(SPEC, family="qwen3", qk_norm=True)),
+    "four strips": small(**strips(4)),
+    "several batches": small(replace(SPEC, vocab=1001), **strips(4)),
+    "narrow input": small(NARROW, slot_bytes=16384),
     "lanes": small(LANED, blocks=8, **PUSH),
     "experts": small(routed()),
     **{
@@ -105,7 +108,9 @@ print("clean")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sentinel", "counter", "two GPUs", "int8", "experts"])
+@pytest.mark.parametrize(
+    "name", ["sentinel", "counter", "two GPUs", "int8", "experts", "narrow input", "four strips"]
+)
 def test_nothing_undefined_happens(name: str) -> None:
     """Under UBSan, which ends the process: an index beyond an array, a shift too far, an address
     that is not aligned.

@@ -153,11 +153,15 @@ def node_of(
     topology: str = "mesh",
     hop_s: float = 1e-6,
     loaded_hop_s: float | None = None,
+    spread_s: float = 0.0,
 ) -> Node:
     if gpus == 1:
         return Node("synthetic", device, 1)
     loaded = hop_s if loaded_hop_s is None else loaded_hop_s
-    rates = numbers(bytes_per_s=5e10, hop_s=hop_s, loaded_hop_s=loaded, library_allreduce_s=4e-6)
+    rates = numbers(
+        bytes_per_s=5e10, hop_s=hop_s, loaded_hop_s=loaded, spread_s=spread_s,
+        library_allreduce_s=4e-6,
+    )  # fmt: skip
     return Node("synthetic", device, gpus, Link(topology, **rates))
 
 
@@ -224,7 +228,12 @@ def nodes(
         )
     hop = draw(st.sampled_from((0.0, 5e-7, 2e-6)))
     return node_of(
-        device, count, topology=topology, hop_s=hop, loaded_hop_s=hop * draw(st.sampled_from(loads))
+        device,
+        count,
+        topology=topology,
+        hop_s=hop,
+        loaded_hop_s=hop * draw(st.sampled_from(loads)),
+        spread_s=draw(st.sampled_from([0.0, 3e-7])),
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.sim.machines import fitted, ideal, limits_of, node_of, number, plan_for, warped
 from twin.hardware.types import Device
+from twin.plan.peer_probes import over_gpus
 from twin.plan.probe import exchange_probe, sample_probe, turns_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Options, Sampling, StageKind
 from twin.sim.run import simulate
@@ -173,3 +174,16 @@ def test_a_fence_is_paid_where_arrivals_are_counted() -> None:
         times[kind] = simulate(plan, node_of(device)).step_s
     assert times[HandOffKind.SENTINEL] == pytest.approx(0, abs=1e-7)
     assert times[HandOffKind.COUNTER] == times[HandOffKind.GRID] == pytest.approx(3e-6, rel=0.05)
+
+
+def test_the_last_of_many_blocks_words_comes_later_than_one_words_hop_says() -> None:
+    """From another GPU; one word alone has no spread."""
+    device = ideal(per_die=4)
+    for owners, later in ((4, 200_000), (1, 0)):
+        plan = exchange_probe(Options(blocks=owners), limits_of(device), elements=40, stages=6)
+        plan = over_gpus(plan, 2)
+        near, far = (
+            simulate(plan, node_of(device, 2, topology="switch", spread_s=spread), steps=3).step_ps
+            for spread in (0.0, 2e-7)
+        )
+        assert (far - near) // 6 == later

@@ -19,6 +19,10 @@ from tests.engine.hip_runtime import Runtime, installed
 from tests.gfx942.code import compiled
 from tests.gfx942.small import SPEC, small
 from tests.gfx942.test_driver import Interpreted
+from tests.gfx942.timed import Timed, otherwise
+from twin.calibrate import engine_runs, store
+from twin.calibrate.amd_heldout import amd_held_out
+from twin.hardware.load import load_node
 
 SCRIPT = Path(__file__).resolve().parents[2] / "studies" / "mi300x" / "run.py"
 
@@ -93,6 +97,46 @@ def test_probes_are_measured_and_those_that_cannot_run_are_named(
     assert "exceed a compute unit" in meta
     script.run_step("probes", setup)
     assert (setup.out / "probes-try1" / "samples.csv").read_text() == samples
+
+
+HIDDEN = {
+    "memory.stream_bytes_per_s": 4.5e12,
+    "block.load_bytes_per_s": 1.7e10,
+    "handoff.hop_s": 8e-7,
+    "block.kv_bytes_per_s": 1e10,
+}
+BOUND = ("memory.stream_bytes_per_s", "block.load_bytes_per_s", "handoff.hop_s")
+FEW_RUNS = ("llama-1b", "llama-1b-counter", "qwen2-0.5b", "laneformer-2b-grid")
+
+
+@pytest.mark.slow
+def test_probes_runs_fit_and_validation_work_on_each_others_files(
+    script: ModuleType, install: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU whose times the twin makes with other numbers: the fit finds them, and the fitted twin
+    predicts the runs.
+    """
+    node = load_node("1xmi300x")
+    runtime = Timed(otherwise(node, HIDDEN))
+    runtime.install(monkeypatch)
+    install(runtime)
+    few = [run for run in amd_held_out(node) if run.name in FEW_RUNS]
+    monkeypatch.setattr(engine_runs, "held_out", lambda node: few)
+    setup = small_setup(script, tmp_path, monkeypatch)
+    steps = ("about", "probes", "engine", "fit", "validate")
+    said = {name: script.run_step(name, setup) for name in steps}
+    assert {name: one["result"] for name, one in said.items()} == dict.fromkeys(said, "done"), said
+    assert (runtime.held, runtime.mistakes) == ({}, [])
+    found = store.read_fit(node.name)
+    assert found is not None
+    for path in BOUND:
+        assert found[0][path].value == pytest.approx(HIDDEN[path], rel=0.02), path
+    told = json.loads((setup.out / "validation.json").read_text())
+    assert {run["name"] for run in told["runs"]} == {*FEW_RUNS}
+    assert told["worst_abs_error"] < 0.02
+    assert told["stages"]
+    assert (setup.out / "calibration" / "fits" / "mi300x.yaml").is_file()
+    assert "llama-1b" in (setup.out / "validation.html").read_text()
 
 
 # ---- one after the other -------------------------------------------------------------------------

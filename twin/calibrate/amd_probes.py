@@ -1,53 +1,50 @@
-"""The questions that calibration asks of an AMD GPU: those for GPUs that its kernel, which has no
-ring, can answer.
+"""The questions that calibration asks of an AMD GPU: those for GPUs that its kernel can answer,
+whose ring lies in registers.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
-from twin.calibrate.gpu_probes import QUICK, gpu_probes
+from twin.calibrate.gpu_probes import QUICK, SLOT, gpu_probes
 from twin.calibrate.probes import Probe
-from twin.kernel.budget import on_chip_bytes
-from twin.plan.types import Execution, Limits, Plan
+from twin.kernel.strips import MOST_STRIPS, STRIP_BYTES, strips_of, with_strips
+from twin.plan.types import Execution, Limits
 
 WINDOW = re.compile(r"(.*)-window(\d+)")
 ASKED_OF = "-b132"  # in the names of quick probes: all blocks of an H200
 
 
 def amd_probes(limits: Limits, *, quick: bool) -> list[Probe]:
-    """`quick` keeps one of each question.
+    """`quick` keeps one of each question, and its windows.
 
-    Without a ring all windows are alike, so of each question the widest alone is asked, as what it
-    is: all that a block's memory holds is under way. Kernels are resident.
+    A window is a number of strips here, which the kernel has under way; without one it has as many
+    as it can. Windows of as many strips are one question. Kernels are resident.
     """
-    found = [
-        replace(probe, plan=_fitting(probe.plan))
-        for probe in gpu_probes(limits, quick=False)
-        if probe.plan.options.execution is Execution.RESIDENT
-    ]
-    widest = {_question(p.name): p.name for p in sorted(found, key=lambda p: _window(p.name))}
-    found = [p for p in found if widest[_question(p.name)] == p.name]
-    asked = {_question(name.replace(ASKED_OF, f"-b{limits.blocks}")) for name in QUICK}
-    return [p for p in found if not quick or _question(p.name) in asked]
+    asked = {_key(name.replace(ASKED_OF, f"-b{limits.blocks}")) for name in QUICK}
+    found: dict[tuple[str, int], Probe] = {}
+    for probe in gpu_probes(limits, quick=False):
+        if probe.plan.options.execution is Execution.RESIDENT:
+            key = _key(probe.name)
+            if not quick or key in asked:
+                found.setdefault(key, probe)
+    return list(_named(found))
 
 
-def _question(name: str) -> str:
+def _named(found: dict[tuple[str, int], Probe]) -> Iterator[Probe]:
+    """Probes by question and strips, with the window that they have in their name."""
+    for (question, strips), probe in found.items():
+        plan = with_strips(probe.plan, strips or MOST_STRIPS)
+        window = f"-window{plan.options.window_slots}" if strips else ""
+        if not strips or strips_of(plan) == strips:  # else it is asked with fewer
+            yield replace(probe, name=f"{question}{window}", plan=plan)
+
+
+def _key(name: str) -> tuple[str, int]:
+    """A question, and the strips of its window; 0: it has none."""
     found = WINDOW.fullmatch(name)
-    return found[1] if found else name
-
-
-def _window(name: str) -> int:
-    found = WINDOW.fullmatch(name)
-    return int(found[2]) if found else 0
-
-
-def _fitting(plan: Plan) -> Plan:
-    """With the ring that fits beside the vectors, which an AMD block keeps on the chip too."""
-    options, room = plan.options, plan.limits.on_chip_bytes
-    over = max(0, on_chip_bytes(plan) - room)
-    slots = max(1, options.ring_slots - -(-over // options.slot_bytes))
-    whole = options.window_slots == options.ring_slots
-    window = slots if whole else min(slots, options.window_slots)
-    return replace(plan, options=replace(options, ring_slots=slots, window_slots=window))
+    if not found:
+        return name, 0
+    return found[1], min(MOST_STRIPS, max(1, round(int(found[2]) * SLOT / STRIP_BYTES)))

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from twin.calibrate import drawn_kinds
-from twin.calibrate.drawn_kinds import FORMATS, STORED, dealt, grained, in_few_bits, log_between
+from twin.calibrate.drawn_kinds import (
+    FORMATS,
+    STORED,
+    dealt,
+    dividing_heads,
+    grained,
+    in_few_bits,
+    log_between,
+    one_of,
+)
 from twin.calibrate.heldout import HeldOut
 from twin.errors import CalibrationError, ConfigError, TwinError
 from twin.hardware.types import HOST, Node
 from twin.kernel.defaults import default_options
 from twin.kernel.room import check_room
 from twin.models.kind import ModelKind
-from twin.models.spec import DType, ModelSpec, Rope
+from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.types import HandOffKind
 
 MOST_SHAPES = 256
@@ -31,6 +40,11 @@ KV_HEADS = (1, 2, 4, 5, 8, 16, 32)
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8)
 DTYPES = (DType.BF16, DType.FP16)
 SHORTEST, LONGEST = "short", "long"
+# on several GPUs; every fourth dense model has lanes, with the delays and windows of Laneformer-2B
+# or others
+LANED = (False, False, False, True)
+DELAYS = (1, 2, 3)
+WINDOW, WINDOWED = 512, (2, 3)  # positions; two of three layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,7 @@ class Scope:
     prompts: tuple[int, int]  # positions of the short and the long context
     tokens: int
     repeats: int
+    lanes: int  # of a model that has some
 
 
 GPU = Scope(
@@ -56,6 +71,7 @@ GPU = Scope(
     prompts=(48, 1500),
     tokens=96,
     repeats=2,
+    lanes=8,
 )
 CPU = Scope(
     weights=(0.1e6, 8e6),
@@ -66,6 +82,7 @@ CPU = Scope(
     prompts=(8, 64),
     tokens=12,
     repeats=3,
+    lanes=4,
 )
 
 
@@ -82,7 +99,8 @@ def drawn_runs(
 
     A model that the device does not hold, or that has no plan, is drawn again; one of another kind
     keeps its family and format then. The first models of a seed are the same whatever `count` is.
-    Raises ConfigError or CalibrationError.
+    On several GPUs all heads and rows divide over them, and some dense models have lanes. Raises
+    ConfigError or CalibrationError.
     """
     for name, value, least, most in (
         ("--shapes", count, 1, MOST_SHAPES),
@@ -96,7 +114,9 @@ def drawn_runs(
     for number in range(count):
         progress(f"drawing shapes for {node.name}: {number + 1}/{count}")
         shapes = (
-            spec for spec in _models(kind, scope, generator, seed, number) if spec is not None
+            spec
+            for spec in _models(kind, scope, generator, seed, number, node.gpus)
+            if spec is not None
         )
         failed = ""
         for _ in range(ATTEMPTS):
@@ -113,19 +133,28 @@ def drawn_runs(
 
 
 def _models(
-    kind: ModelKind, scope: Scope, generator: np.random.Generator, seed: int, number: int
+    kind: ModelKind,
+    scope: Scope,
+    generator: np.random.Generator,
+    seed: int,
+    number: int,
+    gpus: int,
 ) -> Iterator[ModelSpec | None]:
     """Endless; None for a draw without a model in the scope."""
     if kind is ModelKind.EXPERTS:
         experts = drawn_kinds.CPU if scope is CPU else drawn_kinds.GPU
         stored = dealt(STORED, seed, number)
         while True:
-            yield drawn_kinds.with_experts(experts, stored, generator)
-    for spec in _specs(scope, generator):
-        if spec is not None and kind is ModelKind.FEW_BITS:
-            yield in_few_bits(spec, dealt(FORMATS, seed, number))
-        else:
-            yield spec
+            yield drawn_kinds.with_experts(experts, stored, generator, gpus)
+    if kind is ModelKind.FEW_BITS:
+        for spec in _specs(scope, generator, gpus, ffn_grain=HEAD_GRAIN * gpus):
+            yield spec and in_few_bits(spec, dealt(FORMATS, seed, number), gpus)
+    laned = gpus > 1 and dealt(LANED, seed, number)
+    yield from (
+        _laned_specs(scope, generator, max(scope.lanes, gpus))
+        if laned
+        else _specs(scope, generator, gpus)
+    )
 
 
 def _runs(scope: Scope, node: Node, spec: ModelSpec, kind: ModelKind) -> list[HeldOut]:
@@ -150,7 +179,7 @@ def _run(
         "kv_dtype": spec.dtype,
     }
     if node.device.isa == HOST:
-        chosen["blocks"] = min(2, node.device.blocks)
+        chosen["blocks"] = _host_blocks(spec, node)
     options = default_options(spec, node, **chosen)
     name = f"{spec.name}-{where}" + ("" if handoff is HandOffKind.SENTINEL else f"-{handoff.value}")
     run = HeldOut(name, spec, options, prompt, scope.tokens, scope.repeats)
@@ -158,15 +187,53 @@ def _run(
     return run
 
 
-def _specs(scope: Scope, generator: np.random.Generator) -> Iterator[ModelSpec | None]:
+def _host_blocks(spec: ModelSpec, node: Node) -> int:
+    """Of one emulated GPU: they share this computer's cores, and a lane takes a block."""
+    if spec.lanes:
+        return max(1, spec.lanes.count // node.gpus)
+    return max(1, min(2, node.device.blocks // node.gpus))
+
+
+def _specs(
+    scope: Scope, generator: np.random.Generator, ranks: int = 1, *, ffn_grain: int = HEAD_GRAIN
+) -> Iterator[ModelSpec | None]:
     """Endless; None for a draw without a shape in the scope."""
     while True:
-        yield _spec(scope, generator)
+        yield _spec(scope, _numbers(generator), KV_HEADS, ranks, ffn_grain)
 
 
-def _spec(scope: Scope, generator: np.random.Generator) -> ModelSpec | None:
+def _laned_specs(
+    scope: Scope, generator: np.random.Generator, lanes: int
+) -> Iterator[ModelSpec | None]:
+    """The same with lanes; each of them has KV heads of its own, as in public models."""
+    kv_heads = [count for count in KV_HEADS if count % lanes == 0]
+    while True:
+        u = _numbers(generator)
+        spec = _spec(scope, u, kv_heads, lanes, HEAD_GRAIN)
+        yield spec and _with_lanes(spec, lanes, u)
+
+
+def _with_lanes(spec: ModelSpec, lanes: int, u: Sequence[float]) -> ModelSpec:
+    windowed = spec.layers * WINDOWED[0] // WINDOWED[1] if u[7] < 0.5 else 0
+    return replace(
+        spec,
+        family="laneformer",
+        qkv_bias=False,
+        qk_norm=False,
+        lanes=Lanes(lanes, one_of(DELAYS, u[10])),
+        windows=(WINDOW,) * windowed + (0,) * (spec.layers - windowed),
+    )
+
+
+def _numbers(generator: np.random.Generator) -> Sequence[float]:
     """All numbers are drawn before any is judged, so that each shape takes as many draws."""
-    u = generator.uniform(size=11)
+    return tuple(map(float, generator.uniform(size=11)))
+
+
+def _spec(
+    scope: Scope, u: Sequence[float], kv_heads: Sequence[int], ranks: int, ffn_grain: int
+) -> ModelSpec | None:
+    """Heads and rows divide over `ranks`."""
     dims, shares = zip(*scope.head_dims, strict=True)
     head_dim = dims[
         int(
@@ -176,8 +243,8 @@ def _spec(scope: Scope, generator: np.random.Generator) -> ModelSpec | None:
         )
     ]
     hidden = grained(log_between(*scope.hidden, u[1]), GRAIN)
-    group, kv_heads = GROUPS[int(u[2] * len(GROUPS))], KV_HEADS[int(u[3] * len(KV_HEADS))]
-    ffn = grained(hidden * log_between(*FEEDS, u[4]), HEAD_GRAIN)
+    kv, group = dividing_heads(kv_heads, GROUPS, ranks, (u[2], u[3]))
+    ffn = grained(hidden * log_between(*FEEDS, u[4]), ffn_grain)
     layers = round(log_between(*scope.layers, u[5]))
     vocab = grained(log_between(*scope.vocab, u[6]), HEAD_GRAIN)
     family = ("llama", "qwen2", "qwen3")[int(u[7] * 3)]
@@ -186,8 +253,8 @@ def _spec(scope: Scope, generator: np.random.Generator) -> ModelSpec | None:
         family=family,
         layers=layers,
         hidden=hidden,
-        heads=group * kv_heads,
-        kv_heads=kv_heads,
+        heads=group * kv,
+        kv_heads=kv,
         head_dim=head_dim,
         ffn=ffn,
         vocab=vocab,

@@ -94,29 +94,42 @@ def dealt(cards: Sequence[Card], seed: int, number: int) -> Card:
     return cards[int(order[at])]
 
 
-def in_few_bits(spec: ModelSpec, name: str) -> ModelSpec | None:
-    """A dense shape stored in that format; None where its blocks do not divide a row, as
-    checkpoints have it.
+def dividing_heads(
+    kv_heads: Sequence[int], groups: Sequence[int], ranks: int, shares: tuple[float, float]
+) -> tuple[int, int]:
+    """KV heads and the query heads on each, of those that divide over `ranks`; KV heads may also
+    stand on several of them. `shares`: of the groups and of the KV heads.
+    """
+    kv = one_of([n for n in kv_heads if n % ranks == 0 or ranks % n == 0], shares[1])
+    return kv, one_of([group for group in groups if group * kv % ranks == 0], shares[0])
+
+
+def in_few_bits(spec: ModelSpec, name: str, ranks: int = 1) -> ModelSpec | None:
+    """A dense shape stored in that format; None where its blocks do not divide a row, or a rank's
+    part of it, as checkpoints have it.
     """
     wide = format_named(name).block[1]
-    rows = (spec.hidden, spec.ffn, spec.q_size)
+    rows = (spec.hidden, spec.ffn / ranks, spec.q_size / ranks)
     if wide != WHOLE_ROW and any(row % wide for row in rows):
         return None
     return requantized(spec, format_named(name))
 
 
 def with_experts(
-    scope: ExpertScope, stored: tuple[str, str], generator: np.random.Generator
+    scope: ExpertScope, stored: tuple[str, str], generator: np.random.Generator, ranks: int = 1
 ) -> ModelSpec | None:
-    """None for a draw without a model in the scope. All numbers are drawn before any is judged."""
+    """None for a draw without a model in the scope. All numbers are drawn before any is judged.
+    Experts divide over `ranks` by their rows.
+    """
     u = generator.uniform(size=9)
     family, name = stored
     mixture = scope.mixtures[family]
     hidden = grained(log_between(*mixture.hidden, u[0]), GRAIN)
-    head_dim, kv_heads = one_of(mixture.head_dims, u[1]), one_of(KV_HEADS, u[2])
-    heads = kv_heads * one_of(GROUPS, u[3])
+    head_dim = one_of(mixture.head_dims, u[1])
+    kv_heads, group = dividing_heads(KV_HEADS, GROUPS, ranks, (u[3], u[2]))
+    heads = kv_heads * group
     experts, chosen = one_of(mixture.experts, u[4]), one_of(mixture.chosen, u[5])
-    width = grained(log_between(*mixture.width, u[6]), GRAIN)
+    width = grained(log_between(*mixture.width, u[6]), GRAIN * ranks)
     layers, vocab = (
         round(log_between(*scope.layers, u[7])),
         grained(log_between(*scope.vocab, u[8]), GRAIN),
@@ -140,7 +153,7 @@ def with_experts(
         "num_experts_per_tok": chosen,
         **_own(family, layers, experts, width),
     }
-    spec = _stored(from_config(config, family), name)
+    spec = _stored(from_config(config, family), name, ranks)
     if spec is None:
         return None
     low, high = scope.stored_bytes
@@ -165,13 +178,13 @@ def _own(family: str, layers: int, experts: int, width: int) -> dict[str, Any]:
     }
 
 
-def _stored(spec: ModelSpec, name: str) -> ModelSpec | None:
+def _stored(spec: ModelSpec, name: str, ranks: int) -> ModelSpec | None:
     if name == EMBEDDED:
         return spec
     if spec.family == "gpt_oss":
         formats = spec.formats.with_role(Role.EXPERT, format_named(name))
         return replace(spec, stored=formats)
-    return in_few_bits(spec, name)
+    return in_few_bits(spec, name, ranks)
 
 
 def one_of(values: Sequence[Card], share: float) -> Card:

@@ -8,7 +8,7 @@ from typing import Any
 
 from twin.calibrate import store
 from twin.calibrate.amd_heldout import amd_held_out
-from twin.calibrate.gpu_heldout import gpu_held_out
+from twin.calibrate.gpu_heldout import gpu_held_out, several_held_out
 from twin.calibrate.heldout import HeldOut, host_held_out
 from twin.calibrate.measure import Keep, Progress, require
 from twin.calibrate.recipe import recipe_of
@@ -21,7 +21,14 @@ from twin.hardware.types import HOST, Node
 
 
 def held_out(node: Node) -> list[HeldOut]:
-    """The held-out runs of a node."""
+    """The held-out runs of a node. Raises CalibrationError for several devices that have none."""
+    if node.gpus > 1:
+        if node.device.nvidia:
+            return several_held_out(node)
+        raise CalibrationError(
+            f"{node.name}: engine runs of several are defined for NVIDIA GPUs alone; draw shapes "
+            f"with --shapes N --seed S, or name 1x{node.device.name}"
+        )
     if node.device.isa == HOST:
         return host_held_out()
     return amd_held_out(node) if node.device.amd else gpu_held_out(node)
@@ -46,7 +53,7 @@ def measure_held_out(
     """
     device = node.device
     recipe = recipe_of(device)
-    require(device)
+    require(device, node.gpus)
     runs = list(runs) if runs is not None else held_out(node)
     plans = {run.name: run.plan(device.name) for run in runs}
     failed: dict[str, str] = {}

@@ -92,7 +92,7 @@ def fit_node(
     """
     check_inputs(run.folder, run.meta)
     asked = _asked(probes, run, progress)
-    recipe = fitted_by(run, node.device)
+    recipe = fitted_by(run, node)
     present = override.numbers(node)
     numbers: dict[str, Number] = {}
     residuals: dict[str, float] = {}
@@ -169,7 +169,7 @@ def judge(
     without the fit.
     """
     asked = _asked(probes, run, progress)
-    recipe = fitted_by(run, node.device)
+    recipe = fitted_by(run, node)
     strengths: dict[str, float] = {}
     known: dict[str, Number] = {}
     with _simulators(asked, frozenset(one.run for one in run.stages)) as simulators:

@@ -12,7 +12,7 @@ from twin.calibrate.heldout import HeldOut
 from twin.hardware.types import Node
 from twin.kernel.defaults import default_options
 from twin.models.load import load_model
-from twin.models.spec import ModelSpec
+from twin.models.spec import DType, ModelSpec
 from twin.plan.types import Execution, HandOffKind, LateParts
 
 TOKENS = 160  # decoded and timed per repeat
@@ -22,6 +22,7 @@ REPEATS = 2
 WINDOW = 3
 ROOM = 16  # positions for the steps that are not counted
 SHORT = 48  # positions before them
+LONGER = 1500
 LONG = 4096  # prompts from this length on are read once
 KIB = 2**10
 
@@ -80,7 +81,7 @@ def gpu_held_out(node: Node) -> list[HeldOut]:
         run("llama-1b-window12", llama, 12, 8, window_slots=12),
         run("llama-1b-slot8K", llama, 24, 8, slot_bytes=8 * KIB, window_slots=2 * WINDOW),
         run("llama-1b-half-ring", llama, 6, 8),
-        run("llama-1b-1500-s2", llama, 12, 2, 1500),
+        run("llama-1b-1500-s2", llama, 12, 2, LONGER),
         run("llama-1b-4k", llama, 12, 8, LONG),
         run("laneformer-2b", lanes, 11, 8, traced=True, blocks=few),
         run("laneformer-2b-grid", lanes, 11, 8, blocks=few, handoff=HandOffKind.GRID),
@@ -102,6 +103,39 @@ def gpu_held_out(node: Node) -> list[HeldOut]:
         run("qwen2.5-1.5b-1k", coder, 11, 16, 1024, traced=True),
         run("qwen2-0.5b", half, 12, 8, traced=True),
         run("qwen2-0.5b-1k", half, 12, 16, 1024),
+    ]
+
+
+def several_held_out(node: Node) -> list[HeldOut]:
+    """The runs of `twin validate` on several GPUs: narrow and wide models, lanes, and the shapes of
+    these as a Llama; each in a short and a longer context.
+
+    Options are the defaults, as users get them; a record holds them written out.
+    """
+    lanes = replace(load_model("laneformer-2b"), dtype=DType.FP16)
+    windows = (0,) * lanes.layers
+    alike = replace(lanes, name="laneformer-2b-llama", family="llama", lanes=None, windows=windows)
+    models = {
+        "llama-1b": load_model("llama-3.2-1b"),
+        "qwen3-8b": load_model("qwen3-8b"),
+        "laneformer-2b": lanes,
+        "laneformer-2b-llama": alike,
+    }
+
+    def run(name: str, spec: ModelSpec, prompt: int) -> HeldOut:
+        options = default_options(
+            spec,
+            node,
+            context=prompt + TOKENS // 2,
+            max_context=prompt + TOKENS + ROOM,
+            prompt_chunk=1,
+        )
+        return HeldOut(name, spec, options, prompt, TOKENS, REPEATS)
+
+    return [
+        run(f"{name}-g{node.gpus}{suffix}", spec, prompt)
+        for name, spec in models.items()
+        for suffix, prompt in (("", SHORT), ("-1500", LONGER))
     ]
 
 

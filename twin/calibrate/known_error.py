@@ -4,18 +4,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from twin.calibrate import store
+from twin.calibrate.fitted import fit_of, numbers_of
 from twin.calibrate.node import fits_of
-from twin.hardware.types import Node, Number
+from twin.hardware.load import load_node
+from twin.hardware.types import Node
 from twin.models.kind import ModelKind, kind_of
 from twin.models.spec import ModelSpec
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:  # who asks for an error needs neither the engine nor its runs
 
 # of the runs' speeds over their predictions: an interval holds eight of ten runs
 LEVELS = (0.10, 0.90)
-DIGITS = 12  # of a digest
 DRAWN = "drawn"  # what a kept file calls the errors of a seed's shapes
 KINDS = "kinds"  # and those of shapes that are not dense, by kind
-FEWEST = 8  # runs of a kind from which its interval is theirs alone
+# runs of a kind, or of a node of several devices, from which its interval is theirs alone
+FEWEST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,36 +65,49 @@ class KnownError:
 
     def interval(self, speed: float) -> tuple[float, float]:
         """LEVELS of a predicted speed, if it is as wrong as the held-out runs were."""
-        low, high = np.quantile([1 / (1 + error) for error in self.every], LEVELS)
-        return speed * float(low), speed * float(high)
+        low, high = levels(self.every)
+        return speed * low, speed * high
+
+
+def levels(errors: Sequence[float]) -> tuple[float, float]:
+    """LEVELS of the runs' speeds over their predictions."""
+    low, high = np.quantile([1 / (1 + error) for error in errors], LEVELS)
+    return float(low), float(high)
 
 
 def keep(node: Node, found: Validation, record: store.Run) -> None:
     """Stores what a validation found, for the fit that is in force. Drawn shapes of the same fit
     stay.
     """
-    fit = store.read_fit(node.name)
-    assert fit is not None
-    before = _of_fit(node.name) or {}
+    before = _of_fit(node, node.name) or {}
     errors = {run.name: _rounded(run.error) for run in found.runs}
-    about = {
-        "node": node.name,
-        "fit": found.fit,
-        "numbers": numbers_digest(fit[0]),
-        "record": record.id,
-        "errors": errors,
-    }
+    about = _about(node, record.id, errors)
     about |= {name: before[name] for name in (DRAWN, KINDS) if name in before}
     store.write_held_out(node.name, about)
+
+
+def _about(node: Node, record: str, errors: Mapping[str, float]) -> dict[str, Any]:
+    """What a kept file begins with."""
+    fit = fit_of(node)
+    assert fit is not None
+    return {
+        "node": node.name,
+        "fit": fit,
+        "numbers": numbers_of(node),
+        "record": record,
+        "errors": dict(errors),
+    }
 
 
 def keep_drawn(
     node: Node, record: str, errors: Mapping[str, float], kind: ModelKind = ModelKind.DENSE
 ) -> None:
     """Stores how far the fit in force is from a seed's shapes, beside its held-out runs; nothing
-    where none of these are on file.
+    where none of these are on file. Those of several devices need none beside them.
     """
-    kept = _of_fit(node.name)
+    kept = _of_fit(node, node.name)
+    if not kept and node.gpus > 1:
+        kept = _about(node, "", {})
     if not kept:
         return
     rounded = {name: _rounded(error) for name, error in errors.items()}
@@ -110,32 +123,55 @@ def _rounded(error: float) -> float:
     return round(error, 6)
 
 
-def _of_fit(name: str) -> dict[str, Any] | None:
-    """What is kept of a node, if it is of the fit in force."""
-    kept, fit = store.read_held_out(name), store.read_fit(name)
-    return kept if kept and fit and kept.get("numbers") == numbers_digest(fit[0]) else None
+def _of_fit(node: Node, name: str) -> dict[str, Any] | None:
+    """What is kept of the node `name`, this one or one whose fit holds for it, if it is of the fits
+    in force.
+    """
+    kept = store.read_held_out(name)
+    if not kept:
+        return None
+    numbers = numbers_of(node if name == node.name else load_node(name))
+    return kept if numbers and kept.get("numbers") == numbers else None
 
 
 def known_error(node: Node, spec: ModelSpec | None = None) -> KnownError | None:
-    """Of the fits that hold for a node, the last whose held-out runs are on file; None without any,
-    or where the fit is another.
+    """A node's own held-out runs, else those of the last fit that holds for it; None without any,
+    or where the fit is another. A node of several devices needs FEWEST runs of its own.
 
-    `spec`: of a model's kind, once FEWEST runs of that kind are on file; else of dense models.
+    `spec`: of a model's kind, once FEWEST runs of that kind are on file, be they of this node or of
+    one device; else of dense models.
     """
     kind = kind_of(spec) if spec else ModelKind.DENSE
-    for name in reversed(fits_of(node)):
-        kept = _of_fit(name)
-        if kept and kept.get("errors"):
-            return _read(kept, kind)
+    names = dict.fromkeys((node.name, *reversed(fits_of(node))))
+    found = [kept for name in names if (kept := _of_fit(node, name))]
+    for kept in found:
+        own = _drawn(kept.get(KINDS, {}).get(kind.value, {}))
+        if sum(map(len, own.values())) >= FEWEST:
+            return KnownError(*_head(kept), {}, own, kind)
+    for kept in found:
+        dense = KnownError(*_head(kept), _numbers(kept["errors"]), _drawn(kept.get(DRAWN, {})))
+        one_device = store.name_of(dense.node) == node.device.name
+        if dense.errors if one_device else len(dense.every) >= FEWEST:
+            return dense
     return None
 
 
-def _read(kept: Mapping[str, Any], kind: ModelKind) -> KnownError:
-    about = str(kept["node"]), str(kept["fit"]), str(kept["record"])
-    own = _drawn(kept.get(KINDS, {}).get(kind.value, {}))
-    if sum(map(len, own.values())) >= FEWEST:
-        return KnownError(*about, {}, own, kind)
-    return KnownError(*about, _numbers(kept["errors"]), _drawn(kept.get(DRAWN, {})))
+def kept_records(node: Node) -> list[tuple[str, ModelKind, dict[str, float]]]:
+    """Every record of a node's held-out runs with its kind and errors, by the fits in force; empty
+    where none is kept, or of other fits.
+    """
+    kept = _of_fit(node, node.name)
+    if kept is None:
+        return []
+    found = [(str(kept["record"]), ModelKind.DENSE, _numbers(kept["errors"]))]
+    kinds = {ModelKind.DENSE.value: kept.get(DRAWN, {}), **kept.get(KINDS, {})}
+    for kind, drawn in kinds.items():
+        found += [(record, ModelKind(kind), errors) for record, errors in _drawn(drawn).items()]
+    return [one for one in found if one[2]]
+
+
+def _head(kept: Mapping[str, Any]) -> tuple[str, str, str]:
+    return str(kept["node"]), str(kept["fit"]), str(kept["record"])
 
 
 def _drawn(kept: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -144,9 +180,3 @@ def _drawn(kept: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 def _numbers(errors: Mapping[str, Any]) -> dict[str, float]:
     return {str(name): float(error) for name, error in errors.items()}
-
-
-def numbers_digest(numbers: Mapping[str, Number]) -> str:
-    """Tells fits apart that a probing run alone does not."""
-    values = json.dumps({path: number.value for path, number in numbers.items()}, sort_keys=True)
-    return hashlib.sha256(values.encode()).hexdigest()[:DIGITS]

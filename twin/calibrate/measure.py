@@ -41,8 +41,8 @@ def measure_probes(
     when none is left.
     """
     device = node.device
-    recipe = recipe_of(device)
-    require(device)
+    recipe = recipe_of(device, node.gpus)
+    require(device, node.gpus)
     probes = recipe.probes(limits_of(node), quick)
     for probe in probes:
         prove(probe.plan)
@@ -104,10 +104,10 @@ def measure_probes(
     return stages
 
 
-def require(device: Device) -> None:
-    """Raises CalibrationError unless `device` is in this computer."""
+def require(device: Device, gpus: int = 1) -> None:
+    """Raises CalibrationError unless so many of `device` are in this computer."""
     try:
-        check_present(device)
+        check_present(device, gpus)
     except TwinError as error:
         raise CalibrationError(
             f"{device.name} cannot be measured here: {error}; `twin calibrate host` measures this "

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from twin.calibrate.amd_probes import amd_probes
 from twin.calibrate.gpu_probes import gpu_probes
+from twin.calibrate.peer_probes import GROUP, peer_probes
 from twin.calibrate.probes import Probe, host_probes
 from twin.calibrate.published import is_published
 from twin.calibrate.reading import quiet, steady
@@ -21,7 +22,7 @@ from twin.calibrate.starts import Starts, gpu_starts, host_starts
 from twin.calibrate.store import Run
 from twin.engine.choose import amd_conditions, gpu_conditions
 from twin.errors import CalibrationError
-from twin.hardware.types import HOST, Device
+from twin.hardware.types import HOST, Device, Node
 from twin.plan.types import Limits
 
 Groups = dict[str, tuple[str, ...]]
@@ -135,6 +136,8 @@ AMD_RECIPE = replace(
     probes=lambda limits, quick: amd_probes(limits, quick=quick),
     conditions=amd_conditions,
 )
+# of a link; all others are the device's, whose fit a node of one has
+LINK_GROUPS: Groups = {GROUP: ("link.hop_s", "link.loaded_hop_s", "link.spread_s")}
 
 
 # what figures of others settle; hops and latencies are read off by themselves (hwmodels), and only
@@ -157,13 +160,17 @@ PUBLISHED_RECIPE = Recipe(
 )
 
 
-def fitted_by(run: Run, device: Device) -> Recipe:
+def fitted_by(run: Run, node: Node) -> Recipe:
     """How a run is fitted: figures of others by their own recipe, on any device."""
-    return PUBLISHED_RECIPE if is_published(run.meta) else recipe_of(device)
+    return PUBLISHED_RECIPE if is_published(run.meta) else recipe_of(node.device, node.gpus)
 
 
-def recipe_of(device: Device) -> Recipe:
-    """How a device is measured. Raises CalibrationError for one that no engine runs on."""
+def recipe_of(device: Device, gpus: int = 1) -> Recipe:
+    """How a device is measured, or the links between so many of it. Raises CalibrationError for one
+    that no engine runs on.
+    """
+    if gpus > 1:
+        return _link_recipe(device, gpus)
     if device.isa == HOST:
         return HOST_RECIPE
     if device.nvidia:
@@ -174,4 +181,17 @@ def recipe_of(device: Device) -> Recipe:
         f"{device.name}: no engine runs on it yet, so nothing can be measured; calibrate host or "
         "a GPU (h200, mi300x), or fit and compare what others published with --from "
         "(calibration/runs)"
+    )
+
+
+def _link_recipe(device: Device, gpus: int) -> Recipe:
+    if not device.nvidia:
+        raise CalibrationError(
+            f"{gpus}x{device.name}: links are probed between NVIDIA GPUs; calibrate 1x{device.name}"
+        )
+    return replace(
+        GPU_RECIPE,
+        probes=lambda limits, quick: peer_probes(limits, gpus),
+        groups=LINK_GROUPS,
+        starts=lambda group, probes, seconds, device: {},
     )

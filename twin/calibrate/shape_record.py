@@ -17,8 +17,9 @@ from typing import Any
 
 from twin.calibrate import store
 from twin.calibrate.drawn import drawn_runs
+from twin.calibrate.fitted import numbers_of
 from twin.calibrate.heldout import HeldOut
-from twin.calibrate.known_error import keep_drawn, known_error, numbers_digest
+from twin.calibrate.known_error import keep_drawn, known_error
 from twin.calibrate.measure import Progress, require
 from twin.calibrate.node import calibrated_node, fits_of
 from twin.calibrate.recipe import recipe_of
@@ -151,6 +152,7 @@ def predict(
         said[run.name] = {"tokens_per_s": speed, "p10": low, "p90": high}
     why = (
         f"held-out errors of {known.fit} ({', '.join(known.records)}), of {known.kind.value} models"
+        f"{'' if known.node == node.name else f' on {known.node}'}"
         if known
         else "none: no held-out runs of this fit are on file"
     )
@@ -174,7 +176,7 @@ def _fit_of(node: Node) -> dict[str, str]:
             return {
                 "of": name,
                 "run": str(found[1].get("run")),
-                "numbers": numbers_digest(found[0]),
+                "numbers": numbers_of(node),
             }
     return {"of": "", "run": "no fit: numbers on file", "numbers": ""}
 
@@ -220,7 +222,7 @@ def measure(node: Node, record: Record, progress: Progress) -> None:
     """Times every run of the record that has no samples yet; keeps them after each run."""
     device = node.device
     recipe = recipe_of(device)
-    require(device)
+    require(device, node.gpus)
     samples, failed = samples_of(record)
     left = [run for run in record.runs if run.name not in samples and run.name not in failed]
     meta: dict[str, Any] = {
@@ -302,12 +304,13 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
 
 def groups(record: Record) -> dict[str, list[str]]:
     """Names of the runs, by what is told apart among models of their kind: the stored format, of
-    experts the family too, of dense ones nothing.
+    experts the family too, of dense ones nothing; on several devices their hand-off and lanes.
     """
     found: dict[str, list[str]] = {}
     for run in record.runs:
         if record.kind is ModelKind.DENSE:
-            label = record.kind.value
+            several = f"{run.options.handoff.value}{', lanes' if run.spec.lanes else ''}"
+            label = several if run.options.gpus > 1 else record.kind.value
         elif record.kind is ModelKind.EXPERTS:
             label = f"{run.spec.family} {stored_as(run.spec)}"
         else:

@@ -334,6 +334,16 @@ def read_held_out(node: str) -> dict[str, Any] | None:
     )
 
 
+def held_out_names() -> list[str]:
+    """Names on disk of the nodes of which write_held_out, here or for the package, stored
+    something.
+    """
+    shipped = [] if os.environ.get(HOME_VARIABLE) else [data_dir("calibration") / "held-out"]
+    return sorted(
+        {file.stem for one in (home() / "held-out", *shipped) for file in one.glob("*.yaml")}
+    )
+
+
 def _own_or_shipped(own: Path) -> Path | None:
     """This user's file of that folder and name, else the package's."""
     shipped = (

@@ -11,6 +11,7 @@ from typing import Any
 
 from twin.calibrate import store
 from twin.calibrate.engine_runs import runs_of
+from twin.calibrate.fitted import fit_of
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.simulated import Simulated, simulated
@@ -108,8 +109,8 @@ def compare(node: Node, measured: store.Run, progress: Callable[[str], None]) ->
     """Predict every run of `measured` from the fit of its node. Raises CalibrationError without a
     fit or without a known run.
     """
-    found = store.read_fit(node.name)
-    if found is None:
+    fit = fit_of(node)
+    if fit is None:
         raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
     runs = runs_of(measured, node)
     if not runs:
@@ -123,7 +124,7 @@ def compare(node: Node, measured: store.Run, progress: Callable[[str], None]) ->
         predicted[name] = guess
     return Validation(
         node.name,
-        str(found[1].get("run")),
+        fit,
         tuple(_compared(run, predicted[run.name], measured.samples[run.name]) for run in runs),
         tuple(stages_compared(measured.stages, predicted)),
         tuple((measured.meta.get("failed") or {}).items()),

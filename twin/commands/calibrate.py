@@ -27,6 +27,7 @@ from twin.commands.arguments import (
 from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError, ConfigError
 from twin.files import check_file, check_folder
+from twin.hardware.load import load_node
 from twin.hardware.override import numbers
 from twin.hardware.types import Kind, Node
 from twin.kernel.defaults import limits_of
@@ -86,7 +87,7 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    node = one_device(args.node)
+    node = load_node(args.node)
     folder = measured_folder(args)
     if args.also and args.measured is None:
         raise ConfigError("--also FOLDER adds to what --from FOLDER names: give both")
@@ -113,7 +114,9 @@ def measure(node: Node, folder: Path | None, *, quick: bool) -> store.Run:
     """Probe the device, with progress on stderr; what is known after each round lies in `folder`,
     else among the device's runs.
     """
-    recipe_of(node.device)  # refuses a device that has none before a folder is made for it
+    recipe_of(
+        node.device, node.gpus
+    )  # refuses a device that has none before a folder is made for it
     check_compiler(node)
     check_folder(folder or store.runs_folder(node.name))
     warn_if_busy()
@@ -177,7 +180,7 @@ def probes_of(node: Node, run: store.Run) -> list[Probe]:
         from twin.calibrate.published_plans import probe  # plans need the simulator's packages
 
         return [probe(one) for one in figures(run.folder, run.meta)]
-    return recipe_of(node.device).probes(limits_of(node), bool(run.meta.get("quick")))
+    return recipe_of(node.device, node.gpus).probes(limits_of(node), bool(run.meta.get("quick")))
 
 
 def judge_and_store(node: Node) -> dict[str, float]:
@@ -253,7 +256,9 @@ def to_json(node: Node, fit: Fit) -> dict[str, Any]:
 
 
 def text(node: Node, fit: Fit) -> str:
-    before = numbers(uncalibrated_node(node.name).device)
+    from twin.calibrate.fit import full_path  # as above
+
+    before = numbers(uncalibrated_node(node.name))
     rows = []
     for path, number in fit.numbers.items():
         unit = unit_of(path.rsplit(".", 1)[-1])
@@ -264,7 +269,7 @@ def text(node: Node, fit: Fit) -> str:
         rows.append(
             (
                 path,
-                format_quantity(before[path].value, unit),
+                format_quantity(before[full_path(path)].value, unit),
                 format_quantity(number.value, unit),
                 f"{low} .. {high}",
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from twin.calibrate.known_error import known_error
+from twin.calibrate.known_error import FEWEST, known_error
 from twin.calibrate.node import fits_of
 from twin.commands import beside
 from twin.commands.arguments import (
@@ -325,8 +325,9 @@ def certainty(node: Node, spec: ModelSpec | None) -> str:
     return (
         said
         if known.node == node.name
-        else f"{said}\n{node.name} has the numbers of its devices from there{link}; for an "
-        f"interval of all numbers: {ASK}"
+        else f"{said}\nthey ran on {known.node}, and fewer than {FEWEST} on {node.name}: "
+        f"{node.name} has the numbers of its devices from there{link}; for an interval of all "
+        f"numbers: {ASK}"
     )
 
 

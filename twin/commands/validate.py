@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin.calibrate import store
-from twin.calibrate.engine_runs import measure_held_out
+from twin.calibrate.engine_runs import held_out, measure_held_out
 from twin.calibrate.heldout import HeldOut
+from twin.calibrate.node import fits_of
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import recorded
-from twin.commands import validate_published, validate_shapes
+from twin.commands import validate_all, validate_published, validate_shapes
 from twin.commands.arguments import (
     Subparsers,
     add_measuring,
@@ -20,12 +21,12 @@ from twin.commands.arguments import (
     command,
     file_to_write,
     measured_folder,
-    one_device,
 )
 from twin.commands.calibrate import measured_json, measured_text
 from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError, ConfigError
 from twin.files import check_folder
+from twin.hardware.load import load_node
 from twin.hardware.types import Node
 from twin.report.tables import count, percent, table
 from twin.units import format_quantity
@@ -41,7 +42,10 @@ EXAMPLES = """\
   twin validate 1xh200 --from runs
   twin validate 1xmi300x --from calibration/runs/mi300x/2026-11-23T145500-published
   twin validate 1xh200 --shapes 24 --seed 7            predict shapes nobody chose, then run them
-  twin validate 1xh200 --shapes 12 --seed 7 --kind experts"""
+  twin validate 1xh200 --shapes 12 --seed 7 --kind experts
+  twin validate 2xh100                                 several GPUs: eight runs
+  twin validate 2xh100 --shapes 8 --seed 7             and shapes that divide over them
+  twin validate --all                                  errors of all of them, as they are on file"""
 
 
 def add(commands: Subparsers) -> None:
@@ -49,8 +53,8 @@ def add(commands: Subparsers) -> None:
         commands,
         "validate",
         run,
-        usage="NODE [--measure-only --out FOLDER | --from FOLDER] [--again FOLDER] [--shapes N "
-        "--seed S [--kind KIND]] [--report FILE] [--json]",
+        usage="[NODE | --all] [--measure-only --out FOLDER | --from FOLDER] [--again FOLDER] "
+        "[--shapes N --seed S [--kind KIND]] [--report FILE] [--json]",
         summary="compare predicted and measured engine runs",
         text="Runs the engine and lets the twin predict each run from the probes' fit alone: "
         "other shapes, block counts and mixtures\n"
@@ -58,8 +62,12 @@ def add(commands: Subparsers) -> None:
         examples=EXAMPLES,
     )
     parser.add_argument(
-        "node", metavar="NODE", help="a node that `twin calibrate` has fitted: host, h200 or 1xh200"
+        "node",
+        metavar="NODE",
+        nargs="?",
+        help="a node whose devices `twin calibrate` has fitted: host, h200, 1xh200 or 2xh100",
     )
+    validate_all.add(parser)
     parser.add_argument(
         "--again",
         metavar="FOLDER",
@@ -74,9 +82,11 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if validate_all.asked(args):
+        return validate_all.run(args)
     if args.shapes is None and validate_published.asked(args.measured):
         return validate_published.run(args)
-    node = one_device(args.node)
+    node = load_node(args.node)
     if validate_shapes.asked(args):
         return validate_shapes.run(args, node)
     folder = measured_folder(args)
@@ -84,12 +94,16 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--again measures and --from does not: give one of them")
     runs = repeated(args.again, node) if args.again else None
     recipe_of(node.device)  # refuses a device that has none
+    if not args.measured and runs is None:
+        held_out(node)  # refuses a node that has none
     if args.measure_only:
         made = measure(node, folder, runs)
         emit(args, measured_json(made), measured_text(made))
         return 0
-    if store.read_fit(node.name) is None:  # before minutes of measuring
-        raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
+    if not fits_of(node):  # before minutes of measuring
+        raise CalibrationError(
+            f"no fit of {node.name}: run `twin calibrate 1x{node.device.name}` first"
+        )
     measured = (
         measure(node, None, runs) if folder is None else store.adopt_run(folder, node.name, NAME)
     )

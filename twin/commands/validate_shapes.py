@@ -103,9 +103,9 @@ def run(args: argparse.Namespace, node: Node) -> int:
 
 
 def present(node: Node) -> str | None:
-    """Why the device is not in this computer; None where it is."""
+    """Why the node's devices are not in this computer; None where they are."""
     try:
-        require(node.device)
+        require(node.device, node.gpus)
     except CalibrationError as error:
         return str(error)
     return None
@@ -118,10 +118,11 @@ def advice(args: argparse.Namespace, node: Node, here: str | None) -> str:
     again = f"twin validate {node.name} --shapes {args.shapes} --seed {args.seed}"
     again += f" --kind {args.kind}" if args.kind else ""
     folder = folder_of(node, args.shapes, args.seed, kind_asked(args))
+    whose = f"{node.gpus} x" if node.gpus > 1 else "a"
     return (
-        f"{here}\n\nOn a computer with a {node.device.title}: put {folder} at the same place of "
-        f"its calibration folder, run `{again}`, bring the folder back, and run the same command "
-        "here."
+        f"{here}\n\nOn a computer with {whose} {node.device.title}: put {folder} at the same place "
+        f"of its calibration folder, run `{again}`, bring the folder back, and run the same "
+        "command here."
     )
 
 
@@ -181,6 +182,8 @@ def shape(spec: ModelSpec) -> str:
     tied, stored = "tied " if spec.tied else "", stored_as(spec)
     others = "" if stored == spec.dtype.value else f" {stored}"
     family = f"{spec.family} " if spec.experts else ""
+    if spec.lanes:
+        family = f"{spec.lanes.count} lanes, delay {spec.lanes.delay}: "
     return (
         f"{family}{spec.layers}x{spec.hidden} {heads} {feed} {spec.vocab} "
         f"{tied}{spec.dtype.value}{others}"
@@ -211,7 +214,8 @@ def text(record: Record, found: Judged | None, where: str) -> str:
     )
     parts = [table(head, rows, text_columns=2)]
     if found:
-        parts += [groups_text(record, found)] if record.kind is not ModelKind.DENSE else []
+        told = record.kind is not ModelKind.DENSE or len(groups(record)) > 1
+        parts += [groups_text(record, found)] if told else []
         held = "" if found.share_held is None else f", {percent(found.share_held)} inside p10-p90"
         parts += [
             f"{name} was not run: {said.splitlines()[0]}" for name, said in found.failed.items()
@@ -234,4 +238,5 @@ def groups_text(record: Record, found: Judged) -> str:
         )
         for label, some in grouped(record, found)
     ]
-    return table(("stored as", "runs", "median error", "worst", "inside p10 to p90"), rows)
+    what = "hand-off" if record.kind is ModelKind.DENSE else "stored as"
+    return table((what, "runs", "median error", "worst", "inside p10 to p90"), rows)

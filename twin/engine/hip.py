@@ -8,13 +8,14 @@ import ctypes
 
 from twin.engine.cuda import WATCHDOG_S, CudaEngine, new_launch
 from twin.engine.gpu import Shape
-from twin.engine.hip_build import THREADS, HipReport, architecture, cached_code_object
+from twin.engine.hip_build import HipReport, architecture, cached_code_object
 from twin.engine.hip_driver import open_hip
 from twin.engine.hip_gpu import HipGpu
 from twin.engine.places import Places
 from twin.engine.session import Session
 from twin.errors import EngineError
 from twin.kernel.header import Control
+from twin.kernel.strips import THREADS
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan
 

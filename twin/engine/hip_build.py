@@ -14,7 +14,9 @@ from tempfile import TemporaryDirectory
 
 from twin.data import data_dir
 from twin.errors import EngineError, ToolchainError
+from twin.kernel.experts import has_experts
 from twin.kernel.header import header
+from twin.kernel.strips import THREADS, strips_of
 from twin.kernel.tables import layout
 from twin.plan.types import Execution, Plan
 from twin.toolchain import (
@@ -30,9 +32,9 @@ from twin.toolchain import (
 CANDIDATES = ("clang-19", "clang-20", "clang-21", "clang")
 ROCM = "/opt/rocm"  # unless ROCM_PATH names another folder: its compiler is the last candidate
 ARCHITECTURES = ("gfx942",)  # what the kernel is written for
-THREADS = 512  # of a block: eight waves
 LOCAL_BYTES = 64 << 10  # of a compute unit, all of which a block may take
-BESIDE_BYTES = 512  # of that: what waves tell each other, a block's progress
+# of that: what waves tell each other and know of their strips, a block's progress
+BESIDE_BYTES = 2048
 OLDEST = 17  # the first that knows gfx942
 FLAGS = (
     "-x",
@@ -49,6 +51,7 @@ FLAGS = (
     "-Wextra",
     "-Rpass-analysis=kernel-resource-usage",
     f"-DTWIN_THREADS={THREADS}",
+    f"-DTWIN_BESIDE_BYTES={BESIDE_BYTES}",
     # A function that is called keeps the block's state, and a copy of the launch, in scratch
     # memory.
     "-mllvm",
@@ -115,8 +118,7 @@ def check_runs(plan: Plan) -> None:
             f"prompt_chunk={plan.options.prompt_chunk}: HIP reads prompts token by token; plan "
             "with prompt_chunk=1"
         )
-    sizes = layout(plan).sizes
-    vectors = 4 * (plan.shard.hidden + 4 + int(sizes["input_floats"] + sizes["scratch_floats"]))
+    vectors = vector_bytes(plan)
     if vectors > LOCAL_BYTES - BESIDE_BYTES:
         raise ToolchainError(
             f"{plan.name}: a block's vectors take {vectors} bytes, which exceed a compute unit's "
@@ -124,22 +126,40 @@ def check_runs(plan: Plan) -> None:
         )
 
 
+def vector_bytes(plan: Plan) -> int:
+    """Of a block's local memory, for a stage's input and its scratch. An input of a dense model's
+    down projections that does not fit in FP32 takes three bytes an element (hip_vector.h).
+    """
+    sizes = layout(plan).sizes
+    widest, scratch = int(sizes["input_floats"]), int(sizes["scratch_floats"])
+    whole = 4 * (widest + scratch)
+    narrows = plan.spec is not None and not plan.coded and not has_experts(plan)
+    if whole <= LOCAL_BYTES - BESIDE_BYTES or not narrows:
+        return whole
+    heads = plan.kernel_attention().heads * plan.kernel_attention().head_dim
+    floats = max(plan.shard.hidden, heads, -(-3 * widest // 4))
+    return 4 * (-(-floats // 4) * 4 + scratch)
+
+
 def compile_code_object(plan: Plan, arch: str = "gfx942", *, trace: bool = False) -> HipReport:
     """Code object of a resident plan, with its tables compiled in."""
     check_runs(plan)
     with TemporaryDirectory() as name:
-        return _compiled(Path(name), header(plan, trace=trace), arch)
+        return _compiled(Path(name), header(plan, trace=trace), arch, strips_of(plan))
 
 
 def cached_code_object(plan: Plan, arch: str, *, trace: bool = False) -> HipReport:
     """The same, compiled unless the cache has it."""
     check_runs(plan)
     text = header(plan, trace=trace)
-    key = content_key([compiler_version(clang()), arch, *FLAGS, text], native_sources())
+    strips = strips_of(plan)
+    key = content_key(
+        [compiler_version(clang()), arch, *FLAGS, str(strips), text], native_sources()
+    )
     target = cache_dir() / f"hip-{key}.bin"
 
     def build(folder: Path) -> Path:
-        report = _compiled(folder, text, arch)
+        report = _compiled(folder, text, arch, strips)
         said = {name: value for name, value in asdict(report).items() if name != "code_object"}
         made = folder / "made"
         # one file, so that one digest covers both
@@ -155,12 +175,12 @@ def cached_code_object(plan: Plan, arch: str, *, trace: bool = False) -> HipRepo
     return HipReport(**json.loads(said), code_object=code_object)
 
 
-def _compiled(folder: Path, text: str, arch: str) -> HipReport:
+def _compiled(folder: Path, text: str, arch: str, strips: int) -> HipReport:
     source = data_dir("native") / "platform" / "hip_main.hip"
     (folder / "plan.h").write_text(text, encoding="utf-8")
     output = folder / "kernel.hsaco"
     target = [f"--offload-arch={arch}", f"-I{folder}", str(source), "-o", str(output)]
-    said = run_compiler([clang(), *FLAGS, *target])
+    said = run_compiler([clang(), *FLAGS, f"-DTWIN_STRIPS={strips}", *target])
     warnings = [line for line in said.splitlines() if "warning:" in line]
     if warnings:
         raise ToolchainError(f"clang warned about the kernel for {arch}: {warnings[0]}")

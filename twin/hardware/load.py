@@ -244,7 +244,8 @@ def _links(data: Mapping[str, object], path: Path) -> dict[int, Link | None]:
 def _link(data: object, gpus: int, path: Path) -> Link:
     """The link as `gpus` devices use it; the all-reduce is given by number of GPUs."""
     names = list(Link.__dataclass_fields__)
-    link = check_keys(data, path, "link", required=names, allowed=names)
+    required = [name for name in names if name != "like"]
+    link = check_keys(data, path, "link", required=required, allowed=names)
     reduce = link["library_allreduce_s"]
     if not isinstance(reduce, dict) or gpus not in reduce:
         raise HardwareError(
@@ -257,6 +258,12 @@ def _link(data: object, gpus: int, path: Path) -> Link:
             f"{did_you_mean(link['topology'], TOPOLOGIES)}"
         )
     made = build(Link, {**link, "library_allreduce_s": reduce[gpus]}, path, "link")
+    known = sorted(file.stem for file in (data_dir("hwmodels") / "devices").glob("*.yaml"))
+    if made.like and made.like not in known:
+        raise HardwareError(
+            f"{path}: link.like: unknown device {shown(made.like)}; "
+            f"{did_you_mean(made.like, known)}"
+        )
     _check_queue("link.loaded_hop_s", made.loaded_hop_s, "link.hop_s", made.hop_s, path)
     return made
 

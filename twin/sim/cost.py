@@ -226,11 +226,12 @@ def gather_cost(
     )
 
 
-def span_rounds(elements: int, *, polled: bool) -> int:
-    """Rounds of loads in which a block of warps gathers spans: QUAD_BYTES a thread and, where it
-    polls, not before those of the round before are there.
+def span_rounds(elements: int, *, parts: int, at_once: int, polled: bool) -> int:
+    """Rounds of loads in which a block of warps gathers `elements` of each of `parts` parts:
+    QUAD_BYTES a thread of `at_once` parts and, where it polls, not before those of the round before
+    are there.
     """
-    return -(-FP32_BYTES * elements // ROUND_BYTES) if polled else 1
+    return -(-FP32_BYTES * elements // ROUND_BYTES) * -(-parts // at_once) if polled else 1
 
 
 def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int) -> int:

@@ -215,8 +215,17 @@ class Gathers:
             if self.wide_ffn and stage.kind in self.plan.kinds_by_input["ffn"]:
                 rounds = -(-cost.vector_portions(self._multiplied(stage)) // WIDE_AT_ONCE)
         else:
-            rounds = cost.span_rounds(words, polled=polled(self.plan))
+            parts = part_count(plan, plan.values[read.value], read.parts)
+            rounds = cost.span_rounds(
+                words // parts, parts=parts, at_once=self._parts_at_once, polled=polled(plan)
+            )
         return rounds - 1
+
+    @property
+    def _parts_at_once(self) -> int:
+        """Of a span, as source_sum (cuda_vector.cuh)."""
+        several = self.plan.options.gpus > 1 and self.plan.spec is not None
+        return 1 if several else cost.PARTS_AT_ONCE
 
     def _words(self, read: Read, value: Value, block: int, experts: Chosen) -> int:
         """FP32 words of one rank's part that a block reads."""

@@ -150,8 +150,11 @@ class HandOffs:
         """Sentinel: when the last needed element reaches each die."""
         times = self.times
         seen = []
+        remote, last = record.remote
+        if last is not None and self.links is not None and len(channel.producers) > 1:
+            remote += self.links.spread
         for die in range(self.dies):
-            best, cause, who = record.remote[0], COLLECTIVE, record.remote[1]
+            best, cause, who = remote, COLLECTIVE, last
             for producer, (time, binder) in enumerate(record.local):
                 if time == NEVER:
                     continue

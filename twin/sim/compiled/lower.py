@@ -102,7 +102,7 @@ def _flatten_wires(wiring: Wiring) -> FlatWires:
         wiring.plan.values[c.value].pushed and c.parts is not Parts.OWN for c in wiring.channels
     ]
     channels = [
-        (c.arrivals, c.counted, c.cause, *rest)
+        (c.arrivals, c.counted, c.cause, *rest, len(c.producers) > 1)
         for c, *rest in zip(wiring.channels, starts, remote, strict=False)
     ]
     nothing = np.zeros(0, np.int64)
@@ -402,6 +402,7 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "link_hop": links.hop if links else 0,
         "link_growth": links.loaded_hop - links.hop if links else 0,
         "link_window": links.loaded_hop if links else 0,
+        "link_spread": links.spread if links else 0,
         "counter_total": flat_wires(machine.program.wiring).counter_total,
         "mirrors": machine.stands_for - 1,
         "sends": 1 if links and links.meshed else machine.stands_for - 1,

@@ -39,7 +39,8 @@ MACHINE = _record(
     "steps kept_from blocks blocks_of_rank blocks_of_gpu ranks gpus stages channels dies sizes",
     "resident borders barriers on_demand fetch memory_latency restart library switch_time",
     "capacity window pace leave answers kv_arrivals gated ahead gates has_keepers",
-    "hop cross atomic poll growth fetch_growth load link_hop link_growth link_window counter_total",
+    "hop cross atomic poll growth fetch_growth load link_hop link_growth link_window link_spread",
+    "counter_total",
     # where one GPU stands for all: see native/simulator/mirror.h
     "mirrors sends group parent requests pushed hop_then see plain loose loosened die",
 )
@@ -74,7 +75,7 @@ STREAM = _record("slots slots_end stretches stretches_end")  # of a block in a s
 # slots of a stream up to `end` that may be requested once the gate is open
 STRETCH = _record("end gate")
 THERE = _record("slot arrival")
-CHANNEL = _record("arrivals counted cause counter remote")
+CHANNEL = _record("arrivals counted cause counter remote many")
 RECORD = _record(
     "begun arrived seen waits group loose early remote",
     ("remote_who", BINDER),

@@ -1,0 +1,72 @@
+"""Links: what probes of several GPUs settle, and who else's links are assumed to be like them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from twin.calibrate import store
+from twin.calibrate.fit import fit_node, simulated_step_s
+from twin.calibrate.node import calibrated_node, fits_of, other_links, uncalibrated_node
+from twin.calibrate.peer_probes import peer_probes
+from twin.calibrate.recipe import LINK_GROUPS, recipe_of
+from twin.errors import CalibrationError
+from twin.hardware.load import load_node
+from twin.hardware.override import apply_fit
+from twin.hardware.types import Kind, Number
+from twin.kernel.defaults import limits_of
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(store.HOME_VARIABLE, str(tmp_path / "calibration"))
+
+
+def fitted(value: float) -> Number:
+    return Number(value, Kind.FITTED, "test", value / 2, value * 2)
+
+
+def test_probes_of_two_gpus_settle_their_links_numbers(tmp_path: Path) -> None:
+    node = uncalibrated_node("2xh100")
+    hidden = {"link.hop_s": 0.8e-6, "link.spread_s": 0.5e-6}
+    real = apply_fit(node, {path: fitted(value) for path, value in hidden.items()})
+    wanted = ("hop-g2", "reduce-2K-g2", "reduce-8K-g2", "reduce-16K-g2")
+    probes = [p for p in peer_probes(limits_of(node), 2) if p.name.removeprefix("peer-") in wanted]
+    assert len(probes) == len(wanted)
+    samples = {probe.name: [simulated_step_s(real, probe)] * 3 for probe in probes}
+    meta = {"node": node.name, "steps": {probe.name: probe.steps for probe in probes}}
+    run = store.save_run(tmp_path / "run", meta, samples)
+    fit = fit_node(node, probes, run, lambda text: None)
+    for path, value in hidden.items():
+        assert fit.numbers[path].value == pytest.approx(value, rel=0.05), path
+    assert "link.loaded_hop_s" not in fit.numbers  # nothing streamed
+
+
+def test_links_that_nobody_probed_are_as_those_that_somebody_did() -> None:
+    store.write_fit("2xh100-sxm", {"link.hop_s": fitted(9e-7), "link.spread_s": fitted(4e-7)}, {})
+    eight, other = calibrated_node("8xh100"), calibrated_node("4xh200")
+    assert eight.link is not None
+    assert other.link is not None
+    assert (eight.link.hop_s.value, eight.link.hop_s.kind) == (9e-7, Kind.ASSUMED)
+    assert eight.link.hop_s.source.startswith("derived: as 2xh100-sxm")
+    # measured there: it stays
+    assert other.link.hop_s == load_node("4xh200").link.hop_s  # type: ignore[union-attr]
+    assert other.link.spread_s.value == 4e-7
+    assert other_links(eight) == other_links(other) == "2xh100-sxm"
+    assert other_links(calibrated_node("2xh100")) is other_links(calibrated_node("1xh100")) is None
+    assert fits_of(other) == {"2xh100-sxm": {"link.spread_s"}}
+
+
+def test_a_fit_of_its_own_holds_where_there_is_one() -> None:
+    store.write_fit("2xh100-sxm", {"link.spread_s": fitted(4e-7)}, {})
+    store.write_fit("4xh100-sxm", {"link.spread_s": fitted(5e-7)}, {})
+    assert calibrated_node("4xh100").link.spread_s == fitted(5e-7)  # type: ignore[union-attr]
+    assert other_links(calibrated_node("8xh100")) == "4xh100-sxm"
+
+
+def test_a_link_is_calibrated_where_an_engine_of_several_gpus_runs() -> None:
+    nodes = [load_node(name) for name in ("2xh100", "2xmi300x")]
+    assert recipe_of(nodes[0].device, 2).groups == LINK_GROUPS
+    with pytest.raises(CalibrationError, match="links are probed between NVIDIA GPUs"):
+        recipe_of(nodes[1].device, 2)

@@ -1,0 +1,45 @@
+"""How many strips of weights a wave of an AMD block has under way: its ring lies in registers
+(native/platform/hip_stream.h).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from twin.kernel.budget import on_chip_bytes
+from twin.kernel.experts import has_experts
+from twin.plan.types import Plan
+
+THREADS = 512  # of a block: eight waves
+STRIP_ROWS, LOAD_BYTES = 4, 16  # of a strip; of a row's weights in a lane
+STRIP_BYTES = THREADS * STRIP_ROWS * LOAD_BYTES  # of a block's waves together
+STRIP_REGISTERS = STRIP_ROWS * LOAD_BYTES // 4  # of a lane
+MOST_STRIPS = 4
+# of a lane, for strips and for its part of the residual; with more, kernels of wide residuals and
+# of experts spilled
+REGISTERS, EXPERT_REGISTERS = 76, 36
+
+
+def most_strips(plan: Plan) -> int:
+    """As many as a lane has registers for, beside its elements of the residual."""
+    room = EXPERT_REGISTERS if has_experts(plan) else REGISTERS
+    return max(1, min(MOST_STRIPS, (room - -(-plan.shard.hidden // THREADS)) // STRIP_REGISTERS))
+
+
+def with_strips(plan: Plan, count: int) -> Plan:
+    """The plan with a ring of so many strips, as far as its kernel can have them and the plan's
+    budget holds them. All of them are under way, so its window is as large.
+    """
+    for held in range(min(count, most_strips(plan)), 0, -1):
+        slots = max(1, held * STRIP_BYTES // plan.options.slot_bytes)
+        options = replace(plan.options, ring_slots=slots, window_slots=slots)
+        plan = replace(plan, options=options)
+        if on_chip_bytes(plan) <= plan.limits.on_chip_bytes:
+            break
+    return plan
+
+
+def strips_of(plan: Plan) -> int:
+    """The plan's ring in strips, at least one."""
+    ring = plan.options.ring_slots * plan.options.slot_bytes
+    return max(1, min(most_strips(plan), ring // STRIP_BYTES))
