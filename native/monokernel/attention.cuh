@@ -47,11 +47,53 @@ __device__ __forceinline__ int position_of(const Block& b) {
   return position_at(b.plan, b.launch.request, b.at.step);
 }
 
+// Pages of a KV head belong to splits: the first `together` splits take them in turn until each has
+// `first_pages`, then the next ones do; when all have, all take them in turn. So few splits hold a
+// short context. Attention in twin/plan/types.py says the same.
+__device__ __forceinline__ bool all_take(const Plan& plan, int page) {
+  return plan.first_pages == 0 || page >= plan.splits * plan.first_pages;
+}
+
+// Those before: the first split that takes a page, and how many do; the last ones may be fewer.
+__device__ __forceinline__ int first_taking(const Plan& plan, int page) {
+  return page / (plan.together * plan.first_pages) * plan.together;
+}
+__device__ __forceinline__ int taking(const Plan& plan, int first) {
+  return plan.splits % plan.together ? least(plan.together, plan.splits - first) : plan.together;
+}
+
+struct PagePlace {  // of a page
+  int split;
+  int page;  // of that split
+};
+
+__device__ __forceinline__ PagePlace place_of(const Plan& plan, int page) {
+  if (all_take(plan, page)) return {page % plan.splits, page / plan.splits};
+  const int first = first_taking(plan, page), at = page - first * plan.first_pages,
+            splits = taking(plan, first);
+  return {first + at % splits, at / splits};
+}
+
+// Splits, the first ones, that hold positions once this one is held.
+__device__ __forceinline__ int filled_splits(const Plan& plan, int position) {
+  const int page = position / plan.page;
+  if (all_take(plan, page)) return least(plan.splits, page + 1);
+  const int first = first_taking(plan, page);
+  return first + least(taking(plan, first), page + 1 - first * plan.first_pages);
+}
+
 // Positions below `position` that a split holds: whole pages, and its part of the one that is not
 // full.
 __device__ __forceinline__ int held(const Plan& plan, int position, int split) {
   const int full = position / plan.page, rest = position % plan.page;
-  const int rounds = full / plan.splits, current = full % plan.splits;
+  int rounds = full / plan.splits, current = full % plan.splits;
+  if (!all_take(plan, full)) {
+    const int first = first_taking(plan, full), splits = taking(plan, first);
+    if (split < first) return plan.first_pages * plan.page;
+    if (split >= first + splits) return 0;
+    rounds = (full - first * plan.first_pages) / splits;
+    current = first + (full - first * plan.first_pages) % splits;
+  }
   return (rounds + (split < current)) * plan.page + (split == current ? rest : 0);
 }
 
@@ -174,6 +216,11 @@ struct Partial {
   }
 };
 
+// The first position that a layer attends to.
+__device__ __forceinline__ int oldest(const Stage& stage, int position) {
+  return stage.window && position + 1 > stage.window ? position + 1 - stage.window : 0;
+}
+
 // What an item (kv head, split) has in the cache at a step.
 struct Item {
   u8* keys;  // [item_positions][HEAD_DIM]; the values follow
@@ -182,18 +229,23 @@ struct Item {
   int to;
   int newest;  // the present token's, the last of them, or -1 when another split holds it
 
+  // Where its keys lie, and `bytes` behind them its values.
+  __device__ __forceinline__ static u8* keys_of(const Plan& plan, const RankMemory& memory,
+                                                const Stage& stage, int item, u64& bytes) {
+    bytes = u64(plan.item_positions) * ROW;
+    return memory.kv + (u64(stage.kv) * plan.kv_items + item) * 2 * bytes;
+  }
   __device__ __forceinline__ void open(const Plan& plan, const RankMemory& memory,
                                        const Stage& stage, int item, int position) {
-    const u64 bytes = u64(plan.item_positions) * ROW;
-    keys = memory.kv + (u64(stage.kv) * plan.kv_items + item) * 2 * bytes;
+    u64 bytes;
+    keys = keys_of(plan, memory, stage, item, bytes);
     values = keys + bytes;
-    const int splits = plan.splits, split = item % splits, page = position / plan.page;
-    newest = !plan.probe && page % splits == split
-                 ? page / splits * plan.page + position % plan.page
+    const int split = item % plan.splits;
+    const PagePlace place = place_of(plan, position / plan.page);
+    newest = !plan.probe && place.split == split
+                 ? place.page * plan.page + position % plan.page
                  : -1;
-    from = stage.window && position + 1 > stage.window
-               ? held(plan, position + 1 - stage.window, split)
-               : 0;
+    from = held(plan, oldest(stage, position), split);
     to = held(plan, position + 1, split);
   }
   // behind the last of them in memory

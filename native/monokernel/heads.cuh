@@ -74,11 +74,14 @@ struct Pairs {
 
   // From exchange memory or constants: asked for at once, in the order of the program.
   __device__ __forceinline__ void load(const Block& b, const float* at) {
+    // one address, from which the others are a constant apart
+    const float* const from = at + first(b, 0);
+    const int next = b.core.warp_threads() * (b.plan.interleaved ? 2 : 1);
     TWIN_UNROLL
     for (int k = 0; k < PAIRS; ++k) {
       if (!here(b, k)) continue;
-      x[k] = load_pack<1, 4>(at + first(b, k));
-      y[k] = load_pack<1, 4>(at + second(b, k));
+      x[k] = load_pack<1, 4>(from + k * next);
+      y[k] = load_pack<1, 4>(from + k * next + (b.plan.interleaved ? 1 : HALF));
     }
   }
   __device__ __forceinline__ bool late(const Block& b) const {
@@ -204,7 +207,7 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
   for (int h = b.core.warp(); h < kv_heads * (GROUP + 2); h += b.core.warps()) {
     const bool query = h < kv_heads * GROUP, value = h >= kv_heads * (GROUP + 1),
                normed = stage.q_norm >= 0 && !value;
-    Pairs weight, head;
+    Pairs weight = {}, head;
     if constexpr (Family::QK_NORMED_TOGETHER) {
       const int one = query ? by.first * GROUP + h : by.first + h - kv_heads * GROUP;
       if (normed)

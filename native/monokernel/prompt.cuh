@@ -188,9 +188,9 @@ static_assert(Attending::up(1) == facts::LINE_FLOATS,
 // Where a byte of a position's key, or ROW behind it of its value, is cached; `cache` is
 // [splits][k, v][item_positions][HEAD_DIM] of the kv head.
 __device__ __forceinline__ u8* cached(const Plan& plan, u8* cache, int position, int byte) {
-  const int page = position / plan.page, split = page % plan.splits,
-            slot = page / plan.splits * plan.page + position % plan.page;
-  return cache + (u64(split * 2 + (byte >= ROW)) * u64(plan.item_positions) + u64(slot)) * ROW +
+  const PagePlace place = place_of(plan, position / plan.page);
+  const int slot = place.page * plan.page + position % plan.page;
+  return cache + (u64(place.split * 2 + (byte >= ROW)) * u64(plan.item_positions) + u64(slot)) * ROW +
          twisted(slot, byte % ROW);
 }
 

@@ -90,9 +90,11 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
     if (!gather_spans(b, index, b.plan.reads_at(i), b.scratch)) return false;
   begin(b, index, stage);
   const bool forced = b.at.step < wanted.forced, sampled = stage.reads > 0;
-  const int token = forced ? TWIN_GLOBAL(wanted.prompt)[b.at.step] : (sampled ? int(b.scratch[0]) : b.at.token);
-  bool stop = false;
-  for (int i = 0; i < wanted.stop_count && !forced; ++i) stop |= TWIN_GLOBAL(wanted.stop)[i] == token;
+  const int token = forced ? TWIN_GLOBAL(wanted.prompt)[b.at.step]
+                           : (sampled ? int(b.scratch[0]) : b.at.token);
+  int stop = 0;
+  for (int i = 0; i < wanted.stop_count && !forced; ++i)
+    stop |= int(TWIN_GLOBAL(wanted.stop)[i] == token);
   auto residual = b.residual.open(b.core);
   residual.load_row(b.core,
                     b.memory.embedding + u64(token) * u64(b.plan.hidden) * type_bytes(WEIGHT));

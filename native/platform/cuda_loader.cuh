@@ -33,12 +33,20 @@ struct CacheStream {
     ++stages;
     const u64 policy = read_again();
     for (int i = items.lo; i < items.hi; ++i) {
-      Item item;
-      item.open(plan, memory, stage, i, position_at(plan, launch.request, step));
-      for (int first = item.from; first < item.cached(); first += Core::CACHE_TILE) {
-        const int count = least(Core::CACHE_TILE, item.cached() - first);
-        if (!loader.fill(item.keys + u64(first) * ROW, count * ROW, item.values + u64(first) * ROW,
-                         Core::CACHE_TILE * ROW, policy))
+      // no Item, which knows the newest position, too: registers are scarce
+      const int position = position_at(plan, launch.request, step), split = i % plan.splits;
+      int first = 0, end = 0;
+      TWIN_ONCE
+      for (int k = 0; k < 2; ++k) {
+        first = end;
+        end = held(plan, k ? position + plan.probe : oldest(stage, position), split);
+      }
+      u64 bytes;
+      const u8* const keys = Item::keys_of(plan, memory, stage, i, bytes);
+      for (; first < end; first += Core::CACHE_TILE) {
+        const int count = least(Core::CACHE_TILE, end - first);
+        const u8* const at = keys + u64(first) * ROW;
+        if (!loader.fill(at, count * ROW, at + bytes, Core::CACHE_TILE * ROW, policy))
           return false;
       }
     }

@@ -36,8 +36,12 @@ struct TileScan {
                 "twin/plan/splits.py: an m16n8k16 product has 16 positions and 4 heads twice");
   static constexpr int BYTES = HEAD_DIM * type_bytes(KV);  // of a key
 
-  int thread;  // of the warp
-  u32 query[STEPS][2];
+  // Queries of wider heads are looked up on the chip for each product: in registers they spilled.
+  static constexpr bool KEPT = HEAD_DIM <= facts::KEPT_HEAD;
+
+  int thread;        // of the warp
+  const u32* asked;  // this thread's elements of its query; null: it has none
+  u32 query[KEPT ? STEPS : 1][2];
   float output[STEPS][4];
   float most[2], total[2];
 
@@ -56,16 +60,23 @@ struct TileScan {
   __device__ __forceinline__ TileScan(const float* queries, int heads, int thread)
       : thread(thread) {
     const int head = thread / 4 % HEADS, lost = thread / 4 / HEADS;
-    const u32* const at = reinterpret_cast<const u32*>(queries + head * HEAD_DIM) +
-                          lost * (HEAD_DIM / 2) + thread % 4;
+    asked = head < heads ? reinterpret_cast<const u32*>(queries + head * HEAD_DIM) +
+                               lost * (HEAD_DIM / 2) + thread % 4
+                         : nullptr;
+    if constexpr (KEPT) {
 #pragma unroll
-    for (int i = 0; i < 2 * STEPS; ++i) query[i / 2][i % 2] = head < heads ? at[4 * i] : 0u;
+      for (int i = 0; i < 2 * STEPS; ++i) query[i / 2][i % 2] = element(i);
+    }
 #pragma unroll
     for (int m = 0; m < STEPS; ++m)
 #pragma unroll
       for (int i = 0; i < 4; ++i) output[m][i] = 0.0f;
     most[0] = most[1] = LOWEST;
     total[0] = total[1] = 0.0f;
+  }
+
+  __device__ __forceinline__ u32 element(int number) const {
+    return asked ? asked[4 * number] : 0u;
   }
 
   // Where a row begins, and how its 16-byte units are twisted: a thread's own.
@@ -100,8 +111,9 @@ struct TileScan {
     for (int step = 0; step < STEPS; ++step) {
       u32 keys[4];
       load_matrices(keys, key.unit(2 * step + thread / 16));
-      multiply_add<KV>(score[step % 2], keys[0], keys[1], keys[2], keys[3], query[step][0],
-                       query[step][1]);
+      const u32 first = KEPT ? query[KEPT ? step : 0][0] : element(2 * step),
+                second = KEPT ? query[KEPT ? step : 0][1] : element(2 * step + 1);
+      multiply_add<KV>(score[step % 2], keys[0], keys[1], keys[2], keys[3], first, second);
     }
     const bool held = at + thread / 4 < tile.count, later = at + thread / 4 + 8 < tile.count;
     float p[4];

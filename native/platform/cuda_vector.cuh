@@ -174,6 +174,12 @@ struct TeamDivision {
   __device__ static int part(int me) {
     return (SLICES < TEAMS ? team(me) % SLICES : team(me)) * TEAM + me / 32 % TEAM;
   }
+  // Threads that hold the same columns, one of each row group, share the work of combining them:
+  // the number of a thread among its row group's.
+  static constexpr int SHARERS = GROUPS, SHARING_THREADS = 32 * TEAM * (SLICES < TEAMS ? SLICES : TEAMS);
+  __device__ static int sharing_thread(int me) {
+    return slice(me, 0) * 32 * TEAM + me % (32 * TEAM);
+  }
   // first column inside a tile
   __device__ static int local(int me) { return me % (32 * TEAM) * VECTOR; }
   __device__ static int begin(int slice) {  // its first column

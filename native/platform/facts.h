@@ -35,6 +35,7 @@ constexpr int MIDDLE_HEAD = 128;  // up to so many 16 threads do; beyond, 32
 constexpr int TENSOR_WARPS = 4;  // that share an item's positions on tensor cores
 constexpr int TENSOR_POSITIONS = 16;  // of a product on tensor cores
 constexpr int TENSOR_HEADS = 4;  // query heads of one
+constexpr int KEPT_HEAD = 128;  // elements of a head, at most, whose queries stay in registers
 constexpr int SAMPLE_BUCKETS = 256;  // of logits, the full sampler's
 constexpr int SAMPLE_LISTED = 256;  // logits that it compares one by one
 constexpr int SAMPLE_HELD = 1280;  // of a bucket, on the chip

@@ -18,6 +18,7 @@ __device__ __forceinline__ int whole_columns(const Stage& stage) {
 // with a block barrier.
 struct MemoryVector {
   static constexpr int PACK = 4;  // neighbours that belong to one attention head
+  static constexpr int SHARERS = 1;  // threads that hold the same elements
   using Factors = const float*;
 
   float* at;

@@ -41,7 +41,7 @@ def run(
     return subprocess.run([program], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(("head_dim", "stored"), [(64, "BF16"), (128, "FP16")])
+@pytest.mark.parametrize(("head_dim", "stored"), [(64, "BF16"), (128, "FP16"), (256, "BF16")])
 def test_a_scan_is_softmax_attention(head_dim: int, stored: str) -> None:
     done = run(head_dim, stored)
     assert done.returncode == 0, done.stderr

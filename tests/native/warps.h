@@ -73,10 +73,34 @@ struct Piece {  // a thread's part of a cached key or value; two threads share a
   }
 };
 
+// Its warps hold the same columns, as row groups of a GPU's teams do, and share their splits.
+struct SharedVector : MemoryVector {
+  static constexpr int SHARERS = WARPS, SHARING_THREADS = THREADS;
+
+  static SharedVector in(float* memory, int count) { return {{memory, count}}; }
+  static int row_group(int me) { return me / THREADS; }
+  static int sharing_thread(int me) { return me % THREADS; }
+
+  template <class Core, class Make>
+  bool packs(Core& core, Make make) {
+    bool good = true;
+    const int me = core.thread();
+    float unused[PACK];
+    // all threads make as many: they meet
+    for (int begin = 0; begin < count; begin += THREADS * PACK) {
+      const int first[1] = {begin + sharing_thread(me) * PACK};
+      const bool here[1] = {first[0] < count};
+      float* const out[1] = {here[0] && row_group(me) == 0 ? at + first[0] : unused};
+      good &= make(first, here, out);
+    }
+    return good;
+  }
+};
+
 struct Core {
   using Hidden = MemoryVector;
   using Residual = MemoryResidual;
-  using Heads = MemoryVector;
+  using Heads = SharedVector;
   using Ffn = MemoryVector;
   using Shared = MemoryVector;
   using Dense = MemoryVector;

@@ -170,6 +170,7 @@ def test_dies_hold_neighbours_or_are_dealt_round() -> None:
             {"window_splits": 5, "max_context": 64, "context": 8},
             "window_splits=5: more than the 4 pages of 16 positions",
         ),
+        ({"split_positions": 24}, "split_positions=24: a split takes whole pages of 16 positions"),
         ({"gpus": 8}, "4 attention heads do not divide over 8 ranks"),
         (
             {"blocks": 8, "gpus": 4, "sampling": Sampling.FULL},

@@ -240,6 +240,22 @@ def test_a_cache_without_room_is_refused(changes: dict[str, int]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"together": 0}, "0 splits take 0 pages each"),
+        ({"first_pages": -1}, "take -1 pages each before others do"),
+        ({"first_pages": 10**6}, "positions of a split, which holds"),
+    ],
+    ids=str,
+)
+def test_splits_take_their_first_pages_in_an_order_that_they_hold(
+    changes: dict[str, int], message: str
+) -> None:
+    plan = planned()
+    refused(replace(plan, attention=replace(plan.kernel_attention(), **changes)), message)
+
+
 def test_every_layer_has_a_window() -> None:
     plan = planned()
     assert plan.spec

@@ -20,6 +20,7 @@ from twin.plan.build import build
 from twin.plan.probe import exchange_probe
 from twin.plan.shards import Array, rope_table, stage_matrix
 from twin.plan.types import (
+    Attention,
     CollectiveKind,
     Execution,
     HandOffKind,
@@ -29,7 +30,7 @@ from twin.plan.types import (
     Sampling,
     StageKind,
 )
-from twin.reference.step import Reference, slots_before
+from twin.reference.step import Reference, dealt_pages, slots_before
 
 LIMITS = Limits(64, 1, 2**30, 2**40, True)
 DENSE = ModelSpec(
@@ -104,9 +105,10 @@ def test_how_partial_outputs_are_stored_changes_no_number(spec: ModelSpec) -> No
     spec=st.sampled_from([DENSE, LANED]),
     gpus=st.sampled_from([1, 2, 4]),
     blocks=st.integers(1, 6),
-    splits=st.integers(1, 4),
+    splits=st.integers(1, 6),
     window_splits=st.none() | st.integers(1, 4),
-    page=st.integers(1, 5),
+    first=st.integers(0, 3),
+    page=st.integers(1, 4),
     handoff=st.sampled_from(list(HandOffKind)),
     sampling=st.sampled_from(list(Sampling)),
     library=st.booleans(),
@@ -117,6 +119,7 @@ def test_every_plan_of_a_model_gives_the_same_logits(
     blocks: int,
     splits: int,
     window_splits: int | None,
+    first: int,
     page: int,
     handoff: HandOffKind,
     sampling: Sampling,
@@ -135,6 +138,7 @@ def test_every_plan_of_a_model_gives_the_same_logits(
         blocks=blocks * ranks // gpus,
         attention_splits=splits,
         window_splits=window_splits,
+        split_positions=first * page,
         kv_page=page,
         handoff=handoff,
         sampling=sampling,
@@ -267,16 +271,42 @@ def test_probes_and_impossible_steps_are_refused() -> None:
         reference.generate([1], 30)
 
 
+def attention_of(splits: int, first: int) -> Attention:
+    return Attention(
+        heads=1,
+        kv_heads=1,
+        head_dim=8,
+        kv_replicas=1,
+        splits=splits,
+        item_positions=64,
+        window_splits=splits,
+        window_positions=64,
+        together=4,
+        first_pages=first,
+    )
+
+
 # ---- pieces --------------------------------------------------------------------------------------
 
 
-@given(st.integers(0, 60), st.integers(1, 4), st.integers(1, 5))
+@given(st.integers(0, 60), st.integers(1, 9), st.integers(1, 5), st.integers(0, 3))
 def test_slots_before_counts_the_positions_of_a_split(
-    position: int, splits: int, page: int
+    position: int, splits: int, page: int, first: int
 ) -> None:
+    own = attention_of(splits, first)
+    dealt = dealt_pages(own, 0, position // page + 1)
     for split in range(splits):
-        held = [p for p in range(position) if p // page % splits == split]
-        assert slots_before(position, split, splits, page) == len(held)
+        held = [p for p in range(position) if dealt[p // page] == split]
+        assert slots_before(position, split, dealt, page) == len(held)
+
+
+@given(st.integers(1, 9), st.integers(0, 3), st.integers(0, 40))
+def test_pages_are_dealt_as_the_plan_counts_them(splits: int, first: int, pages: int) -> None:
+    own = attention_of(splits, first)
+    dealt = dealt_pages(own, 0, pages)
+    assert own.splits_below(pages) == len(set(dealt))
+    for split in range(splits):
+        assert own.pages_below(pages, split) == dealt.count(split)
 
 
 def test_padding_rows_of_the_vocabulary_are_zero_and_never_chosen() -> None:

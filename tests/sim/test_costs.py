@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.machines import fitted, ideal, limits_of, node_of, number, plan_for, warped
+from tests.sim.machines import MODEL, fitted, ideal, limits_of, node_of, number, plan_for, warped
 from twin.hardware.load import load_device, load_node
 from twin.hardware.types import Cache
 from twin.kernel.defaults import plan_for as default_plan
 from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.spec import DType
+from twin.plan.build import build
 from twin.plan.probe import attention_probe, stream_probe
 from twin.plan.types import CollectiveKind, Matrix, Options, StageKind
 from twin.sim import cost
@@ -246,8 +247,10 @@ def test_heads_of_a_block_are_prepared_a_warp_each() -> None:
     ]
 
 
-def gathered_splits_us(splits: int, **numbers: float) -> float:
-    """By how much such numbers of a block of warps prolong the output projection's gather."""
+def gathered_splits_us(splits: int, *, heads: int = 64, **numbers: float) -> float:
+    """By how much such numbers of a block of warps prolong the output projection's gather. Of 64
+    heads each thread has columns of its own, of 16 four threads have the same.
+    """
     options = Options(
         blocks=4,
         slot_bytes=512,
@@ -256,7 +259,7 @@ def gathered_splits_us(splits: int, **numbers: float) -> float:
         max_context=256,
         attention_splits=splits,
     )
-    plan = plan_for(node_of(ideal()), options)
+    plan = build(replace(MODEL, heads=heads), options, limits_of(ideal()))
     without, with_them = (
         next(
             work
@@ -280,6 +283,13 @@ def test_every_split_that_is_looked_at_is_weighed() -> None:
     """Four at once, also where fewer are left."""
     took = {splits: gathered_splits_us(splits, split_s=1e-6) for splits in (1, 4, 6, 8)}
     assert took == pytest.approx({1: 4.0, 4: 4.0, 6: 8.0, 8: 8.0})
+
+
+def test_threads_with_the_same_columns_share_the_splits() -> None:
+    """Each weighs a quarter of them, and then what the four of them found; none is loaded again."""
+    took = {splits: gathered_splits_us(splits, heads=16, split_s=1e-6) for splits in (1, 4, 6, 8)}
+    assert took == pytest.approx({1: 5.0, 4: 5.0, 6: 6.0, 8: 6.0})
+    assert gathered_splits_us(1, heads=16, crowd_s=1e-6) == pytest.approx(0.0)
 
 
 def test_packs_loops_and_chains_are_those_of_the_kernel() -> None:

@@ -67,12 +67,12 @@ def test_searched_a_plan_for_few_positions_is_not_slower_than_one_for_many(spec:
 
 
 def test_what_a_user_chooses_wins() -> None:
-    wide = shape(2048, 8, 4, 256, 8192)
-    assert dict(choice(wide, NODE, {"context": 96, "max_context": 168}).options)
-    chosen = searched(wide, {"attention_splits": 3, "ring_slots": 8})
+    narrow = shape(1536, 12, 2, 96, 4096)
+    assert dict(choice(narrow, NODE, {"context": 96, "max_context": 168}).options)
+    chosen = searched(narrow, {"attention_splits": 3, "ring_slots": 8})
     assert chosen == {"attention_splits": 3, "ring_slots": 8}
-    assert "were chosen" in choice(wide, NODE, chosen).reason
-    assert "slot_bytes" not in searched(wide, {"window_slots": 3})
+    assert "were chosen" in choice(narrow, NODE, chosen).reason
+    assert "slot_bytes" not in searched(narrow, {"window_slots": 3})
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "laneformer-2b"])
@@ -82,25 +82,34 @@ def test_models_that_were_tuned_keep_their_division(name: str) -> None:
     assert found.reason.startswith("the standard division")
 
 
-def test_fewer_splits_are_found_where_probes_measured_them_faster() -> None:
-    """A chain of such layers took 146.8 us with 8 splits and 141.1 with 4, in a short context
-    (2026-11-24T031558-probes: chain-middle, chain-middle-s4).
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.1-8b"])
+def test_few_positions_take_few_splits_whatever_a_plan_has_room_for(name: str) -> None:
+    """A chain of layers of Llama-3.2-1B took 146.8 us with 8 splits and 141.1 with 4, in a short
+    context (2026-11-24T031558-probes: chain-middle, chain-middle-s4).
     """
-    assert dict(choice(load_model("llama-3.2-1b"), NODE, {}).options) == {"attention_splits": 4}
+    spec = replace(load_model(name), layers=2, vocab=1056, windows=(0, 0))
+
+    def step_s(most: int, **chosen: int) -> float:
+        return simulate(plan_for(spec, NODE, context=300, max_context=most, **chosen), NODE).step_s
+
+    few = step_s(432)
+    assert step_s(8192) == pytest.approx(few, rel=0.005)
+    assert step_s(131072) == pytest.approx(few, rel=0.005)
+    assert step_s(8192, split_positions=0) > 1.01 * few
 
 
 def test_an_answer_is_kept_and_a_broken_one_is_found_again(tmp_path: Path) -> None:
-    wide, chosen = shape(2048, 8, 4, 256, 8192), {"context": 77}
-    found = choice(wide, NODE, chosen)
+    narrow, chosen = shape(1536, 12, 2, 96, 4096), {"context": 77}
+    found = choice(narrow, NODE, chosen)
     kept = next(tmp_path.glob("division-*.json"))
     from twin.sim.division import _searched
 
     kept.write_text("{", encoding="utf-8")
     _searched.cache_clear()
-    assert choice(wide, NODE, chosen) == found
+    assert choice(narrow, NODE, chosen) == found
     _searched.cache_clear()
     # of its shape
     assert (
-        choice(replace(wide, layers=40, windows=(0,) * 40, name="another"), NODE, chosen) == found
+        choice(replace(narrow, layers=40, windows=(0,) * 40, name="another"), NODE, chosen) == found
     )
     assert len(list(tmp_path.glob("division-*.json"))) == 1

@@ -31,7 +31,7 @@ from twin.kernel.layout import (
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.teams import LATE_AT_ONCE, REGISTER_PORTIONS, ROWS_AT_ONCE, WIDE_AT_ONCE
 from twin.models.formats import INT4, SCALED_ROWS, UNIT_BYTES
-from twin.plan.splits import SPLITS_AT_ONCE, TENSOR_HEADS, TENSOR_POSITIONS
+from twin.plan.splits import KEPT_HEAD, SPLITS_AT_ONCE, TENSOR_HEADS, TENSOR_POSITIONS
 from twin.plan.types import PARTIAL_EXTRA
 
 FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
@@ -68,6 +68,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "TENSOR_WARPS": (scan.TENSOR_WARPS, "that share an item's positions on tensor cores"),
     "TENSOR_POSITIONS": (TENSOR_POSITIONS, "of a product on tensor cores"),
     "TENSOR_HEADS": (TENSOR_HEADS, "query heads of one"),
+    "KEPT_HEAD": (KEPT_HEAD, "elements of a head, at most, whose queries stay in registers"),
     "SAMPLE_BUCKETS": (SAMPLE_BUCKETS, "of logits, the full sampler's"),
     "SAMPLE_LISTED": (SAMPLE_LISTED, "logits that it compares one by one"),
     "SAMPLE_HELD": (SAMPLE_HELD, "of a bucket, on the chip"),

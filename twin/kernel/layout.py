@@ -33,6 +33,7 @@ BARRIER_BYTES = 8  # an mbarrier; each ring position has two: full and empty
 PROGRESS_BYTES = 32  # Progress in block.cuh
 # Signals in cuda_core.cuh besides the values of its warps; the sum is checked there
 SIGNAL_BYTES = 32 * 16 + 48
+HEAD_PACK, NARROW_PACK = 8, 4  # of one attention head: PACK in cuda_vector.cuh
 STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residual
 # exchange rows and counters never share a 128-byte line, the widest of the targets
 LINE_FLOATS = 32
@@ -88,6 +89,8 @@ def sizes_of(plan: Plan) -> dict[str, int | float]:
             "vocab": spec.vocab if spec else shard.vocab,
             "splits": own.splits if own else 1,
             "page": options.kv_page,
+            "together": own.together if own else 1,
+            "first_pages": own.first_pages if own else 0,
             "item_positions": own.item_positions if own else 0,
             "kv_items": own.items if own else 0,
             "context": options.context,
@@ -206,6 +209,8 @@ def _scratch_floats(plan: Plan) -> int:
             # behind them the sinks of their queries
             sinks = gathered // heads * own.group if "sinks" in stage_extras(plan) else 0
             wanted.append(merge + gathered + sinks)
+        if stage.kind is StageKind.O_PROJ:
+            wanted.append(_shared_floats(plan))
         if stage.kind is StageKind.DELTA:
             wanted.append(recurrent.scratch_floats(plan, stage))
         if stage.kind is StageKind.SAMPLE and plan.options.sampling is Sampling.FULL:
@@ -226,6 +231,20 @@ def _scratch_floats(plan: Plan) -> int:
             wanted += [hi - lo for read in stage.reads for spans in read.spans for lo, hi in spans]
     needed = up(max(wanted), LINE_FLOATS)
     return needed + whole_floats(plan) + choice_floats(plan) + kept_floats(plan)
+
+
+def _shared_floats(plan: Plan) -> int:
+    """NVIDIA: where threads that hold the same columns meet when they have combined attention's
+    splits (combine.cuh).
+    """
+    if not plan.limits.teams:
+        return 0
+    team, head = teams_of(plan).heads, plan.kernel_attention().head_dim
+    if team.groups == 1:
+        return 0
+    pack = min(team.vector, HEAD_PACK) if head % team.vector == 0 else NARROW_PACK
+    record = team.vector // pack * (pack + PARTIAL_EXTRA)
+    return team.groups * record * team.slices * team.size * WARP
 
 
 def whole_floats(plan: Plan) -> int:

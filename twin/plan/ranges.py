@@ -23,6 +23,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "kv_page": (1, 2**31 - 1),
     "attention_splits": (1, 65_536),
     "window_splits": (1, 65_536),
+    "split_positions": (0, 2**31 - 1),
     "copies": (1, 1024),
     "prompt_chunk": (1, 4096),
     "batch": (1, 1024),

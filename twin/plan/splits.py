@@ -15,6 +15,12 @@ from twin.plan.types import Attention, Limits, Options
 # at four splits at once: Llama-3.2-1B with 704 positions and 3, 4, 6 or 8 splits 647, 635, 650 and
 # 639 us, Qwen3-8B with 1,536 and 4, 8 or 12 splits 3,730, 3,711 and 3,741.
 POSITIONS_ON_TENSOR_CORES, SPLITS_AT_ONCE = 192, 4
+# Of a split, before further splits take any: on tensor cores, on them of heads of which a ring slot
+# holds a single product, and without them. In the twin (fit 2026-11-24T031558 of an H200) a plan of
+# Llama-3.2-1B for 8,192 positions then takes 609 us at 300 positions instead of 638, as one for 432
+# does, and 636 at 1,024 instead of 641; 128 to 384 positions are within 2 % of each other from 32
+# to 8,000.
+FIRST_ON_TENSOR_CORES, FIRST_OF_WIDE_HEADS, FIRST_POSITIONS = 256, 128, 64
 # on an H200 with up to 1,024 positions: 8 splits 742 us, 4 splits 755, 2 splits 797
 # (studies/h200-history)
 POSITIONS_PER_SPLIT = 128
@@ -24,8 +30,9 @@ POSITIONS_PER_SPLIT = 128
 # with 16,384 positions 1,003 instead of 886.
 SPLITS_BESIDE_WINDOWS = 64
 TENSOR_POSITIONS, TENSOR_HEADS = 16, 4  # of a product on tensor cores: positions, query heads
-# bytes that a cached key is a multiple of; most elements: wider heads leave no registers
-TENSOR_ROW, TENSOR_HEAD = 128, 128
+# bytes that a cached key is a multiple of; most elements: wider heads would leave no registers
+TENSOR_ROW, TENSOR_HEAD = 128, 256
+KEPT_HEAD = 128  # most elements of a head whose queries stay in registers
 
 
 def attention_of(
@@ -74,32 +81,60 @@ def attention(
     """Splits of each KV head and the page capacity of each split. `most`: of splits that nobody
     asked for.
     """
-    pages = pages_of(options)
+    pages, group = pages_of(options), heads // kv_heads
     wanted = -(-options.max_context // POSITIONS_PER_SPLIT)
-    if scans_on_tensor_cores(limits, options, group=heads // kv_heads, head_dim=head_dim):
+    if scans_on_tensor_cores(limits, options, group=group, head_dim=head_dim):
         wanted = min(
             pages,
             -(-options.max_context // (SPLITS_AT_ONCE * POSITIONS_ON_TENSOR_CORES))
             * SPLITS_AT_ONCE,
         )
     splits = options.attention_splits or max(1, min(blocks // kv_heads, wanted, most or wanted))
-    positions = -(-pages // splits) * options.kv_page
     window_splits = options.window_splits or splits
+    capacities = tuple(-(-pages // count) * options.kv_page for count in (splits, window_splits))
+    first = options.split_positions
+    if first is None:
+        chosen = options.attention_splits or options.window_splits
+        first = 0 if chosen else first_positions(limits, options, group=group, head_dim=head_dim)
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         kv_replicas=kv_replicas,
         splits=splits,
-        item_positions=positions,
+        item_positions=capacities[0],
         window_splits=window_splits,
-        window_positions=-(-pages // window_splits) * options.kv_page,
+        window_positions=capacities[1],
+        together=SPLITS_AT_ONCE,
+        # no more splits than take pages together need no order
+        first_pages=min(first, *capacities) // options.kv_page
+        if max(splits, window_splits) > SPLITS_AT_ONCE
+        else 0,
     )
 
 
+def first_positions(limits: Limits, options: Options, *, group: int, head_dim: int) -> int:
+    """Of a split that is full before further splits take any. Nobody knows what it brings where no
+    warps hold activations.
+    """
+    if not limits.teams:
+        return 0
+    if not scans_on_tensor_cores(limits, options, group=group, head_dim=head_dim):
+        return FIRST_POSITIONS
+    several = slot_positions(options, head_dim) > TENSOR_POSITIONS
+    return FIRST_ON_TENSOR_CORES if several else FIRST_OF_WIDE_HEADS
+
+
 def pages_of(options: Options) -> int:
-    """Pages of a cached head at max_context. Raises PlanError for more splits than that."""
+    """Pages of a cached head at max_context. Raises PlanError for more splits than that, and for
+    parts of pages.
+    """
     pages = -(-options.max_context // options.kv_page)
+    if (options.split_positions or 0) % options.kv_page:
+        raise PlanError(
+            f"split_positions={options.split_positions}: a split takes whole pages of "
+            f"{options.kv_page} positions"
+        )
     for name in ("attention_splits", "window_splits"):
         splits = getattr(options, name)
         if splits and splits > pages:
@@ -112,12 +147,15 @@ def pages_of(options: Options) -> int:
 def scans_on_tensor_cores(limits: Limits, options: Options, *, group: int, head_dim: int) -> bool:
     """A product takes 16 positions and up to 4 query heads; two sets of warps make those of 8. Rows
     of cached keys are whole 128 bytes, in which an item's positions are stored twisted.
+
+    Two sets of heads beyond 128 elements would put 33 KiB of partial outputs on the chip, a slot
+    of the ring less, and their code spilled 32 bytes (Qwen3-Coder-Next).
     """
     if not limits.teams or options.kv_dtype.bytes != 2:
         return False
     return (
         _whole_rows(options, head_dim)
-        and group <= 2 * TENSOR_HEADS
+        and group <= (2 if head_dim <= KEPT_HEAD else 1) * TENSOR_HEADS
         and slot_positions(options, head_dim) % TENSOR_POSITIONS == 0
     )
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from twin.models.formats import Format
 from twin.models.spec import RUN, DType, ModelSpec
@@ -120,8 +120,11 @@ class Options:
     kv_dtype: DType = DType.BF16
     context: int = 128  # cached positions at the step that is timed
     max_context: int = 1024  # KV capacity in positions
-    kv_page: int = 16  # positions per page; page p belongs to split p % splits
+    kv_page: int = 16  # positions per page
     attention_splits: int | None = None  # per KV head; None: from max_context
+    # positions that a split has before further splits take any; 0: all splits take pages in turn;
+    # None: as many as suit the device, 0 where splits are chosen
+    split_positions: int | None = None
     # the same in layers with a window; None: as in the others. Another number can only be simulated
     window_splits: int | None = None
     copies: int = 3  # rotating copies of each exchange buffer
@@ -388,14 +391,23 @@ class Shard:
     vocab: int  # rows of the LM head on a rank; the last rank may own fewer valid rows
 
 
+class Turn(NamedTuple):
+    """Splits of a KV head that take pages in turn."""
+
+    first: int
+    splits: int
+    page: int  # from which on
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
     """The attention that the kernel has code for, alike in all layers but for windows: a rank's
     heads and its paged cache.
 
-    Page p of a KV head, `Options.kv_page` positions, belongs to split p % splits, so a block reads
-    only what it wrote. The engine takes plans whose layers with a window have as many splits as the
-    others.
+    A page of a KV head, `Options.kv_page` positions, belongs to one split, so a block reads only
+    what it wrote. The first `together` splits take pages in turn until each has `first_pages`, then
+    the next ones do; when all have, all take pages in turn. So few splits hold a short context. The
+    engine takes plans whose layers with a window have as many splits as the others.
     """
 
     heads: int
@@ -406,6 +418,8 @@ class Attention:
     item_positions: int  # capacity of one (kv head, split), a whole number of pages
     window_splits: int  # the same two of layers with a window
     window_positions: int
+    together: int  # splits, the last ones may be fewer
+    first_pages: int  # of a split; 0: all splits take pages in turn from the first on
 
     @property
     def group(self) -> int:
@@ -428,6 +442,28 @@ class Attention:
     def positions_of(self, window: int) -> int:
         """Capacity of one of them."""
         return self.window_positions if window else self.item_positions
+
+    def turn(self, page: int, window: int = 0) -> Turn:
+        """The splits of such a layer that take the page and its neighbours."""
+        splits = self.splits_of(window)
+        if page >= splits * self.first_pages:
+            return Turn(0, splits, 0)
+        first = page // (self.together * self.first_pages) * self.together
+        return Turn(first, min(self.together, splits - first), first * self.first_pages)
+
+    def pages_below(self, page: int, split: int, window: int = 0) -> int:
+        """Pages below `page` that a split holds."""
+        turn = self.turn(page, window)
+        if split < turn.first:
+            return self.first_pages
+        if split >= turn.first + turn.splits:
+            return 0
+        return max(0, -(-(page - turn.page - split + turn.first) // turn.splits))
+
+    def splits_below(self, page: int, window: int = 0) -> int:
+        """Splits, the first ones, that hold pages below `page`."""
+        turn = self.turn(page, window)
+        return turn.first + min(turn.splits, page - turn.page)
 
     def position_bytes(self, dtype: DType) -> int:
         """A cached position of one KV head, key and value."""

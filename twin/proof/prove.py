@@ -124,6 +124,9 @@ def _structure(plan: Plan) -> Iterator[Violation]:
     for splits, positions in _divisions(plan):
         if min(splits, positions) < 1:
             yield wrong(f"{splits} splits of {positions} positions in pages of {options.kv_page}")
+    own = plan.attention
+    if own is not None and (own.together < 1 or own.first_pages < 0):
+        yield wrong(f"{own.together} splits take {own.first_pages} pages each before others do")
     layers = plan.spec.layers if plan.spec else 0
     if options.delay is not None and not 0 <= options.delay <= layers:
         yield wrong(f"delay={options.delay} is not between 0 and the {layers} layers")
@@ -456,6 +459,10 @@ def _budgets(plan: Plan) -> Iterator[Violation]:
         if positions % options.kv_page or splits * positions < options.max_context:
             held = f"{splits} splits x {positions} positions in pages of {options.kv_page}"
             message = f"{held} hold no {options.max_context} positions"
+            yield Violation("budget", THE_PLAN, message)
+        first = plan.attention.first_pages * options.kv_page if plan.attention else 0
+        if first > positions:
+            message = f"the first {first} positions of a split, which holds {positions}"
             yield Violation("budget", THE_PLAN, message)
 
 

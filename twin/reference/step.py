@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
+from functools import lru_cache
+from itertools import chain, islice, repeat
 from types import EllipsisType
 from typing import Any
 
@@ -22,7 +24,7 @@ from twin.plan import shards
 from twin.plan.biases import stage_bias, stage_sinks
 from twin.plan.shards import Array, Weights
 from twin.plan.step import CANDIDATE, SUMMARY
-from twin.plan.types import Plan, Sampling, Span, Stage, StageKind
+from twin.plan.types import Attention, Plan, Sampling, Span, Stage, StageKind
 from twin.reference.experts import Choices, Experts, silu
 from twin.reference.memory import Memory, numbers_of
 from twin.reference.states import States
@@ -333,20 +335,18 @@ class Reference:
             self.position,
             self.spec.variant,
         )
-        splits = own.splits_of(stage.window)
-        split = item % splits
+        split = item % own.splits_of(stage.window)
         keys, values = (
             self.keys[stage.layer][rank, item],
             self.values[stage.layer][rank, item],
         )
-        page, offset = divmod(newest, page_size)
-        if page % splits == split:
-            slot = page // splits * page_size + offset
-            keys[slot], values[slot] = k, v
         first = max(0, newest + 1 - stage.window) if stage.window else 0
+        dealt = dealt_pages(own, stage.window, newest // page_size + 1)
         lo, hi = (
-            slots_before(position, split, splits, page_size) for position in (first, newest + 1)
+            slots_before(position, split, dealt, page_size) for position in (first, newest + 1)
         )
+        if dealt[-1] == split:
+            keys[hi - 1], values[hi - 1] = k, v
         out = np.zeros((len(q), own.head_dim + 2), self.dtype)
         out[:, -2] = -np.inf
         if lo < hi:
@@ -526,13 +526,29 @@ def rotate(x: Array, cos: Array, sin: Array, style: RopeStyle) -> Array:
     return out
 
 
-def slots_before(position: int, split: int, splits: int, page: int) -> int:
+@lru_cache(maxsize=1024)
+def dealt_pages(own: Attention, window: int, pages: int) -> tuple[int, ...]:
+    """The split of each page: the first splits take pages in turn until they have their first ones,
+    then the next splits do; then all do.
+    """
+    splits = range(own.splits_of(window))
+    rounds = chain(
+        (
+            splits[first : first + own.together]
+            for first in splits[:: own.together]
+            for _ in range(own.first_pages)
+        ),
+        repeat(splits),
+    )
+    return tuple(islice(chain.from_iterable(rounds), pages))
+
+
+def slots_before(position: int, split: int, dealt: tuple[int, ...], page: int) -> int:
     """How many positions below `position` a split holds: whole pages, and its part of the one that
     is not full.
     """
     full, rest = divmod(position, page)
-    rounds, current = divmod(full, splits)
-    return (rounds + (split < current)) * page + (rest if split == current else 0)
+    return dealt[:full].count(split) * page + (rest if rest and dealt[full] == split else 0)
 
 
 def check_rows(plan: Plan) -> None:

@@ -252,6 +252,12 @@ def parts_at_once(matrix: Matrix | None) -> int:
     return PARTS_AT_ONCE if not matrix or vector_chunks(matrix) == 1 else PARTS_AT_ONCE // 2
 
 
+def sharers(matrix: Matrix | None) -> int:
+    """Threads of a block of warps that hold the same columns."""
+    team = _team(matrix) if matrix else None
+    return team.groups if team else 1
+
+
 def late_rounds(elements: int) -> int:
     """Rounds in which a block's keeper sums `elements` of other ranks' parts, as cuda_main.cu: all
     parts of a few at once.
@@ -444,12 +450,15 @@ def item_kv_bytes(plan: Plan, stage: Stage, item: int) -> int:
     """Cached bytes of one (kv head, split). Over all items of a rank they sum up to the plan's."""
     lo, hi = attended(plan.options, stage.window)
     own, page = plan.kernel_attention(), plan.options.kv_page
-    splits = own.splits_of(stage.window)
-    split = item % splits
-    held = (p for p in range(lo // page, -(-hi // page)) if p % splits == split)
-    return own.position_bytes(plan.options.kv_dtype) * sum(
-        min(hi, (p + 1) * page) - max(lo, p * page) for p in held
-    )
+    split = item % own.splits_of(stage.window)
+
+    def below(position: int) -> int:
+        full, rest = divmod(position, page)
+        whole = own.pages_below(full, split, stage.window)
+        here = own.pages_below(full + 1, split, stage.window) > whole
+        return whole * page + (rest if here else 0)
+
+    return own.position_bytes(plan.options.kv_dtype) * (below(hi) - below(lo))
 
 
 def requests(size: int, most: int) -> Iterator[int]:

@@ -26,7 +26,7 @@ from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.scan import tensor_scan
 from twin.models.spec import ModelSpec
 from twin.plan.settle import on_kernel
-from twin.plan.splits import attention_of, pages_of
+from twin.plan.splits import first_positions, pages_of
 from twin.plan.types import Execution, HandOffKind, Options, Plan
 from twin.sim.executor import Executor
 from twin.sim.run import simulate
@@ -141,7 +141,7 @@ def _search(small: ModelSpec, node: Node, chosen: dict[str, Any]) -> Choice | No
     if base.executor != Executor.COMPILED.value:
         return None
     best, least, tried = Division(STANDARD), base.step_s, 0
-    for other in _others(small, standard, chosen):
+    for other in _others(standard, chosen):
         took = _took(small, node, {**chosen, **dict(other.options)})
         tried += took is not None
         # Whoever wins by less than the twin errs is not better, but of those that do the fastest is
@@ -167,14 +167,19 @@ def _took(small: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> float | No
         return None
 
 
-def _others(small: ModelSpec, standard: Plan, chosen: Mapping[str, Any]) -> Iterator[Division]:
+def _others(standard: Plan, chosen: Mapping[str, Any]) -> Iterator[Division]:
     own = standard.kernel_attention()
+    first = standard.options.split_positions
+    if first is None:
+        first = first_positions(
+            standard.limits, standard.options, group=own.group, head_dim=own.head_dim
+        )
     if "attention_splits" not in chosen:
-        for splits, margin in _splits(small, standard).items():
+        for splits in _splits(standard):
             yield Division(
                 f"{splits} attention splits instead of {own.splits}",
-                (("attention_splits", splits),),
-                margin,
+                (("attention_splits", splits), ("split_positions", first)),
+                MARGIN_OF_SPLITS,
             )
     if not any(name in chosen for name in RING):
         half, window = standard.options.slot_bytes // 2, standard.options.window_slots
@@ -183,32 +188,16 @@ def _others(small: ModelSpec, standard: Plan, chosen: Mapping[str, Any]) -> Iter
             yield Division(name, (("slot_bytes", half), ("window_slots", slots)), MARGIN_OF_SLOTS)
 
 
-def _splits(small: ModelSpec, standard: Plan) -> dict[int, float]:
-    """Other numbers of splits, with their margins.
-
-    That of the model's whole context has none: a plan for few positions is not slower than one for
-    many.
-    """
-    own, most = (
-        standard.kernel_attention(),
-        min(standard.blocks // standard.kernel_attention().kv_heads, pages_of(standard.options)),
-    )
+def _splits(standard: Plan) -> tuple[int, ...]:
+    """Other numbers of splits."""
+    own = standard.kernel_attention()
+    most = min(standard.blocks // own.kv_heads, pages_of(standard.options))
     tried = (
         (own.splits // 2, 2 * own.splits)
         if tensor_scan(standard)
         else (own.splits // 2, 3 * own.splits // 2, 2 * own.splits, 3 * own.splits)
     )
-    found = dict.fromkeys((splits for splits in tried if 1 <= splits <= most), MARGIN_OF_SPLITS)
-    options = dataclasses.replace(
-        standard.options,
-        max_context=max(small.context, standard.options.max_context),
-        attention_splits=None,
-    )
-    longest = attention_of(small, options, standard.limits, ranks=1, blocks=standard.blocks)
-    if longest and longest.splits <= most:
-        found[longest.splits] = 0.0
-    found.pop(own.splits, None)
-    return found
+    return tuple(splits for splits in tried if 1 <= splits <= most)
 
 
 def _key(small: ModelSpec, node: Node, chosen: tuple[tuple[str, Any], ...]) -> str:

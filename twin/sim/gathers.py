@@ -93,12 +93,13 @@ class Gathers:
         if producer.scan:
             return producer.scan.splits
         # others hold no position yet
-        held = self.plan.options.context // self.plan.options.kv_page + 1
-        return min(self.plan.kernel_attention().splits_of(producer.window), held)
+        pages = self.plan.options.context // self.plan.options.kv_page + 1
+        return self.plan.kernel_attention().splits_below(pages, producer.window)
 
     def _read(self, stage: Stage, read: Read, block: int, experts: Chosen) -> ReadWork:
         plan, value = self.plan, self.plan.values[read.value]
         words = self._words(read, value, block, experts) * part_count(plan, value, read.parts)
+        words = self._of_filled(stage, read, words)
         remote = value.pushed and read.parts is not Parts.OWN and plan.ranks > 1
         cause = SAMPLING if stage.kind is StageKind.SAMPLE else COLLECTIVE if remote else HAND_OFF
         rounds = self._rounds(stage, read, words)
@@ -118,6 +119,16 @@ class Gathers:
             ).ps
         return ReadWork(read.previous_step, words * FP32_BYTES, self.known[key], rounds, cause)
 
+    def _of_filled(self, stage: Stage, read: Read, words: int) -> int:
+        """Of partial outputs those that are loaded, and a word of each item that holds nothing."""
+        filled = self.splits(stage, read)
+        producer = self.plan.stages[self.plan.values[read.value].stage]
+        if self.device.warps is None or not filled or producer.scan:
+            return words
+        own = self.plan.kernel_attention()
+        splits = own.splits_of(producer.window)
+        return words * filled // splits + own.kv_heads * (splits - filled)
+
     def _loaded(self, stage: Stage, read: Read, words: int) -> int:
         """Bytes of sectors that a block of warps loads for a read.
 
@@ -135,7 +146,8 @@ class Gathers:
             split = cost.vector_bytes(
                 stage.matrix, aligned=self._alignment(read), element=self._partial_bytes()
             )
-            at_once = cost.parts_at_once(stage.matrix) * split
+            # threads that hold the same columns share the splits
+            at_once = cost.parts_at_once(stage.matrix) * split // cost.sharers(stage.matrix)
             # of splits missing in the last one, its last again
             rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)
             return (rounds + polled(self.plan)) * at_once
@@ -162,7 +174,13 @@ class Gathers:
         if not splits or stage.matrix is None:
             return 0
         rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)
-        return rounds * cost.parts_at_once(stage.matrix) * cost.vector_chunks(stage.matrix)
+        looked_at, sharers = (
+            rounds * cost.parts_at_once(stage.matrix),
+            cost.sharers(stage.matrix),
+        )
+        if sharers > 1:  # each its share, and then what all of them found
+            looked_at = looked_at // sharers + sharers
+        return looked_at * cost.vector_chunks(stage.matrix)
 
     def _multiplied(self, stage: Stage) -> Matrix:
         """As our kernel multiplies it for one token: chosen experts' columns side by side."""
@@ -197,7 +215,7 @@ class Gathers:
         if self.device.warps is None or not splits or producer.scan:
             return 0.0
         return (
-            max(0.0, cost.parts_at_once(stage.matrix) / splits - 1)
+            max(0.0, cost.parts_at_once(stage.matrix) / cost.sharers(stage.matrix) / splits - 1)
             * self.plan.blocks
             / self.device.blocks
         )
