@@ -36,6 +36,7 @@ struct Fragments {
     // whole_floats in twin/kernel/layout.py
     static_assert(4 * P::whole + P::whole_units * (2 * UNIT + 4) + UNIT <= 4 * P::scratch_floats,
                   "the input and its zeros fit the scratch");
+    static_assert(P::whole_units % 4 == 0, "zeros are loaded sixteen bytes at a time");
     return scales(whole) + u32(P::whole_units) * 4;
   }
 

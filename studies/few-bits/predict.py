@@ -8,10 +8,7 @@ divided by the errors that the node's fit was seen to make on engine runs of den
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,8 @@ import numpy as np
 
 from twin.calibrate.node import calibrated_node
 from twin.errors import PlanError
+from twin.hardware.override import apply_fit, numbers
+from twin.hardware.types import Kind, Node, Number
 from twin.sim import consume
 from twin.sim.run import simulate
 from twin.study.few_bits import NODES, cells, spec_of, timed_plan
@@ -30,6 +29,7 @@ HERE = Path(__file__).resolve().parent
 # What decoding takes, of what prototypes took: these had no ring beside them and no second input
 # type in their registers (judged)
 DECODING = (0.8, 1.5)
+FREE = 1e-6  # decoding that takes no time
 
 
 def main() -> None:
@@ -62,11 +62,10 @@ def predicted(cell: tuple[str, str, int]) -> dict[str, Any]:
     except PlanError as error:
         return {"refused": str(error)}
     result, speeds = simulate(plan, node), []
-    with decoding(0.0):
-        free = simulate(replace(plan, name=f"{plan.name}, decoded"), node)  # programs are kept
+    free = simulate(plan, decoding(node, FREE))
     for one, factor in zip(settings(node, DRAWS), factors(), strict=True):
-        with decoding(factor):
-            speeds.append(1 / simulate(plan, with_settings(node, one)).step_s)
+        drawn = decoding(with_settings(node, one), factor)
+        speeds.append(1 / simulate(plan, drawn).step_s)
     return {
         "nominal": 1 / result.step_s,
         **spread(speeds, node),
@@ -85,18 +84,14 @@ def factors() -> list[float]:
     return [float(factor) for factor in np.exp(low + at * (high - low))]
 
 
-@contextmanager
-def decoding(factor: float) -> Iterator[None]:
+def decoding(node: Node, factor: float) -> Node:
     """The same twin with decoding that takes so many times as long."""
-    tables = (consume.UNPACK, consume.DECODED_UNPACK)
-    before = [dict(table) for table in tables]
-    for table in tables:
-        table.update({name: factor * ratio for name, ratio in table.items()})
-    try:
-        yield
-    finally:
-        for table, kept in zip(tables, before, strict=True):
-            table.update(kept)
+    known = numbers(node)
+    slower = {}
+    for rate in consume.RATES.values():
+        value = known[f"device.warps.{rate}"].value / factor
+        slower[f"warps.{rate}"] = Number(value, Kind.ASSUMED, "a draw", value, value)
+    return apply_fit(node, slower)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 from tests.command_line import Twin
 from twin.calibrate import shape_record, store
-from twin.calibrate.known_error import FEWEST, KnownError, keep, keep_drawn, known_error
+from twin.calibrate.known_error import FEWEST, MANY, KnownError, keep, keep_drawn, known_error
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.validate import Compared, Validation, compare
 from twin.errors import InvalidPlan
@@ -131,7 +131,13 @@ def test_enough_runs_of_a_kind_make_its_interval_and_no_other(elsewhere: None) -
     assert own.kind is ModelKind.EXPERTS
     assert own.records == ("shapes-4-seed-3-experts", "shapes-1-seed-4-experts")
     assert (len(own.every), own.worst) == (FEWEST, 0.3)
-    assert own.interval(1.0)[1] < 0.84
+    low, high = own.interval(1.0)  # of so few runs also as if they were off the other way
+    assert (low, high) == (pytest.approx(1 / 1.2), pytest.approx(1 / 0.8))
+    many = {str(at): 0.2 for at in range(MANY)}
+    keep_drawn(node, "shapes-32-seed-5-experts", many, ModelKind.EXPERTS)
+    told = known_error(node, experts)
+    assert told is not None
+    assert told.interval(1.0) == (pytest.approx(1 / 1.2), pytest.approx(1 / 1.2))
     dense_model = load_model("llama-3.2-1b")
     assert known_error(node, dense_model) == known_error(node, few_bits) == dense
     assert known_error(node) == dense

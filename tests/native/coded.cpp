@@ -131,7 +131,7 @@ void store_float(u32 at, float value) { memcpy(chip + at, &value, 4); }
 void two_e4m3(u32 pair, float (&out)[2]);
 
 struct Plan {
-  static constexpr int whole = 0, whole_units = COLUMNS / PACK_ELEMENTS,
+  static constexpr int whole = 0, whole_units = (COLUMNS / PACK_ELEMENTS + 3) / 4 * 4,
                        scratch_floats = whole_units * (PACK_ELEMENTS / 2 + 1) + 4;
 };
 int nearest(float x) { return int(lrintf(x)); }

@@ -28,6 +28,7 @@ from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.probe import exchange_probe, stream_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Limits, Options, Placement, Plan, Sampling
+from twin.sim.consume import RATES as DECODED_RATES
 from twin.sim.run import simulate
 
 RATES = (
@@ -286,7 +287,7 @@ def fitted(device: Device, **values: float) -> Device:
 
 def warped(**changed: float) -> Device:
     """An ideal device whose blocks are of warps; only what is named costs anything."""
-    rates = dict.fromkeys(("pair_bytes_per_s", "gather_bytes_per_s"), FAST)
+    rates = dict.fromkeys(("pair_bytes_per_s", "gather_bytes_per_s", *DECODED_RATES.values()), FAST)
     costs = (
         "copy_s",
         "watch_s",
@@ -302,6 +303,9 @@ def warped(**changed: float) -> Device:
         "split_s",
         "vector_s",
         "tile_s",
+        "whole_s",
+        "step_s",
+        "settle_s",
     )
     rates |= dict.fromkeys(costs, 0.0)
     return replace(ideal(stream=FAST), warps=Warps(**numbers(**{**rates, **changed})))

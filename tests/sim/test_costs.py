@@ -9,15 +9,16 @@ import pytest
 
 from tests.sim.machines import MODEL, fitted, ideal, limits_of, node_of, number, plan_for, warped
 from twin.hardware.load import load_device, load_node
-from twin.hardware.types import Cache
+from twin.hardware.override import apply_fit
+from twin.hardware.types import Cache, Kind, Number
 from twin.kernel.defaults import plan_for as default_plan
-from twin.models.formats import format_named
+from twin.models.formats import DECODED, format_named
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.probe import attention_probe, stream_probe
 from twin.plan.types import CollectiveKind, Matrix, Options, StageKind
-from twin.sim import cost
+from twin.sim import consume, cost
 from twin.sim.cost import (
     partial_alignment,
     rolled_rows,
@@ -302,3 +303,65 @@ def test_packs_loops_and_chains_are_those_of_the_kernel() -> None:
         ("cuda_vector.cuh", f"VECTOR < {cost.PACK_ELEMENTS} ? VECTOR : {cost.PACK_ELEMENTS};"),
     ):
         assert said in (native / file).read_text(encoding="utf-8"), file
+
+
+def of_fixed_work(model: str, **changed: float) -> dict[StageKind, int]:
+    """A block's time for what a stage does once, by kind of stage."""
+    node = load_node("1xh200")
+    numbers = {
+        f"warps.{name}": Number(value, Kind.ASSUMED, "test", value, value)
+        for name, value in changed.items()
+    }
+    spec = load_model(model)
+    plan = default_plan(replace(spec, layers=2, windows=spec.windows[:2]), node)
+    program = compile_plan(plan, apply_fit(node, numbers).device)
+    return {work.kind: work.fixed_ps for work in program.variants[0].stages[0]}
+
+
+def test_what_is_gathered_beside_few_bit_weights_is_settled_in_every_stage_that_gathers() -> None:
+    def longer(model: str) -> set[StageKind]:
+        long, short = of_fixed_work(model, settle_s=2e-6), of_fixed_work(model, settle_s=1e-6)
+        apart = {kind: long[kind] - short[kind] for kind in long}
+        assert set(apart.values()) <= {0, 10**6}
+        return {kind for kind, ps in apart.items() if ps}
+
+    assert not longer("llama-3.2-1b")
+    gathering = {StageKind.QKV, StageKind.O_PROJ, StageKind.GATE_UP, StageKind.DOWN}
+    assert longer("llama-3.2-1b@fp8") == {*gathering, StageKind.LM_HEAD}
+    # a chosen expert's rows multiply what the router has gathered
+    routed = {StageKind.QKV, StageKind.O_PROJ, StageKind.ROUTER, StageKind.ROUTED_DOWN}
+    assert longer("gpt-oss-20b") == {*routed, StageKind.LM_HEAD}
+
+
+def test_inputs_become_whole_numbers_where_threads_multiply_such() -> None:
+    for model, made in (("int8", True), ("int4-g128", True), ("fp8", False), ("mxfp4", False)):
+        name = f"llama-3.2-1b@{model}"
+        long, short = of_fixed_work(name, whole_s=2e-6), of_fixed_work(name, whole_s=1e-6)
+        slices = {kind: (long[kind] - short[kind]) / 1e6 for kind in long}
+        assert slices[StageKind.QKV] == int(made)
+        assert slices[StageKind.DOWN] == 2 * made  # a team sees two slices of 8,192 columns
+        assert slices[StageKind.LM_HEAD] == 0
+
+
+def test_a_format_takes_the_rate_of_its_element() -> None:
+    device, weights = load_node("1xh200").device, 10**6
+    assert device.warps is not None
+    for name, form in DECODED.items():
+        rate = getattr(device.warps, consume.RATES[consume.decoded_as(form)]).value
+        assert consume.unpacking_s(device, form, weights) == weights * form.bits / 8 / rate, name
+    slow = consume.unpacking_s(replace(device, warps=None), DECODED["int8"], weights)
+    assert slow == weights * consume.UNPACK["int8"] * 2 / device.block.bf16_bytes_per_s.value
+
+
+def test_a_plan_rests_on_the_numbers_of_its_own_formats() -> None:
+    node = load_node("1xh200")
+    plans = {name: default_plan(load_model(name), node) for name in ("qwen3-8b@fp8", "gpt-oss-20b")}
+    told = {name: set(consume.untouched(plan)) for name, plan in plans.items()}
+    assert "warps.fp8_bytes_per_s" not in told["qwen3-8b@fp8"]
+    assert told["qwen3-8b@fp8"] >= {"warps.fp4_bytes_per_s", "warps.step_s", "warps.whole_s"}
+    assert told["gpt-oss-20b"] >= {"warps.int4_bytes_per_s", "warps.step_s"}
+    assert "warps.settle_s" not in told["qwen3-8b@fp8"] | told["gpt-oss-20b"]
+    dense = consume.untouched(default_plan(load_model("llama-3.2-1b"), node))
+    assert set(dense) == {
+        f"warps.{r}" for r in (*consume.RATES.values(), "whole_s", "step_s", "settle_s")
+    }

@@ -97,7 +97,14 @@ def machines(draw: st.DrawFn) -> Node:
     return draw(variations(node))
 
 
-WARP_RATES = {"pair_bytes_per_s": 3e11, "gather_bytes_per_s": 5e10}
+WARP_RATES = {
+    "pair_bytes_per_s": 3e11,
+    "gather_bytes_per_s": 5e10,
+    "int8_bytes_per_s": 1e11,
+    "fp8_bytes_per_s": 7e10,
+    "int4_bytes_per_s": 9e10,
+    "fp4_bytes_per_s": 3e10,
+}
 WARP_COSTS = (
     "copy_s",
     "watch_s",
@@ -113,6 +120,9 @@ WARP_COSTS = (
     "split_s",
     "vector_s",
     "tile_s",
+    "whole_s",
+    "step_s",
+    "settle_s",
 )
 
 

@@ -136,7 +136,40 @@ def with_experts(
     )
     if not ATTENDED[0] <= heads * head_dim / hidden <= ATTENDED[1]:
         return None
-    config = {
+    config = expert_config(
+        family,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab=vocab,
+        experts=experts,
+        chosen=chosen,
+        width=width,
+    )
+    spec = stored_in(from_config(config, family), name, ranks)
+    if spec is None:
+        return None
+    low, high = scope.stored_bytes
+    return spec if low <= spec.stored_bytes <= high else None
+
+
+def expert_config(
+    family: str,
+    *,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocab: int,
+    experts: int,
+    chosen: int,
+    width: int,
+) -> dict[str, Any]:
+    """A configuration of that family as Hugging Face has it."""
+    return {
         "model_type": family,
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -153,11 +186,6 @@ def with_experts(
         "num_experts_per_tok": chosen,
         **_own(family, layers, experts, width),
     }
-    spec = _stored(from_config(config, family), name, ranks)
-    if spec is None:
-        return None
-    low, high = scope.stored_bytes
-    return spec if low <= spec.stored_bytes <= high else None
 
 
 def _own(family: str, layers: int, experts: int, width: int) -> dict[str, Any]:
@@ -178,7 +206,8 @@ def _own(family: str, layers: int, experts: int, width: int) -> dict[str, Any]:
     }
 
 
-def _stored(spec: ModelSpec, name: str, ranks: int) -> ModelSpec | None:
+def stored_in(spec: ModelSpec, name: str, ranks: int = 1) -> ModelSpec | None:
+    """A mixture of experts in that format, as its family is published; None as `in_few_bits`."""
     if name == EMBEDDED:
         return spec
     if spec.family == "gpt_oss":

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from twin.calibrate.gpu_designed import PREFIX, designed
+from twin.calibrate.gpu_formats import CODED, ROUTED, formats
 from twin.calibrate.gpu_layers import TOKENS, chains
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.probes import Probe
@@ -61,6 +62,7 @@ def gpu_probes(limits: Limits, *, quick: bool) -> list[Probe]:
         *_loaded(limits),
         *chains(limits),
         *designed(limits),
+        *formats(limits),
     ]
     probes = [
         Probe(name, group, plan, steps_of(plan) if plan.spec is None else TOKENS)
@@ -123,6 +125,13 @@ QUICK = (
     "chain-small",
     "chain-middle",
     "chain-middle-s1",
+    "decode-int8-4096",
+    "decode-fp8-4096",
+    "decode-int4-g128-4096",
+    "decode-mxfp4-4096",
+    "coded-int8-narrow",
+    "coded-fp8-narrow",
+    "routed-narrow-fp8",
 )
 
 Question = tuple[str, str, Plan]  # name, group, plan
@@ -141,9 +150,11 @@ def traced(probes: Iterable[Probe]) -> list[HeldOut]:
 
 
 def _is_traced(probe: Probe) -> bool:
-    """Chains that were chosen for it, and those of the design with the default hand-off."""
+    """Chains that were chosen for it, those of the design with the default hand-off, and all with
+    few-bit weights or experts.
+    """
     drawn = probe.name.startswith(PREFIX) and probe.plan.options.handoff is HandOffKind.SENTINEL
-    return drawn or probe.name in TRACED
+    return drawn or probe.name.startswith((CODED, ROUTED)) or probe.name in TRACED
 
 
 def steps_of(plan: Plan) -> int:

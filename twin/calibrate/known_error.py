@@ -26,8 +26,11 @@ if TYPE_CHECKING:  # who asks for an error needs neither the engine nor its runs
 LEVELS = (0.10, 0.90)
 DRAWN = "drawn"  # what a kept file calls the errors of a seed's shapes
 KINDS = "kinds"  # and those of shapes that are not dense, by kind
-# runs of a kind, or of a node of several devices, from which its interval is theirs alone
+# runs of a kind, or of a node of several devices, from which its interval is of their own errors
 FEWEST = 8
+# of a kind, below which it is of the errors of all kinds but dense ones, and of their mirror
+# images: so few runs do not say which way the next model is off
+MANY = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class KnownError:
     # by record, of shapes that a seed drew
     drawn: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     kind: ModelKind = ModelKind.DENSE  # of the models that ran
+    # what the interval is of, where it is not of these errors alone
+    spread: tuple[float, ...] = ()
 
     @property
     def every(self) -> list[float]:
@@ -65,7 +70,7 @@ class KnownError:
 
     def interval(self, speed: float) -> tuple[float, float]:
         """LEVELS of a predicted speed, if it is as wrong as the held-out runs were."""
-        low, high = levels(self.every)
+        low, high = levels(self.spread or self.every)
         return speed * low, speed * high
 
 
@@ -145,9 +150,10 @@ def known_error(node: Node, spec: ModelSpec | None = None) -> KnownError | None:
     names = dict.fromkeys((node.name, *reversed(fits_of(node))))
     found = [kept for name in names if (kept := _of_fit(node, name))]
     for kept in found:
-        own = _drawn(kept.get(KINDS, {}).get(kind.value, {}))
-        if sum(map(len, own.values())) >= FEWEST:
-            return KnownError(*_head(kept), {}, own, kind)
+        kinds = {name: _drawn(records) for name, records in kept.get(KINDS, {}).items()}
+        own = kinds.get(kind.value, {})
+        if (count := sum(map(len, own.values()))) >= FEWEST:
+            return KnownError(*_head(kept), {}, own, kind, _mirrored(kinds) if count < MANY else ())
     for kept in found:
         dense = KnownError(*_head(kept), _numbers(kept["errors"]), _drawn(kept.get(DRAWN, {})))
         one_device = store.name_of(dense.node) == node.device.name
@@ -172,6 +178,17 @@ def kept_records(node: Node) -> list[tuple[str, ModelKind, dict[str, float]]]:
 
 def _head(kept: Mapping[str, Any]) -> tuple[str, str, str]:
     return str(kept["node"]), str(kept["fit"]), str(kept["record"])
+
+
+def _mirrored(kinds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> tuple[float, ...]:
+    """Errors of all kinds, each once as it is and once with the other sign."""
+    found = [
+        error
+        for records in kinds.values()
+        for errors in records.values()
+        for error in errors.values()
+    ]
+    return (*found, *(-error for error in found))
 
 
 def _drawn(kept: Mapping[str, Any]) -> dict[str, dict[str, float]]:

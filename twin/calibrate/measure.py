@@ -4,7 +4,7 @@ on different computers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,6 +22,7 @@ from twin.errors import CalibrationError, TwinError
 from twin.hardware.types import Device, Node
 from twin.kernel.defaults import limits_of
 from twin.proof.prove import prove
+from twin.text import shown
 
 Progress = Callable[[str], None]
 # called after every round with what is known so far
@@ -32,10 +33,15 @@ SEED = 0  # of the probes' weights
 
 
 def measure_probes(
-    node: Node, progress: Progress, keep: Keep, *, quick: bool = False
+    node: Node,
+    progress: Progress,
+    keep: Keep,
+    *,
+    quick: bool = False,
+    groups: Collection[str] = (),
 ) -> tuple[store.StageTimes, ...]:
-    """Measure every probe, in rounds over all of them so that a slow minute touches each alike;
-    then the stages of some chains of layers.
+    """Measure every probe, or those of some `groups`, in rounds over all of them so that a slow
+    minute touches each alike; then the stages of some chains of layers.
 
     A probe that does not compile or run is left out; the meta data say why. Raises CalibrationError
     when none is left.
@@ -43,7 +49,7 @@ def measure_probes(
     device = node.device
     recipe = recipe_of(device, node.gpus)
     require(device, node.gpus)
-    probes = recipe.probes(limits_of(node), quick)
+    probes = of_groups(recipe.probes(limits_of(node), quick), groups)
     for probe in probes:
         prove(probe.plan)
     failed: dict[str, str] = {}
@@ -52,6 +58,7 @@ def measure_probes(
         **recipe.conditions(),
         "node": node.name,
         "quick": quick,
+        **({"groups": sorted(groups)} if groups else {}),
         "steps": {p.name: p.steps for p in probes},
         "failed": failed,
     }
@@ -102,6 +109,16 @@ def measure_probes(
         samples,
     )
     return stages
+
+
+def of_groups(probes: list[Probe], groups: Collection[str]) -> list[Probe]:
+    """Those of some groups, or all. Raises CalibrationError for a group without probes."""
+    known = {probe.group for probe in probes}
+    if unknown := [group for group in groups if group not in known]:
+        raise CalibrationError(
+            f"no probes of the group {shown(unknown[0])}; there are {', '.join(sorted(known))}"
+        )
+    return [probe for probe in probes if not groups or probe.group in groups]
 
 
 def require(device: Device, gpus: int = 1) -> None:

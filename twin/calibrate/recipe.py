@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.calibrate.amd_probes import amd_probes
+from twin.calibrate.gpu_formats import CHOOSING, DECODING
 from twin.calibrate.gpu_probes import gpu_probes
 from twin.calibrate.peer_probes import GROUP, peer_probes
 from twin.calibrate.probes import Probe, host_probes
@@ -104,6 +105,15 @@ GPU_GROUPS: Groups = {
         "warps.heads_s",
         "warps.jitter_s",
     ),
+    DECODING: (
+        "warps.int8_bytes_per_s",
+        "warps.fp8_bytes_per_s",
+        "warps.int4_bytes_per_s",
+        "warps.fp4_bytes_per_s",
+        "warps.whole_s",
+        "warps.settle_s",
+    ),
+    CHOOSING: ("warps.step_s",),
     # told apart by the probes with matrices and with layers
     "launch": ("launch.graph_edge_s", "launch.restart_s", "launch.state_s"),
     "sample": ("block.sample_element_s",),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,8 @@ from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError, ConfigError
 from twin.files import check_file, check_folder
 from twin.hardware.load import load_node
-from twin.hardware.override import numbers
-from twin.hardware.types import Kind, Node
+from twin.hardware.override import apply_fit, numbers
+from twin.hardware.types import Kind, Node, Number
 from twin.kernel.defaults import limits_of
 from twin.report.tables import percent, table
 from twin.units import format_quantity, unit_of
@@ -45,6 +45,7 @@ EXAMPLES = """\
   twin calibrate 1xh200          probe and fit this computer's GPU
   twin calibrate 1xh200 --measure-only --out probes    only probe; copy the folder to the fit:
   twin calibrate 1xh200 --from probes
+  twin calibrate 1xh200 --groups decoding,routing --measure-only --out few-bits    some probes
   twin calibrate 1xh200 --judge    say of the fit on file which numbers its probes bind"""
 
 
@@ -53,7 +54,8 @@ def add(commands: Subparsers) -> None:
         commands,
         "calibrate",
         run,
-        usage="NODE [--quick] [--measure-only --out FOLDER | --from FOLDER | --judge] [--json]",
+        usage="NODE [--quick] [--groups GROUPS] [--measure-only --out FOLDER | --from FOLDER | "
+        "--judge] [--json]",
         summary="measure a node with probes and fit the twin to them",
         text="Each probe asks one question (stream bandwidth, hand-off, attention, launch ...) "
         "and is itself a plan that the twin\n"
@@ -70,6 +72,12 @@ def add(commands: Subparsers) -> None:
         help="what to measure: host, h200 or 1xh200; it must be in this computer",
     )
     parser.add_argument("--quick", action="store_true", help="every question, fewer samples")
+    parser.add_argument(
+        "--groups",
+        metavar="GROUP[,GROUP]",
+        help="only the probes of these groups, such as decoding,routing; the numbers of the others "
+        "stay as the fit on file has them",
+    )
     add_measuring(parser).add_argument(
         "--judge",
         action="store_true",
@@ -95,13 +103,16 @@ def run(args: argparse.Namespace) -> int:
         strengths = judge_and_store(node)
         emit(args, {"node": node.name, "binding": strengths}, binding_text(node, strengths))
         return 0
+    groups = tuple(args.groups.split(",")) if args.groups else ()
+    if groups and (args.measured or args.judge):
+        raise ConfigError("--groups says what is measured: leave out --from and --judge")
     if args.measure_only:
-        made = measure(node, folder, quick=args.quick)
+        made = measure(node, folder, quick=args.quick, groups=groups)
         emit(args, measured_json(made), measured_text(made))
         return 0
     check_file(store.fit_file(node.name))
     run = (
-        measure(node, None, quick=args.quick)
+        measure(node, None, quick=args.quick, groups=groups)
         if folder is None
         else store.adopt_run(folder, node.name, NAME)
     )
@@ -110,7 +121,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(node: Node, folder: Path | None, *, quick: bool) -> store.Run:
+def measure(
+    node: Node, folder: Path | None, *, quick: bool, groups: Collection[str] = ()
+) -> store.Run:
     """Probe the device, with progress on stderr; what is known after each round lies in `folder`,
     else among the device's runs.
     """
@@ -129,7 +142,7 @@ def measure(node: Node, folder: Path | None, *, quick: bool) -> store.Run:
         made[:] = [store.save_run(chosen[0], meta, samples)]
 
     try:
-        stages = measure_probes(node, progress(), keep, quick=quick)
+        stages = measure_probes(node, progress(), keep, quick=quick, groups=groups)
     finally:
         done()
     return store.save_run(chosen[0], made[0].meta, made[0].samples, stages)
@@ -148,9 +161,17 @@ def fit_and_store(node: Node, run: store.Run, also: Sequence[store.Run] = ()) ->
     from twin.calibrate.fit import fit_node
 
     probes = probes_of(node, run)
+    some: list[str] = run.meta.get("groups") or []
+    kept = store.read_fit(node.name) if some else None
+    if some and kept is None:
+        raise CalibrationError(
+            f"{run.id} has probes of {', '.join(some)} alone, and no fit of {node.name} is on file "
+            f"for the other numbers: run `twin calibrate {node.name}` first"
+        )
+    begin = uncalibrated_node(node.name)
     try:
         pooled = store.pooled(run, also)
-        fit = fit_node(uncalibrated_node(node.name), probes, pooled, progress())
+        fit = fit_node(_beside(begin, kept, some), probes, pooled, progress())
     finally:
         done()
     for name, said in fit.failed.items():
@@ -170,8 +191,55 @@ def fit_and_store(node: Node, run: store.Run, also: Sequence[store.Run] = ()) ->
         found["also"] = [one.id for one in also]
     if fit.cross.errors:
         found["cross"] = {"errors": fit.cross.errors, "along": list(fit.cross.along)}
-    store.write_fit(node.name, fit.numbers, conditions | found)
+    if kept is None:
+        store.write_fit(node.name, fit.numbers, conditions | found)
+    else:
+        _add_to(node, kept, fit, some)
     return fit
+
+
+def _beside(
+    begin: Node, kept: tuple[dict[str, Number], dict[str, Any]] | None, groups: Sequence[str]
+) -> Node:
+    """What a fit of some groups begins with: the numbers of the others as they are on file."""
+    if kept is None:
+        return begin
+    own = {
+        path
+        for group in groups
+        for path in recipe_of(begin.device, begin.gpus).groups.get(group, ())
+    }
+    return apply_fit(begin, {path: number for path, number in kept[0].items() if path not in own})
+
+
+def _settled_by(node: Node, groups: Sequence[str]) -> set[str]:
+    known = recipe_of(node.device, node.gpus).groups
+    return {path for group in groups for path in known.get(group, ())}
+
+
+def _add_to(
+    node: Node,
+    kept: tuple[dict[str, Number], dict[str, Any]],
+    fit: Fit,
+    groups: Sequence[str],
+) -> None:
+    """Puts a fit of some groups beside the numbers of the others, which stay as they are on
+    file.
+    """
+    own = {
+        path for group in groups for path in recipe_of(node.device, node.gpus).groups.get(group, ())
+    }
+    numbers = {path: number for path, number in kept[0].items() if path not in own} | fit.numbers
+    meta = {name: value for name, value in kept[1].items() if name not in ("node", "device")}
+    for name, made in (
+        ("binding", _rounded(fit.binding)),
+        ("residuals", fit.residuals),
+        ("together", fit.together),
+    ):
+        old = dict(meta.get(name) or {})
+        meta[name] = {path: value for path, value in old.items() if path not in own} | made
+    meta["added"] = {**(meta.get("added") or {}), **dict.fromkeys(groups, fit.run)}
+    store.write_fit(node.name, numbers, meta)
 
 
 def probes_of(node: Node, run: store.Run) -> list[Probe]:
@@ -203,12 +271,13 @@ def judge_and_store(node: Node) -> dict[str, float]:
         strengths = judge(uncalibrated_node(node.name), fit, probes, run, progress())
     finally:
         done()
-    kinds = {path: Kind.UNBOUND if strengths.get(path, 1.0) < 1 else Kind.FITTED for path in fit}
+    known = {**(meta.get("binding") or {}), **strengths}  # of groups that a later run added, too
+    kinds = {path: Kind.UNBOUND if known.get(path, 1.0) < 1 else Kind.FITTED for path in fit}
     kept = {
         name: value for name, value in meta.items() if name not in ("device", "node", "binding")
     }
     judged = {path: dataclasses.replace(number, kind=kinds[path]) for path, number in fit.items()}
-    store.write_fit(node.name, judged, kept | {"binding": _rounded(strengths)})
+    store.write_fit(node.name, judged, kept | {"binding": _rounded(known)})
     return strengths
 
 

@@ -198,6 +198,17 @@ class Warps:
     # on tensor cores: a warp's 16 cached positions of a head of 128 elements, with up to four query
     # heads
     unit_s: Number
+    # codes on the chip that all warps decode and multiply, without waits and sums: INT8, FP8, INT4,
+    # FP4
+    int8_bytes_per_s: Number
+    fp8_bytes_per_s: Number
+    int4_bytes_per_s: Number
+    fp4_bytes_per_s: Number
+    whole_s: Number  # a column slice of an input becomes whole numbers, where threads multiply such
+    step_s: Number  # once through a loop over a tile's few-bit rows, beside experts
+    # beside few-bit weights a thread has 16 neighbours of a gathered vector, which four threads
+    # load together: until each has its own
+    settle_s: Number
 
 
 @dataclass(frozen=True, slots=True)

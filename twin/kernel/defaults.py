@@ -92,7 +92,7 @@ def _node_options(spec: ModelSpec, node: Node, chosen: dict[str, Any]) -> Option
         context=max(1, min(DEFAULT.context, reaches)),
     )
     options = dataclasses.replace(
-        options, **{"slot_bytes": coded_slot_bytes(spec, DEFAULT.slot_bytes), **chosen}
+        options, **{"slot_bytes": coded_slot_bytes(spec.coded, DEFAULT.slot_bytes), **chosen}
     )
     check_least(options)
     ranks = spec.lanes.count if spec.lanes else options.gpus

@@ -274,11 +274,14 @@ def wide_units(plan: Plan) -> int:
 
 
 def whole_units(plan: Plan) -> int:
-    """Of PACK elements, that this input has."""
+    """Of PACK elements, that this input has, with those that fill the last load of their scales:
+    zeros follow, and a load of them is aligned.
+    """
     if not plan.limits.teams:
         return 0
     matrices = [experts.multiplied(plan, stage) for stage in plan.stages]
-    return max((-(-m.cols // PACK) for m in matrices if m and tensor_products(m)), default=0)
+    units = max((-(-m.cols // PACK) for m in matrices if m and tensor_products(m)), default=0)
+    return up(units, UNIT_BYTES // 4)
 
 
 def _sampler_floats(plan: Plan) -> tuple[int, int]:

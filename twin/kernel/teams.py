@@ -48,7 +48,8 @@ CODED_AHEAD = (
     (math.inf, {"hidden": 1, "heads": 0, "ffn": 0}),
 )
 # of them, where a bias is looked up ahead as well, or heads are normed, beside more than a slice of
-# some vector: with two of QKV's, four of four such kernels spilled 216 to 604 bytes
+# some vector: with two of QKV's, four of four such kernels spilled 216 to 604 bytes. And where
+# some threads of a slice have no columns: seven of seven without biases and norms spilled 32 to 520
 TURNED_PIECES = 1
 PIECE_REGISTERS = 40  # of such a piece, as this table counts: of 8-bit weights
 REGISTER_BYTES = 4
@@ -89,6 +90,11 @@ class Team:
     def groups(self) -> int:
         """Teams that hold the same slice and take different rows."""
         return max(1, self.teams // self.slices)
+
+    @property
+    def full(self) -> bool:
+        """Do all threads of a team hold columns of a whole slice?"""
+        return self.tile == self.size * WARP * self.vector
 
     @property
     def used(self) -> float:
@@ -238,7 +244,8 @@ def ahead_registers(plan: Plan, name: str) -> int:
             pieces[name] for widest, pieces in CODED_AHEAD if max(elements.values()) <= widest
         )
         turned = plan.spec is not None and (plan.spec.qkv_bias or plan.spec.qk_norm)
-        if turned and max(elements.values()) > AHEAD_ELEMENTS:
+        several = max(elements.values()) > AHEAD_ELEMENTS
+        if (turned and several) or not teams.hidden.full:
             most = min(most, TURNED_PIECES)
         return PIECE_REGISTERS * most
     most = next(

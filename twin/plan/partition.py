@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from twin.errors import PlanError
-from twin.models.formats import FP4, PACK, UNIT_BYTES, Format
-from twin.models.spec import ModelSpec
+from twin.models.formats import PACK, UNIT_BYTES, Format
 from twin.plan.types import Matrix, Options, Span
 
 MOST_ROWS = 64  # of a tile of a narrow matrix: the sums of a batch of rows fit the scratch
@@ -190,20 +190,19 @@ class Coding:
         return self.grain if self.ranks > 1 else PACK
 
 
-def coding_of(spec: ModelSpec, ranks: int) -> Coding | None:
-    """None of a model without coded weights."""
-    forms = spec.coded
+def coding_of(forms: Collection[Format], ranks: int) -> Coding | None:
+    """Of a plan with weights in these coded formats; None without any."""
     if not forms:
         return None
     return Coding(min(forms, key=lambda form: form.bits), max(form.grain for form in forms), ranks)
 
 
-def coded_slot_bytes(spec: ModelSpec, least: int) -> int:
+def coded_slot_bytes(forms: Collection[Format], least: int) -> int:
     """A slot that holds tiles with `least` bytes of codes and the scales behind them, in whole
     lines.
     """
     loads = COLUMN_STEP * BYTE_BITS  # bits of a column's rows that are loaded at once
-    sizes = [form.bytes(loads // form.bits, least // COLUMN_STEP) for form in spec.coded]
+    sizes = [form.bytes(loads // form.bits, least // COLUMN_STEP) for form in forms]
     return max([least, *(-(-size // LINE_BYTES) * LINE_BYTES for size in sizes)])
 
 
@@ -228,10 +227,10 @@ def _better_uneven(cols: int, even: int, uneven: int) -> bool:
 
 
 def _may_end_narrower(form: Format | None) -> bool:
-    """On an H200 FP4's tensor cores read narrower last slices of experts at addresses that are not
-    aligned, and INT4 with zero points missed its bound there.
+    """INT4 with zero points missed its bound on an H200, for a cause that is not known
+    (docs/kernel.md).
     """
-    return form is None or not (form.name in FP4 or form.zero_bytes)
+    return form is None or not form.zero_bytes
 
 
 def _covered(cols: int) -> float:

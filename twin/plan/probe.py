@@ -7,8 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from twin.errors import PlanError
+from twin.models.formats import Format
 from twin.plan.build import dies
-from twin.plan.partition import cut, scatter, spread
+from twin.plan.partition import coding_of, cut, scatter, spread
 from twin.plan.resets import with_resets
 from twin.plan.splits import attention, pages_of
 from twin.plan.types import (
@@ -34,17 +35,32 @@ NO_SHARD = Shard(0, 0)
 
 
 def stream_probe(
-    options: Options, limits: Limits, *, rows: int, cols: int, stages: int = 1
+    options: Options,
+    limits: Limits,
+    *,
+    rows: int,
+    cols: int,
+    stages: int = 1,
+    form: Format | None = None,
 ) -> Plan:
     """Consume `stages` matrices of [rows, cols] a step, with no hand-off. Small ones stay in cache:
-    the consumer's own speed.
+    the consumer's own speed. `form`: as they are stored, coded, if not in the plan's weight type.
     """
     owned = spread(rows, options.blocks)
-    matrix = cut(rows=rows, cols=cols, unit=1, owned=owned, options=options)
+    matrix = cut(
+        rows=rows,
+        cols=cols,
+        unit=1,
+        owned=owned,
+        options=options,
+        format=form,
+        coding=coding_of((form,), 1) if form else None,
+    )
     chain = tuple(
         Stage(i, StageKind.STREAM, i, (), (), None, matrix, 0, ("gemv",)) for i in range(stages)
     )
-    return _plan(f"stream {stages} x {rows} x {cols}", options, limits, chain)
+    said = f", {form.name}" if form else ""
+    return _plan(f"stream {stages} x {rows} x {cols}{said}", options, limits, chain)
 
 
 def exchange_probe(options: Options, limits: Limits, *, elements: int, stages: int = 15) -> Plan:

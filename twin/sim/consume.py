@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from twin.errors import HardwareError
-from twin.hardware.types import BlockCosts, Device
-from twin.kernel.coded import tensor_products
-from twin.models.formats import INT4, Format
+from twin.hardware.types import Device, Number
+from twin.kernel.coded import TENSOR, tensor_products
+from twin.kernel.experts import has_experts
+from twin.models.formats import INT4, INT8, Format
 from twin.models.spec import DType
 from twin.plan.types import Matrix, Plan, Scan, StageKind
 from twin.sim import cost
@@ -36,27 +37,8 @@ UNPACK = {
     "nvfp4": 1.5,
     **{form.name: 1.5 for form in INT4},
 }
-# The same where our kernel decodes (twin/models/codes). These, WHOLE_S and STEP_S lie between two
-# fits to an H200: that of studies/few-bits/decoding.py to older kernels, and one to 15 models of
-# the kernel with experts' uneven slices, of which they tell 3.5 % wrong in the median and wide
-# experts in FP8 9 and 13 % too slow. INT8 is held at what the prototype took, INT4 at what its
-# instructions take at least: whole numbers take the rest. Other groups of INT4 are taken for those
-# of 128.
-DECODED_UNPACK = {
-    "int8": 0.64,
-    **{form.name: 0.34 for form in INT4},
-    "fp8": 1.0,
-    "fp8-128x128": 1.0,
-    "mxfp4": 1.25,
-    "nvfp4": 1.25,
-}
-# A block of warps makes whole numbers of a column slice of its input, where threads multiply such;
-# of what tensor cores multiply it is part of the ratio.
-WHOLE_S = 0.4e-6
-# It goes once through a loop over a tile's few-bit rows (beside experts): loads, products and sums
-# over a warp's threads follow each other.
-STEP_S = 0.16e-6
-MEASURED = ("int8", "fp8", "fp8-128x128", "int4-g128", "mxfp4")  # decoded by our kernel
+# of a device's warps, bytes of codes a second
+RATES = {name: f"{name}_bytes_per_s" for name in ("int8", "fp8", "int4", "fp4")}
 # 16-bit weights that tensor cores take from shared memory beside the activations of TENSOR_TOKENS
 # tokens
 TENSOR_BYTES_PER_CYCLE = 32
@@ -86,7 +68,7 @@ def tile_ps(device: Device, dtype: DType, tile: Tile, tokens: int) -> int:
     """
     costs = device.block
     ends = picoseconds(tile.finished * costs.row_s.value) + tile.ends_ps
-    once, sixteen = _multiply(costs, dtype, tile)
+    once, sixteen = _multiply(device, dtype, tile)
     if tokens == 1 or not sixteen or costs.loading != "ahead":
         return tokens * (once + ends)
     rounds = -(-tokens // TENSOR_TOKENS)
@@ -96,28 +78,49 @@ def tile_ps(device: Device, dtype: DType, tile: Tile, tokens: int) -> int:
     return min(tokens * (once + ends), max(once, tensor) + rounds * ends)
 
 
-def _multiply(costs: BlockCosts, dtype: DType, tile: Tile) -> tuple[int, bool]:
+def _multiply(device: Device, dtype: DType, tile: Tile) -> tuple[int, bool]:
     """(time to unpack and multiply with one token, whether tensor cores take what is unpacked)."""
+    costs = device.block
     if tile.form is None or tile.form.name in PLAIN:
         stored = dtype if tile.form is None else DType(tile.form.name)
         return cost.transfer_ps(
             tile.size, cost.weight_rate(costs, stored)
         ), stored is not DType.FP32
-    return picoseconds(unpacking_s(costs, tile.form, tile.weights)), True
+    return picoseconds(unpacking_s(device, tile.form, tile.weights)), True
 
 
-def unpacking_s(costs: BlockCosts, form: Format, weights: int) -> float:
+def unpacking_s(device: Device, form: Format, weights: int) -> float:
     """In which a block unpacks so many weights of a format and multiplies them with one token.
     Raises HardwareError.
     """
+    if form.coded and device.warps is not None:
+        rate: Number = getattr(device.warps, RATES[decoded_as(form)])
+        return weights * form.bits / 8 / rate.value
     if form.name not in UNPACK:
         raise HardwareError(
             f"no cost is known of unpacking {form.name}; known: {', '.join(UNPACK)}"
         )
-    ratio = UNPACK[form.name]
-    if form.coded:
-        ratio = DECODED_UNPACK.get(form.name, ratio)
-    return weights * ratio * DType.BF16.bytes / costs.bf16_bytes_per_s.value
+    return weights * UNPACK[form.name] * DType.BF16.bytes / device.block.bf16_bytes_per_s.value
+
+
+def decoded_as(form: Format) -> str:
+    """By which of RATES a block of warps decodes a coded format and multiplies it."""
+    if form.name in TENSOR:
+        return "fp4"
+    if form.bits == 4:
+        return "int4"
+    return "int8" if form.name == INT8.name else "fp8"
+
+
+def untouched(plan: Plan) -> list[str]:
+    """Numbers of decoding that a plan's time does not rest on."""
+    forms = {m.format for s in plan.stages for m in s.matrices if m.format and m.format.coded}
+    used = {decoded_as(form) for form in forms}
+    idle = [rate for name, rate in RATES.items() if name not in used]
+    idle += [] if used & {"int8", "int4"} or (used and has_experts(plan)) else ["whole_s"]
+    idle += [] if used - {"fp4"} and has_experts(plan) else ["step_s"]
+    idle += [] if used else ["settle_s"]
+    return [f"warps.{name}" for name in idle]
 
 
 def as_whole_numbers(matrix: Matrix, *, wide_ffn: bool) -> bool:
@@ -159,15 +162,13 @@ def _round(plan: Plan, scan: Scan, queries: int) -> int:
     return cost.entries_at_once(scan.dim, queries, plan.options.kv_dtype)
 
 
-def judged(plan: Plan) -> list[str]:
+def judged(plan: Plan, device: Device) -> list[str]:
     """Numbers of this file that a plan's time rests on."""
     formats = {
         m.format.name
         for s in plan.stages
         for m in s.matrices
-        if m.format
-        and m.format.name in UNPACK
-        and not (m.format.coded and m.format.name in MEASURED)
+        if m.format and m.format.name in UNPACK and not (m.format.coded and device.warps)
     }
     found = [f"consume.unpack.{name}" for name in sorted(formats)]
     found += ["consume.tensor_bytes_per_cycle"] if plan.tokens > 1 else []

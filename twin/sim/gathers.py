@@ -143,9 +143,9 @@ class Gathers:
         if splits:
             if stage.matrix is None:
                 return size
-            split = cost.vector_bytes(
-                stage.matrix, aligned=self._alignment(read), element=self._partial_bytes()
-            )
+            # a thread with two packs of a slice asks for each by itself
+            aligned = min(cost.QUAD_BYTES, self._alignment(read))
+            split = cost.vector_bytes(stage.matrix, aligned=aligned, element=self._partial_bytes())
             # threads that hold the same columns share the splits
             at_once = cost.parts_at_once(stage.matrix) * split // cost.sharers(stage.matrix)
             # of splits missing in the last one, its last again

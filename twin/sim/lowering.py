@@ -193,7 +193,7 @@ class _Lowering:
             and plan.options.sampling is Sampling.GREEDY
         ):
             normed += plan.tokens  # the best of all threads' candidates is found as a sum is
-        numbers = self._whole_numbers(stage)
+        numbers = self._whole_numbers(stage) + self._settled(stage)
         key = (resets, vector, published, normed, numbers)
         if key not in self.fixed:
             self.fixed[key] = (
@@ -216,7 +216,17 @@ class _Lowering:
         wide = multiplied(self.plan, stage)
         if wide is None or not consume.as_whole_numbers(wide, wide_ffn=self._wide_ffn(stage)):
             return 0
-        return picoseconds(cost.vector_portions(wide) * consume.WHOLE_S)
+        return picoseconds(cost.vector_portions(wide) * self.device.warps.whole_s.value)
+
+    def _settled(self, stage: Stage) -> int:
+        """In which the elements of a gathered vector go to the threads that have 16 neighbours of
+        it.
+        """
+        if self.device.warps is None or self.plan.tokens > 1 or self.plan.without_code():
+            return 0
+        wide = stage.matrix is not None and stage.matrix.pack > cost.PACK_ELEMENTS
+        gathers = wide and ROWS[stage.kind].vector and stage.reads
+        return picoseconds(self.device.warps.settle_s.value) if gathers else 0
 
     def _wide_ffn(self, stage: Stage) -> bool:
         return stage.kind is StageKind.ROUTED_DOWN and self.gathers.wide_ffn

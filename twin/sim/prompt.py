@@ -186,7 +186,8 @@ class _Passes:
                 rate = weight_rate(self.costs, dtype)
                 return max(size / self.stream, entries * weights * dtype.bytes / rate)
             return max(
-                size / self.stream, entries * unpacking_s(self.costs, matrix.format, round(weights))
+                size / self.stream,
+                entries * unpacking_s(self.node.device, matrix.format, round(weights)),
             )
         own = max(1, round(used * lots / self.plan.blocks + 0.5))  # of a block, at most
         start = START_CYCLES / self.costs.clock_hz.value + self.latency
@@ -227,7 +228,7 @@ class _Passes:
                 return max(size / self.stream, tokens * size / weight_rate(self.costs, dtype))
             stored = stored_bytes(self.plan, matrix, rows, matrix.cols)
             return max(
-                stored / self.stream, tokens * unpacking_s(self.costs, matrix.format, weights)
+                stored / self.stream, tokens * unpacking_s(self.node.device, matrix.format, weights)
             )
         return self._decode_s(matrix, rows) + self._multiply_s(matrix, rows, tokens, size)
 

@@ -19,7 +19,7 @@ from twin.plan.types import Execution, Plan, StageKind
 from twin.sim.attribution import Table, critical_path, tabulate
 from twin.sim.causes import CAUSES
 from twin.sim.compiled.room import lent
-from twin.sim.consume import judged
+from twin.sim.consume import judged, untouched
 from twin.sim.executor import Executor, run, run_first_gpu
 from twin.sim.machine import Machine, check
 from twin.sim.prepare import prepare
@@ -295,8 +295,9 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
             f"block.{name}_bytes_per_s": options.weight_dtype.value != name
             for name in ("fp16", "bf16", "fp32")
         },
+        **dict.fromkeys(untouched(plan), True),
     }
     idle = tuple(name for name, skip in unused.items() if skip)
     return [
         path for path in assumed(node) if not path.removeprefix("device.").startswith(idle)
-    ] + judged(plan)
+    ] + judged(plan, node.device)

@@ -170,7 +170,9 @@ class Streams:
     def _step_s(self, matrix: Matrix) -> float:
         """Beside experts a loop takes a few of a tile's rows at a time, if threads decode them."""
         coded = matrix.format is not None and matrix.format.coded and not tensor_products(matrix)
-        return consume.STEP_S if coded and self.by_kernel else 0.0
+        if not coded or not self.by_kernel or self.device.warps is None:
+            return 0.0
+        return self.device.warps.step_s.value
 
     def _tile(
         self,

@@ -30,6 +30,11 @@ READS = (
     # by scans on the tensor cores
     ("cuda_copies.cuh", "load_matrices"),
     ("cuda_copies.cuh", "load_transposed"),
+    # of few-bit codes and their scales
+    ("cuda.cuh", "load_four"),
+    ("cuda.cuh", "load_two"),
+    ("cuda.cuh", "load_one"),
+    ("cuda.cuh", "load_half"),
 )
 # the opcodes, low twelve bits, of loads from shared memory (compute capability 7.0 to 9.0)
 LDS, LDSM = 0x984, 0x83B

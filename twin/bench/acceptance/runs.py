@@ -80,11 +80,18 @@ def _check_same(name: str, windows: dict[str, dict[str, Any]]) -> None:
 
 
 def _repeat(bench: Bench, plan: Plan, tokens: int) -> dict[str, Any]:
-    prompt = prompt_of(plan, PROMPT)
     with bench.engine(plan) as engine:
-        runs = [engine.generate(prompt, max_tokens=tokens) for _ in range(RUNS)]
-        read = prompt_of(plan, LOGIT_POSITIONS, SEED + 1)
-        prints = {_print(engine.logits(read)) for _ in range(RUNS)}
+        return repeated_bits(engine, plan, tokens)
+
+
+def repeated_bits(
+    engine: Session, plan: Plan, tokens: int, positions: int = LOGIT_POSITIONS
+) -> dict[str, Any]:
+    """Raises Failed where a run of RUNS gives other tokens or logits than the first."""
+    prompt = prompt_of(plan, PROMPT)
+    runs = [engine.generate(prompt, max_tokens=tokens) for _ in range(RUNS)]
+    read = prompt_of(plan, positions, SEED + 1)
+    prints = {_print(engine.logits(read)) for _ in range(RUNS)}
     where = f"{plan.name}, {_window(plan)}"
     for number, run in enumerate(runs):
         if len(run.tokens) != tokens or run.tokens != runs[0].tokens:
@@ -129,12 +136,15 @@ def soak(bench: Bench, tokens: int, seconds: float) -> dict[str, Any]:
     """
     small, large = soak_plans(bench)
     with bench.engine(small) as engine:
-        first = _soak(engine, small, tokens, float("inf"))
+        first = soaked(engine, small, tokens)
     with bench.engine(large) as engine:
-        return {"small": first, MODELS[0]: _soak(engine, large, 10**12, seconds)}
+        return {"small": first, MODELS[0]: soaked(engine, large, 10**12, seconds)}
 
 
-def _soak(engine: Session, plan: Plan, tokens: int, seconds: float) -> dict[str, Any]:
+def soaked(
+    engine: Session, plan: Plan, tokens: int, seconds: float = float("inf")
+) -> dict[str, Any]:
+    """Raises Failed where a prompt no longer gives the tokens that it gave first."""
     prompts = [prompt_of(plan, PROMPT, seed) for seed in range(SOAK_PROMPTS)]
     expected: dict[int, list[int]] = {}
     made, runs, begun, told = 0, 0, time.monotonic(), time.monotonic()

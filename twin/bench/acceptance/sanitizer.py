@@ -11,9 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from twin.bench.acceptance.formats import watched_plans
 from twin.bench.acceptance.hazards import judged
 from twin.bench.acceptance.runs import Failed
 from twin.bench.shapes import Bench, prompt_of
@@ -65,17 +67,25 @@ def sanitizer_plans(bench: Bench) -> list[Plan]:
     ]
 
 
-def run_all(bench: Bench) -> list[list[int]]:
+PLANS: dict[str, Callable[[Bench], list[Plan]]] = {
+    "protocols": sanitizer_plans,
+    "formats": watched_plans,
+}
+
+
+def run_all(bench: Bench, which: str = "protocols") -> list[list[int]]:
     """Tokens of every plan: the same with and without a tool that watches."""
     made = []
-    for plan in sanitizer_plans(bench):
+    for plan in PLANS[which](bench):
         with bench.engine(plan, watchdog_s=WATCHDOG_S) as engine:
             made.append(engine.generate(prompt_of(plan, PROMPT), max_tokens=TOKENS).tokens)
             engine.logits(prompt_of(plan, PROMPT))
     return made
 
 
-def sanitize(bench: Bench, out: Path) -> dict[str, Any]:
+def sanitize(
+    bench: Bench, out: Path, which: str = "protocols", tools: Sequence[str] = TOOLS
+) -> dict[str, Any]:
     """Each tool without a finding (racecheck's are judged by hazards.py), and with the tokens of an
     unwatched run. Logs go to `out`.
     """
@@ -90,15 +100,15 @@ def sanitize(bench: Bench, out: Path) -> dict[str, Any]:
             f"compute-sanitizer is neither on the path nor under {', '.join(PLACES)}: install it "
             "with the CUDA toolkit"
         )
-    expected = run_all(bench)
+    expected = run_all(bench, which)
     # those that ran: the cache has them
-    reports = [report for plan in sanitizer_plans(bench) for report in compile_kernels(plan)]
+    reports = [report for plan in PLANS[which](bench) for report in compile_kernels(plan)]
     kernels = [read_kernel(report.cubin) for report in reports if report]
     facts: dict[str, Any] = {"program": program, "plans": len(expected)}
     failed = []
-    for tool in TOOLS:
+    for tool in tools:
         log = out / f"{tool}.log"
-        facts[tool] = _watch(program, tool, log)
+        facts[tool] = _watch(program, tool, log, which)
         said = log.read_text()
         if REFUSED in said:
             raise NotRun(
@@ -138,7 +148,7 @@ def _races(said: str, fact: dict[str, Any], kernels: list[Kernel]) -> str:
     return "" if fact["exit"] in (0, ERRORS_FOUND) else f"exit code {fact['exit']}"
 
 
-def _watch(program: str, tool: str, log: Path) -> dict[str, Any]:
+def _watch(program: str, tool: str, log: Path, which: str) -> dict[str, Any]:
     command = [
         program,
         "--tool",
@@ -148,7 +158,7 @@ def _watch(program: str, tool: str, log: Path) -> dict[str, Any]:
         "--print-limit",
         str(SHOWN),
     ]
-    command += [sys.executable, "-m", "twin.bench.acceptance.sanitizer"]
+    command += [sys.executable, "-m", "twin.bench.acceptance.sanitizer", which]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -175,4 +185,4 @@ def _watch(program: str, tool: str, log: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run_all(Bench("cuda"))), flush=True)
+    print(json.dumps(run_all(Bench("cuda"), *sys.argv[1:])), flush=True)

@@ -1,0 +1,64 @@
+"""The script that shows what few-bit models and experts promise: it runs without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from twin.bench.acceptance import formats
+from twin.bench.acceptance.sanitizer import PLANS
+from twin.bench.shapes import Bench
+from twin.kernel.budget import shared_bytes
+from twin.models.formats import DECODED
+
+SCRIPT = Path(__file__).resolve().parents[2] / "studies" / "few-bits" / "evidence.py"
+
+
+def test_small_models_hold_every_kind_of_element_and_every_family_of_experts() -> None:
+    specs = formats.small_specs(formats.TINY)
+    assert len({spec.name for spec in specs}) == len(specs)
+    for some in (specs[: len(formats.DENSE)], specs[len(formats.DENSE) :]):
+        kinds = {DECODED[form.name].bits for spec in some for form in spec.coded}
+        assert kinds == {4, 8}
+    assert {spec.family for spec in specs if spec.experts} == {"mixtral", "qwen3_moe", "gpt_oss"}
+
+
+def test_plans_for_a_gpu_fit_a_block() -> None:
+    bench = Bench("cuda")
+    plans = [*formats.watched_plans(bench), *formats.small_plans(bench)]
+    assert PLANS["formats"] is formats.watched_plans
+    for plan in plans:
+        assert shared_bytes(plan) <= plan.limits.on_chip_bytes, plan.name
+
+
+def test_a_peer_is_farther_from_the_reference_than_the_engine() -> None:
+    (spec,) = (s for s in formats.small_specs(formats.TINY) if s.name == "dense int4-g128")
+    found = formats.judged(Bench("host"), replace(spec, vocab=64))
+    assert found.engine_kl.mean() < formats.KL_NEAR < found.peer_kl.mean()
+
+
+@pytest.mark.slow
+def test_all_parts_pass_without_a_gpu(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, str(SCRIPT), "--out", str(out), "--device", "host"]
+    done = subprocess.run(
+        [*command, "--tokens", "40", "--soak-tokens", "1000"], check=False, capture_output=True
+    )
+    parts = json.loads((out / "summary.json").read_text())["parts"]
+    wrong = {name: part for name, part in parts.items() if part["result"] != "passed"}
+    assert set(wrong) == {"sanitizer-memcheck", "sanitizer-racecheck", "sanitizer-synccheck"}
+    assert done.returncode == 0
+    assert len((out / "soak.jsonl").read_text().splitlines()) == 13
+
+
+def test_who_is_not_done_in_time_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--device", "host"]
+    done = subprocess.run([*command, "--seconds", "0.3", "soak"], check=False, capture_output=True)
+    parts = json.loads((tmp_path / "summary.json").read_text())["parts"]
+    assert {part["result"] for part in parts.values()} <= {"cut off", "not begun"}
+    assert done.returncode == 1
