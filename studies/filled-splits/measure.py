@@ -125,11 +125,11 @@ class Worker:
         asked = ROWS[row]
         return timed_plan(self.specs[asked.model], self.node, asked, context)
 
-    def compile(self, checks: bool) -> dict[str, Any]:
+    def compile(self, checks: bool, rows: Sequence[int]) -> dict[str, Any]:
         from twin.engine.choose import compile_all
         from twin.proof.prove import prove
 
-        plans = [self.plan(row) for row in range(len(ROWS))]
+        plans = [self.plan(row) for row in rows]
         if checks:
             plans += [plan for _, plan in checked_plans(self.specs, self.node)]
         for plan in plans:
@@ -286,6 +286,8 @@ def main() -> None:
     parser.add_argument("--base", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--predict", action="store_true")
+    every = range(len(ROWS))
+    parser.add_argument("--rows", type=int, nargs="+", choices=every, default=every, metavar="ROW")
     parser.add_argument("--shrunk", action="store_true", help="small stand-ins, to try this script")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -297,16 +299,16 @@ def main() -> None:
         args.out.write_text(json.dumps(predictions(trees), indent=1) + "\n", encoding="utf-8")
         return None
     for tree, checks in zip(trees, (False, True), strict=True):
-        tree.tell("compile", checks=checks)
+        tree.tell("compile", checks=checks, rows=args.rows)
     splits = [tree.answer()["splits"] for tree in trees]
     print(f"{time.monotonic() - began:4.0f} s  compiled; splits {splits}", flush=True)
     made: dict[str, Any] = {"node": args.node, "checks": trees[1].ask("check"), "rows": {}}
     print(f"{time.monotonic() - began:4.0f} s  checked", made["checks"], flush=True)
     file = Path(__file__).with_name("predictions.json")
     told = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    for row, asked in enumerate(ROWS):
+    for row in args.rows:
         made["rows"][str(row)] = timed(trees, row)
-        print(f"{time.monotonic() - began:4.0f} s  {asked.model}, {asked.room}", flush=True)
+        print(f"{time.monotonic() - began:4.0f} s  {ROWS[row].model}, {ROWS[row].room}", flush=True)
         if args.out:
             args.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(*table(made["rows"], told), sep="\n")

@@ -316,19 +316,23 @@ def certainty(node: Node, spec: ModelSpec | None) -> str:
         f"median, {percent(known.worst, signed=True)} at worst; the interval holds eight of ten of "
         f"them{OTHERWISE[kind_of(spec)] if spec and kind_of(spec) is not known.kind else ''}"
     )
-    link = (
-        ""
-        if node.link is None
-        or any(path.startswith("link.") for paths in fits.values() for path in paths)
-        else ", its link is not fitted"
-    )
     return (
         said
         if known.node == node.name
         else f"{said}\nthey ran on {known.node}, and fewer than {FEWEST} on {node.name}: "
-        f"{node.name} has the numbers of its devices from there{link}; for an interval of all "
-        f"numbers: {ASK}"
+        f"{node.name} has the numbers of its devices from there{_of_links(node, fits)}; for an "
+        f"interval of all numbers: {ASK}"
     )
+
+
+def _of_links(node: Node, fits: dict[str, set[str]]) -> str:
+    """Where the numbers of a node's links come from, if not from a fit of its own."""
+    linked = [name for name, paths in fits.items() if any(p.startswith("link.") for p in paths)]
+    if node.link is None or node.name in linked:
+        return ""
+    if linked:
+        return f", its links are assumed to be as those of {linked[-1]}"
+    return ", its link is not fitted"
 
 
 def held_out_json(node: Node, result: Result, spec: ModelSpec | None) -> dict[str, Any] | None:
