@@ -1,5 +1,6 @@
 """The page of predictions.json and of what was measured: `python studies/server/page.py`. Run.py's
-file is set beside the predictions when it is there as `measured-h200-sxm.json`.
+file is set beside the predictions when it is there as `measured-h200-sxm.json`; that of an H100,
+which nobody predicted, has a table of its own.
 """
 
 from __future__ import annotations
@@ -26,19 +27,25 @@ from twin.study.served import (
 HERE = Path(__file__).resolve().parent
 
 FILE, MEASURED = HERE / "predictions.json", HERE / "measured-h200-sxm.json"
+OTHER = HERE / "measured-h100-sxm.json"
 KEPT, READ = "second turn, kept", "second turn, read"
 Found = dict[str, Any]
 Row = tuple[str, str, str, str, str]
 
 
 def stamp() -> Stamp:
-    files = [FILE, *([MEASURED] if MEASURED.is_file() else [])]
+    files = [FILE, *(file for file in (MEASURED, OTHER) if file.is_file())]
     return Stamp(read(FILE)["fit"], files_digest(files))
 
 
 def main() -> None:
     made, measured = read(FILE), read(MEASURED).get("models", {})
-    bodies = {"rows": rows_table(made, measured), "checks": checks_table(measured)}
+    other = read(OTHER).get("models", {})
+    bodies = {
+        "rows": rows_table(made, measured),
+        "h100": other_table(made, other),
+        "checks": checks_table({"H200": measured, "H100": other}),
+    }
     write_page(HERE, stamp(), bodies, chart(made["models"], measured))
 
 
@@ -64,12 +71,35 @@ def rows_table(made: Found, measured: Found) -> str:
     rows = [
         row
         for name, guess in made["models"].items()
-        for row in model_rows(name, guess, measured.get(name, {}), made["judged"]["share"])
+        for row in model_rows(name, guess, measured.get(name, {}), shares(made, measured))
     ]
     return markdown_table(head, rows)
 
 
-def model_rows(name: str, guess: Found, found: Found, share: float) -> list[Row]:
+def other_table(made: Found, measured: Found) -> str:
+    """The same rows, of a GPU without predictions."""
+    rows = [
+        (row[0], row[1], row[3], row[4])
+        for name, guess in made["models"].items()
+        for row in model_rows(name, guess, measured.get(name, {}), shares(made, measured))
+    ]
+    return markdown_table(("model", "what", "measured", "goal"), rows)
+
+
+def shares(made: Found, measured: Found) -> tuple[str, str]:
+    """Of a core at the goal's rate: as judged, and on the line through what was measured at two
+    rates. Pieces of a stream come so often a second, whatever the rate.
+    """
+    cells = [found.get("stream", {}).get("cpu") for found in measured.values()]
+    points = [(cpu["tokens"] / cpu["wall_s"], cpu["share"]) for cpu in cells if cpu]
+    judged = f"{made['judged']['share']:.0%}"
+    if len(points) != 2:
+        return judged, ""
+    (low, least), (high, most) = sorted(points)
+    return judged, f"{most + (most - least) / (high - low) * (SHARE_RATE - high):.0%}"
+
+
+def model_rows(name: str, guess: Found, found: Found, share: tuple[str, str]) -> list[Row]:
     stream, engine, drawn = (found.get(cell, {}) for cell in ("stream", "engine", "sampler"))
     whole = {
         SERVED: sample(engine.get(SERVED, {}), "whole"),
@@ -98,7 +128,7 @@ def model_rows(name: str, guess: Found, found: Found, share: float) -> list[Row]
             ratio(whole["server"], whole[RUN]),
             goal,
         ),
-        *share_rows(name, guess, stream, share),
+        *share_rows(name, guess, share),
         (
             name,
             "without --greedy, temperature 1",
@@ -111,12 +141,12 @@ def model_rows(name: str, guess: Found, found: Found, share: float) -> list[Row]
     return [*rows, *first_rows(name, guess, found), *turn_rows(name, guess, found)]
 
 
-def share_rows(name: str, guess: Found, stream: Found, share: float) -> list[Row]:
-    """Where the rate is near enough to the goal's to be scaled to it."""
+def share_rows(name: str, guess: Found, share: tuple[str, str]) -> list[Row]:
+    """Beside the model whose rate is near the goal's."""
     if guess["answers"]["server"] < SHARE_RATE / 2:
         return []
     what = f"share of a core at {SHARE_RATE:,} tokens/s"
-    return [(name, what, f"{share:.0%}", share_of(stream), f"at most {SHARE_GOAL:.0%}")]
+    return [(name, what, *share, f"at most {SHARE_GOAL:.0%}")]
 
 
 def first_rows(name: str, guess: Found, found: Found) -> list[Row]:
@@ -146,9 +176,10 @@ def turn_rows(name: str, guess: Found, found: Found) -> list[Row]:
 
 
 def checks_table(measured: Found) -> str:
-    """What the run checked, by model."""
+    """What the runs checked, by GPU and model."""
     rows = [
         (
+            gpu,
             name,
             word(found.get("engine", {}).get("same_text")),
             word(found.get("stream", {}).get("same_each_time")),
@@ -156,9 +187,11 @@ def checks_table(measured: Found) -> str:
             share_now(found.get("stream", {})),
             failures(found),
         )
-        for name, found in measured.items()
+        for gpu, models in measured.items()
+        for name, found in models.items()
     ]
     head = (
+        "GPU",
         "model",
         "the engine's text",
         "each time the same",
@@ -166,7 +199,7 @@ def checks_table(measured: Found) -> str:
         "share of a core",
         "failed",
     )
-    return markdown_table(head, rows or [("no run yet", "", "", "", "", "")])
+    return markdown_table(head, rows or [("", "no run yet", "", "", "", "", "")])
 
 
 def steps(found: Found) -> str:
@@ -199,12 +232,6 @@ def first_token(seconds: float | None, kernel_s: float | None) -> str:
     if seconds is None or kernel_s is None:
         return ""
     return f"{ms(seconds)}, {ms(kernel_s)} of them in the kernel"
-
-
-def share_of(stream: Found) -> str:
-    """Of a core at the goal's rate: as if all of it grew with the tokens."""
-    cpu = stream.get("cpu")
-    return f"{cpu['per_token_s'] * SHARE_RATE:.0%}" if cpu else ""
 
 
 def share_now(stream: Found) -> str:

@@ -84,7 +84,7 @@ def test_states_match_the_reference(delta: DeltaNet, chosen: dict[str, Any]) -> 
     agree(checked(recurrent(delta), **({"slot_bytes": 1024} | chosen)))
 
 
-@pytest.mark.parametrize("name", ["fp8-128x128", "int4-g32"])
+@pytest.mark.parametrize("name", ["fp8-128x128", "int4-g32", "mxfp4", "nvfp4"])
 @pytest.mark.parametrize("blocks", [5, 20])
 def test_states_beside_few_bits_match_the_reference(name: str, blocks: int) -> None:
     spec = requantized(recurrent(replace(DELTA, value_dim=16)), format_named(name))

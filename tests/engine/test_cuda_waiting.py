@@ -110,6 +110,6 @@ def test_a_nap_ends_before_the_last_token_is_due() -> None:
     pace = Pace(10)
     assert pace.nap_s(0, 5.0) == NAP_S
     assert pace.nap_s(1, 6.0) == NAP_S  # no rate yet
-    assert pace.nap_s(2, 6.0005) == LONG_NAP_S
+    assert pace.nap_s(2, 6.0005) == pytest.approx(LONG_NAP_S)
     assert pace.nap_s(9, 6.004) == pytest.approx(0.00025)
     assert pace.nap_s(10, 6.0045) == NAP_S

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.engine.test_coded_experts import of_a_gpu
 from twin.engine.cuda import CudaEngine
 from twin.errors import EngineError, ToolchainError
 from twin.models.load import load_model
@@ -45,9 +46,10 @@ def test_one_kernel_per_operation_is_refused() -> None:
         CudaEngine(planned(execution=Execution.LAUNCHES), None)
 
 
-def test_recurrent_states_beside_fp4_are_refused() -> None:
-    """They ended in a misaligned address on an H100."""
-    spec = load_model("qwen3-coder-next@mxfp4")
-    options = Options(blocks=132, prompt_chunk=1, max_context=256)
-    with pytest.raises(EngineError, match="mxfp4 beside gated DeltaNet fails on NVIDIA GPUs"):
-        CudaEngine(build(spec, options, H200), None)
+def test_wide_experts_with_zero_points_are_refused() -> None:
+    """They missed their bound on an H200 and on an H100."""
+    plan = of_a_gpu("int4-g32-zp", 4224, 2336)
+    with pytest.raises(EngineError, match=r"int4-g32-zp of 4224 columns are 9 slices .* at most 4"):
+        CudaEngine(plan, None)
+    with pytest.raises(ToolchainError):  # only a GPU is missing
+        CudaEngine(of_a_gpu("int4-g32", 4224, 2336), None)

@@ -40,12 +40,12 @@ from twin.kernel.header import (
     request_type,
 )
 from twin.kernel.layout import LINE_FLOATS, shelves_floats
-from twin.kernel.recurrent import cache_bytes, has_delta
+from twin.kernel.recurrent import cache_bytes
 from twin.kernel.streams import PAGE_BYTES, embedding, pack
 from twin.kernel.tables import layout
-from twin.models.formats import FP4
+from twin.kernel.teams import REGISTER_PORTIONS, teams_of
 from twin.plan.shards import Weights
-from twin.plan.types import Execution, Plan, Sampling
+from twin.plan.types import Execution, Plan, Sampling, StageKind
 
 __all__ = ["CudaEngine", "Generation", "run_probe"]
 
@@ -54,7 +54,7 @@ WAIT_S = 0.02  # between two looks for signals
 NAP_S = 0.0002  # before the first token, and towards the end
 # Between tokens: whoever shows them does so every few milliseconds (docs/server.md), and each look
 # costs 40 us of a core.
-LONG_NAP_S = 0.001
+LONG_NAP_S = 0.002
 LEAVE_S = 5.0  # a kernel that was told to end has this long
 GIVEN = ("prompt", "stop", "chunks")  # of a request: arrays that each GPU has for itself
 # what a GPU says of a failure
@@ -138,7 +138,7 @@ class CudaEngine(Session):
         super().__init__(plan, trace=trace, watchdog_s=watchdog_s)
         self.gives_logits = plan.options.sampling is Sampling.FULL
         peers.check_plan(plan)
-        _check_states(plan)
+        _check_zero_points(plan)
         if plan.options.execution is Execution.LAUNCHES:
             raise EngineError(
                 "execution=stream runs on the host only; plan with execution=resident or graph"
@@ -446,13 +446,16 @@ class CudaEngine(Session):
             gpu.close()
 
 
-def _check_states(plan: Plan) -> None:
-    """Raises EngineError for what ended in a misaligned address on an H100."""
-    formats = {m.format.name for s in plan.stages for m in s.matrices if m.format is not None}
-    if has_delta(plan) and (found := formats & set(FP4)):
+def _check_zero_points(plan: Plan) -> None:
+    """Raises EngineError for what missed its bound on an H200 and on an H100 (docs/kernel.md)."""
+    downs = [s.matrix for s in plan.stages if s.kind is StageKind.ROUTED_DOWN and s.matrix]
+    found = {m.format.name for m in downs if m.format is not None and m.format.zero_bytes}
+    if found and (slices := teams_of(plan).ffn.portions) > REGISTER_PORTIONS:
         raise EngineError(
-            f"{plan.name}: {', '.join(sorted(found))} beside gated DeltaNet fails on NVIDIA GPUs; "
-            "use fp8-128x128, int4-g32 or 16 bits, or run it on this computer's CPU (1xhost)"
+            f"{plan.name}: experts' down projections in {', '.join(sorted(found))} of "
+            f"{downs[0].cols} columns are {slices} slices a team of warps, and NVIDIA's kernel "
+            f"has shown right sums of at most {REGISTER_PORTIONS}: use a format without zero "
+            "points (int4-g128, fp8), or run it on this computer's CPU (1xhost)"
         )
 
 
