@@ -14,7 +14,7 @@ from twin.engine.hip_build import check_runs
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
 from twin.kernel.defaults import limits_of, plan_for
-from twin.kernel.strips import MOST_STRIPS, most_strips, strips_of, with_strips
+from twin.kernel.strips import MOST_STRIPS, STRIP_BYTES, most_strips, strips_of, with_strips
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.probe import stream_probe
@@ -43,6 +43,46 @@ def test_a_wide_residual_leaves_registers_for_fewer_strips() -> None:
     plan = plan_for(spec, load_node("8xmi300x"), weight_dtype=DType.FP16)
     assert most_strips(plan) == strips_of(plan) == 3
     assert most_strips(plan_for(load_model("qwen3-30b-a3b"), NODE)) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "node", "strips"),
+    [
+        ("llama-3.2-1b", "1xmi300x", 4),
+        ("laneformer-2b", "8xmi300x", 4),
+        ("llama-3.1-8b", "1xmi325x", 3),
+        ("qwen3-30b-a3b", "1xmi300x", 2),
+    ],
+)
+def test_the_default_ring_is_the_strips_that_the_kernel_has_under_way(
+    model: str, node: str, strips: int
+) -> None:
+    plan = plan_for(load_model(model), load_node(node), weight_dtype=DType.FP16)
+    ring = plan.options.ring_slots * plan.options.slot_bytes
+    assert ring == strips * STRIP_BYTES == strips_of(plan) * STRIP_BYTES
+    assert plan.options.window_slots == plan.options.ring_slots
+    prove(plan)
+
+
+def test_a_chosen_ring_is_kept_and_all_of_it_under_way() -> None:
+    spec = load_model("llama-3.2-1b")
+    for ring, chosen in ((2, {"ring_slots": 2}), (8, {"window_slots": 3})):
+        made = plan_for(spec, NODE, **chosen).options
+        assert made.ring_slots == ring
+        assert made.window_slots == chosen.get("window_slots", ring)
+
+
+@pytest.mark.parametrize(
+    ("model", "node", "why"),
+    [
+        ("gpt-oss-20b", "1xmi300x", "few-bit weights are read when they are multiplied"),
+        ("llama-3.2-1b", "1xmi355x", "no kernel of ours is compiled for it"),
+        ("llama-3.2-1b", "1xh200", "its ring lies in shared memory"),
+    ],
+)
+def test_rings_of_other_kernels_stay(model: str, node: str, why: str) -> None:
+    plan = plan_for(load_model(model), load_node(node))
+    assert plan.options.ring_slots > plan.options.window_slots, why
 
 
 @pytest.mark.slow

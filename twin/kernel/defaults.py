@@ -10,6 +10,7 @@ from twin.errors import PlanError
 from twin.hardware.types import Node
 from twin.kernel.budget import on_chip_bytes
 from twin.kernel.prompt import TOKENS, fitting_chunk
+from twin.kernel.strips import MOST_STRIPS, has_strips, with_strips
 from twin.models.spec import ModelSpec
 from twin.plan.build import build
 from twin.plan.partition import coded_slot_bytes
@@ -211,7 +212,7 @@ def _ringed(
 
     Slots fill the on-chip memory left by everything else; they are smaller where only few would
     fit. Where blocks share a core there is no ring to fill: the cache does it, and the ring only
-    has to fit.
+    has to fit. On AMD the ring is the kernel's strips, all of them under way.
     """
     limits = limits_of(node)
     plan = _of_one_slot(spec, options, options.slot_bytes, limits)
@@ -220,13 +221,15 @@ def _ringed(
         plan = _of_one_slot(spec, options, plan.options.slot_bytes // 2, limits)
         room = _most_slots(plan)
     slot, slots = plan.options.slot_bytes, options.ring_slots
+    in_strips = node.device.amd and has_strips(plan)
     if "ring_slots" not in chosen:
         slots = min(room, DEFAULT.ring_slots) if limits.oversubscribe else room
+        if in_strips:
+            slots = with_strips(plan, MOST_STRIPS).options.ring_slots
     window = options.window_slots
     if "window_slots" not in chosen:
-        window = min(
-            slots, _window(node, slot, options) if node.device.handoff.loaded_hop_s else slots
-        )
+        ahead = node.device.handoff.loaded_hop_s and not in_strips
+        window = min(slots, _window(node, slot, options) if ahead else slots)
     return plan, {"slot_bytes": slot, "ring_slots": slots, "window_slots": window}
 
 
