@@ -45,7 +45,7 @@ from twin.kernel.defaults import limits_of  # noqa: E402
 from twin.models.load import load_model  # noqa: E402
 from twin.models.spec import DType, ModelSpec  # noqa: E402
 from twin.plan.probe import hop_probe  # noqa: E402
-from twin.plan.types import HandOffKind, Options, Plan  # noqa: E402
+from twin.plan.types import HandOffKind, Options, Placement, Plan  # noqa: E402
 from twin.reference.step import Reference  # noqa: E402
 
 DONE, FAILED, WAITS = "done", "FAILED", "not run"
@@ -194,7 +194,9 @@ def places(setup: Setup) -> Any:
     for a, b in combinations(sorted(set(runs[0].dies)), 2):
         pair = runs[0].pair_on(a, b)
         assert pair is not None
-        options = Options(blocks=len(runs[0].dies), ring_slots=2, window_slots=2)
+        options = Options(
+            blocks=len(runs[0].dies), ring_slots=2, window_slots=2, placement=Placement.FLAT
+        )
         probe = hop_probe(options, limits_of(node), pair=pair, hops=HOPS)
         with HipEngine(probe, None) as engine:
             engine.fill_random(0)

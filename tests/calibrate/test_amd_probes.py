@@ -18,7 +18,7 @@ from twin.kernel.strips import MOST_STRIPS, STRIP_BYTES, most_strips, strips_of,
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.probe import stream_probe
-from twin.plan.types import Options
+from twin.plan.types import Options, Placement
 from twin.proof.prove import prove
 
 NODE = load_node("1xmi300x")
@@ -64,6 +64,18 @@ def test_the_default_ring_is_the_strips_that_the_kernel_has_under_way(
     prove(plan)
 
 
+def test_blocks_are_numbered_by_die_where_lanes_share_a_gpu() -> None:
+    lanes, dense = load_model("laneformer-2b"), load_model("llama-3.2-1b")
+    for spec, node, placement in (
+        (lanes, "1xmi300x", Placement.BY_DIE),
+        (lanes, "8xmi300x", Placement.FLAT),
+        (dense, "1xmi300x", Placement.FLAT),
+        (lanes, "1xmi355x", Placement.DIE_AWARE),  # the twin's alone
+    ):
+        assert plan_for(spec, load_node(node)).options.placement is placement
+    assert plan_for(dense, NODE, placement=Placement.BY_DIE).die_of_block[31:33] == (0, 1)
+
+
 def test_a_chosen_ring_is_kept_and_all_of_it_under_way() -> None:
     spec = load_model("llama-3.2-1b")
     for ring, chosen in ((2, {"ring_slots": 2}), (8, {"window_slots": 3})):
@@ -106,6 +118,8 @@ def test_all_probes_are_proven_and_a_window_is_asked_for_once() -> None:
     for probe in probes:
         prove(probe.plan)
         assert probe.plan.options.ring_slots == probe.plan.options.window_slots, probe.name
+        assert probe.plan.options.placement is Placement.FLAT
+        assert probe.plan.die_of_block[:9] == (*range(8), 0)[: probe.plan.blocks]
     streams = {p.name: strips_of(p.plan) for p in probes if p.name.startswith("stream-window")}
     assert streams == {"stream-window2": 1, "stream-window4": 2}
     assert strips_of(next(p.plan for p in probes if p.name == "stream-slot16K")) == MOST_STRIPS

@@ -16,7 +16,7 @@ from twin.plan.build import build
 from twin.plan.partition import coded_slot_bytes
 from twin.plan.ranges import check_least
 from twin.plan.splits import attention_of
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Placement, Plan
 
 SETTLED = (  # fields whose default depends on the model or the node
     "gpus",
@@ -25,6 +25,7 @@ SETTLED = (  # fields whose default depends on the model or the node
     "ring_slots",
     "window_slots",
     "collective",
+    "placement",
     "weight_dtype",
     "kv_dtype",
     "max_context",
@@ -101,6 +102,7 @@ def _node_options(spec: ModelSpec, node: Node, chosen: dict[str, Any]) -> Option
         "max_context": _max_context(spec, options),
         "blocks": _blocks(spec, node, options, ranks),
         "collective": _collective(options, ranks),
+        "placement": _placement(node, options, ranks),
         "lane_stagger_ns": LANE_STAGGER_NS if _lanes_share(spec, node, options) else 0,
     }
     options = dataclasses.replace(
@@ -129,6 +131,15 @@ def _collective(options: Options, ranks: int) -> CollectiveKind:
     # lanes of one GPU need no library
     between_kernels = options.execution is not Execution.RESIDENT and options.gpus > 1
     return CollectiveKind.LIBRARY if between_kernels else CollectiveKind.PUSH
+
+
+def _placement(node: Node, options: Options, ranks: int) -> Placement:
+    """On AMD what the kernel can do: nobody knows in which stack a page lies. Numbers by die are
+    predicted to gain something only where lanes share a GPU, each of them then on one die.
+    """
+    if not node.device.amd:
+        return options.placement
+    return Placement.BY_DIE if ranks > options.gpus else Placement.FLAT
 
 
 def _lanes_share(spec: ModelSpec, node: Node, options: Options) -> bool:
