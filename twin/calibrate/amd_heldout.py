@@ -12,7 +12,7 @@ from twin.hardware.types import Node
 from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import HandOffKind, LateParts
+from twin.plan.types import HandOffKind, LateParts, Placement
 
 
 def amd_held_out(node: Node) -> list[HeldOut]:
@@ -51,6 +51,7 @@ def amd_held_out(node: Node) -> list[HeldOut]:
         run("llama-1b-1500-s2", llama, 2, 1500),
         run("llama-1b-4k", llama, 8, LONG),
         run("laneformer-2b", lanes, 8, traced=True, **fp16),
+        run("laneformer-2b-flat", lanes, 8, placement=Placement.FLAT, **fp16),
         run("laneformer-2b-grid", lanes, 8, handoff=HandOffKind.GRID, **fp16),
         run("laneformer-2b-b104", lanes, 8, blocks=104, **fp16),
         run("qwen2.5-1.5b-1k", coder, 16, 1024, traced=True),
