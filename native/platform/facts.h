@@ -12,7 +12,7 @@ constexpr int PROGRESS_BYTES = 32;  // of Progress
 constexpr int STATE_EXTRA = 32;  // floats that a block keeps between kernels besides its residual
 constexpr int PARTIAL_EXTRA = 2;  // of a softmax partial: its maximum, its sum
 constexpr int PASS_BARRIER = -2;  // Control.hung_value: the barrier of a prompt pass
-constexpr int START_BARRIER = -3;  // Control.hung_value: the start of several GPUs
+constexpr int START_BARRIER = -3;  // Control.hung_value: the start of GPUs and of their blocks
 constexpr int LOGITS_TAKEN = -4;  // Control.hung_value: the host has not taken logits
 constexpr int ROWS_AT_ONCE = 8;  // of a tile: their loads are under way together
 // column slices of few-bit weights whose input is in registers

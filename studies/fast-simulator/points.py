@@ -35,7 +35,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "handoff": tuple(HandOffKind),
     "delay": (0, 1, 2),
     "execution": tuple(Execution),
-    "placement": tuple(Placement),
+    "placement": (Placement.DIE_AWARE, Placement.FLAT),
     "tile_rows": (4, 8),
 }
 # what is not scaled: the chip would be another one

@@ -49,7 +49,8 @@ RUNGS: tuple[tuple[str, dict[str, Any], bool], ...] = (
     ("resident, one counter a barrier", {"execution": "resident", "handoff": "grid"}, False),
     ("data is the flag", {"handoff": "sentinel"}, False),
     ("weights and blocks by die", {"placement": "die-aware"}, False),
-    ("weights ahead across stages", {}, True),
+    # from here on as our kernel on several GPUs: it knows no page's stack
+    ("weights ahead across stages", {"placement": "flat"}, True),
     ("exchange 2 layers late", {"delay": 2}, True),
 )
 FREE = "x1000"  # of a rate
@@ -202,7 +203,7 @@ def run(node: Node, chosen: dict[str, Any]) -> Result:
 
 
 def on_demand(node: Node) -> Node:
-    """Nothing is fetched before its stage has its inputs, as in our kernel for gfx942 so far."""
+    """Nothing is fetched before its stage has its inputs."""
     block = dataclasses.replace(node.device.block, loading="on-demand")
     return dataclasses.replace(node, device=dataclasses.replace(node.device, block=block))
 

@@ -36,7 +36,7 @@ from twin.engine.hip import HipEngine  # noqa: E402
 from twin.engine.hip_build import cached_code_object  # noqa: E402
 from twin.engine.hip_driver import open_hip  # noqa: E402
 from twin.engine.opening import plan_run  # noqa: E402
-from twin.engine.places import io_dies_of  # noqa: E402
+from twin.engine.places import Places, io_dies_of  # noqa: E402
 from twin.engine.weights import random_weights  # noqa: E402
 from twin.errors import TwinError  # noqa: E402
 from twin.files import csv_text, write  # noqa: E402
@@ -45,7 +45,7 @@ from twin.kernel.defaults import limits_of  # noqa: E402
 from twin.models.load import load_model  # noqa: E402
 from twin.models.spec import DType, ModelSpec  # noqa: E402
 from twin.plan.probe import hop_probe  # noqa: E402
-from twin.plan.types import HandOffKind, Options, Plan  # noqa: E402
+from twin.plan.types import HandOffKind, Options, Placement, Plan  # noqa: E402
 from twin.reference.step import Reference  # noqa: E402
 
 DONE, FAILED, WAITS = "done", "FAILED", "not run"
@@ -146,15 +146,18 @@ def build(setup: Setup) -> Any:
 
 
 def _checked(setup: Setup) -> dict[str, Plan]:
+    """Each kind of hand-off, and blocks numbered by die."""
+    chosen: dict[str, dict[str, Any]] = {kind.value: {"handoff": kind} for kind in HandOffKind}
+    chosen["by-die"] = {"placement": Placement.BY_DIE}
     return {
-        f"{spec.name}-{kind.value}": setup.plan(spec, handoff=kind)
+        f"{spec.name}-{name}": setup.plan(spec, **options)
         for spec in setup.specs
-        for kind in HandOffKind
+        for name, options in chosen.items()
     }
 
 
 def check(setup: Setup) -> Any:
-    """Logits beside the reference's, for each kind of hand-off; the same bits from each repeat."""
+    """Logits beside the reference's, plan by plan; the same bits from each repeat."""
     device = load_node(setup.node).device
     found = {}
     for name, plan in _checked(setup).items():
@@ -179,22 +182,23 @@ def check(setup: Setup) -> Any:
 
 
 def places(setup: Setup) -> Any:
-    """Die of each block, run after run; I/O die of each die, by hand-offs between every two."""
+    """Die of each block, run after run; I/O die of each die, by hand-offs between every two; do
+    neighbours share a die where the plan wants that?
+    """
     node = load_node(setup.node)
     dies = int(node.device.structure.dies.value)
-    plan = setup.plan(setup.specs[0])
-    assert plan.spec is not None
-    with HipEngine(plan, random_weights(plan.spec, SEED, plan.options.weight_dtype)) as engine:
-        runs = []
-        for _ in range(REPEATS):
-            engine.generate(PROMPT, max_tokens=2)
-            runs.append(engine.places[0])
+    runs, numbered = (
+        _ran_at(setup.plan(setup.specs[0], placement=placement))
+        for placement in (Placement.FLAT, Placement.BY_DIE)
+    )
     runs[0].check(dies)
     hops: dict[tuple[int, int], float] = {}
     for a, b in combinations(sorted(set(runs[0].dies)), 2):
         pair = runs[0].pair_on(a, b)
         assert pair is not None
-        options = Options(blocks=len(runs[0].dies), ring_slots=2, window_slots=2)
+        options = Options(
+            blocks=len(runs[0].dies), ring_slots=2, window_slots=2, placement=Placement.FLAT
+        )
         probe = hop_probe(options, limits_of(node), pair=pair, hops=HOPS)
         with HipEngine(probe, None) as engine:
             engine.fill_random(0)
@@ -208,8 +212,20 @@ def places(setup: Setup) -> Any:
         "blocks_of_die": runs[0].blocks_of_die,
         "round_robin": runs[0].round_robin,
         "same_in_every_run": all(run == runs[0] for run in runs),
+        "neighbours_by_die": all(run.neighbours for run in numbered),
         "io_dies": io_dies,
     }
+
+
+def _ran_at(plan: Plan) -> list[Places]:
+    """Where the blocks of some runs were."""
+    assert plan.spec is not None
+    with HipEngine(plan, random_weights(plan.spec, SEED, plan.options.weight_dtype)) as engine:
+        found = []
+        for _ in range(REPEATS):
+            engine.generate(PROMPT, max_tokens=2)
+            found.append(engine.places[0])
+    return found
 
 
 def probes(setup: Setup) -> Any:

@@ -39,7 +39,7 @@ LAUNCHES: tuple[type[Launch], ...] = (GreedyLaunch, DrawingLaunch)
 def arguments_after(launch: type[Launch]) -> tuple[tuple[int, int], ...]:
     """(offset, bytes) of the arguments of a kernel that is given such a launch."""
     size = ctypes.sizeof(launch)
-    return (0, size), (size, 4), (size + 8, 8)
+    return (0, size), (size, 4), (size + 8, 8), (size + 16, 8)
 
 
 Handler = ctypes.CFUNCTYPE(
@@ -78,7 +78,15 @@ class Started:
     @property
     def dies(self) -> NDArray[np.int32]:
         """[blocks] where the kernel says on which dies they run."""
-        at = self.layout[2][0]
+        return self._words(2)
+
+    @property
+    def told(self) -> NDArray[np.int32]:
+        """[blocks] where blocks tell each other."""
+        return self._words(3)
+
+    def _words(self, argument: int) -> NDArray[np.int32]:
+        at = self.layout[argument][0]
         where = int(self.arguments[at : at + 8].view(np.uint64)[0])
         return np.ctypeslib.as_array((ctypes.c_int32 * self.blocks).from_address(where))
 

@@ -138,14 +138,18 @@ def test_a_kernel_is_given_its_ranks_its_words_and_clean_memory(install: Opens) 
             prompt = (ctypes.c_int32 * launch.request.forced).from_address(launch.request.prompt)
             assert list(prompt) == PROMPT
             assert (one.dies == -1).all()
+            assert (one.told == -1).all()
+            assert runtime.of(one.told.ctypes.data).device == one.device
+            one.told[:] = 0  # as blocks leave them
         seen.extend(started)
         return answers_at_once(started)
 
     runtime = install(Runtime(gpus=2, kernel=looks))
     with opened(**TWO) as engine:
         plan = engine.plan
-        engine.generate(PROMPT, max_tokens=4)
-    assert [(one.device, one.first_rank) for one in seen] == [(0, 0), (1, 1)]
+        for _ in range(2):
+            engine.generate(PROMPT, max_tokens=4)
+    assert [(one.device, one.first_rank) for one in seen] == [(0, 0), (1, 1)] * 2
     assert {(one.blocks, one.threads) for one in seen} == {(plan.blocks, 512)}
     assert runtime.seen == {(0, 1), (1, 0)}
 

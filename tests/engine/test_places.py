@@ -48,6 +48,11 @@ def test_a_table_says_only_what_was_found() -> None:
     assert places.pair_on(0, 2) is None
 
 
+def test_neighbours_share_a_die_where_no_die_comes_twice() -> None:
+    assert Places((0, 0, 2, 2, 2, 1)).neighbours
+    assert not Places((0, 0, 2, 0)).neighbours
+
+
 def test_blocks_that_say_nothing_or_too_much_are_refused() -> None:
     with pytest.raises(EngineError, match="1 blocks, the first is 1, did not say"):
         Places((0, -1)).check(8)

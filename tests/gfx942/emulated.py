@@ -18,13 +18,13 @@ from tests.gfx942.code import Code, Instruction, code_of
 from tests.gfx942.interpreter import Launched, load, run
 from twin import toolchain
 from twin.engine.cuda import new_launch
-from twin.engine.hip_build import BESIDE_BYTES, clang
+from twin.engine.hip_build import BESIDE_BYTES, clang, definitions
 from twin.engine.host import _Arenas
 from twin.engine.session import Session, address
 from twin.engine.weights import random_weights
 from twin.errors import ToolchainError
 from twin.kernel.header import Control, Request, header
-from twin.kernel.strips import THREADS, strips_of
+from twin.kernel.strips import THREADS
 from twin.plan.types import Plan
 
 WATCHDOG_S = 0.003  # of the interpreter's clock, in which a microsecond is 800 instructions
@@ -56,12 +56,14 @@ class Stepped(Session):
         super().__init__(plan, trace=False, watchdog_s=watchdog_s)
         assert plan.spec is not None
         self._launch_bytes = ctypes.sizeof(new_launch(plan))
-        self.arguments_bytes = (self._launch_bytes + 16 + 7) // 8 * 8
+        self.arguments_bytes = (self._launch_bytes + 24 + 7) // 8 * 8
         self._arenas = _Arenas(plan, random_weights(plan.spec, SEED, plan.options.weight_dtype))
         self._words = np.zeros(ctypes.sizeof(Control), np.uint8)
         self._control = Control.from_buffer(self._words)
         self._kept: list[NDArray[Any]] = []
         self.places = np.full(plan.ranks * plan.blocks, -1, np.int32)
+        self.told = self.places.copy()
+        self.clears = True  # what blocks tell each other, at the start of a run
 
     @abstractmethod
     def _execute(self, launches: list[Launched], lent: list[NDArray[Any]]) -> None:
@@ -89,6 +91,8 @@ class Stepped(Session):
     def _start(self, request: Request) -> None:
         self._arenas.clear()
         self._words[:] = 0
+        if self.clears:
+            self.told[:] = -1
         launch = new_launch(self.plan)
         launch.request, launch.control = request, ctypes.addressof(self._control)
         for rank, memory in enumerate(self._arenas.ranks):
@@ -102,14 +106,15 @@ class Stepped(Session):
             arguments[:size] = np.frombuffer(bytes(launch), np.uint8)
             blocks = ranks * self.plan.blocks
             arguments[size : size + 4].view(np.int32)[0] = gpu * ranks
-            arguments[size + 8 : size + 16].view(np.uint64)[0] = self.places[
-                gpu * blocks :
-            ].ctypes.data
+            for at, words in ((size + 8, self.places), (size + 16, self.told)):
+                where = words[gpu * blocks :].ctypes.data
+                arguments[at : at + 8].view(np.uint64)[0] = where
             launches.append(Launched(arguments, blocks))
         arenas = self._arenas
         lent = [
             self._words,
             self.places,
+            self.told,
             *arenas._streams,
             *arenas._exchange,
             *arenas._counts,
@@ -180,7 +185,7 @@ def build_waves(plan: Plan, *, sanitize: bool) -> Path:
     text = header(plan)
     flags = [
         *WAVES_FLAGS,
-        f"-DTWIN_STRIPS={strips_of(plan)}",
+        *definitions(plan),
         f'-DTWIN_PLATFORM="{HERE / "waves.h"}"',
     ]
     if sanitize:  # with GCC's runtime: Debian's clang comes without

@@ -12,7 +12,7 @@ namespace gfx {
 
 #define NAMES(X)                                                                                 \
   X(buffer_inv) X(buffer_wbl2)                                                                   \
-  X(ds_bpermute_b32) X(ds_read2_b32) X(ds_read2_b64) X(ds_read_b128) X(ds_read_b64) X(ds_read_b32)               \
+  X(ds_bpermute_b32) X(ds_read2_b32) X(ds_read2_b64) X(ds_read2st64_b32) X(ds_read_b128) X(ds_read_b64) X(ds_read_b32)               \
   X(ds_read_u16) X(ds_write2_b32) X(ds_write2_b64) X(ds_write_b128) X(ds_write_b16_d16_hi) X(ds_write_b64) X(ds_write_b16) X(ds_write_b8)               \
   X(ds_write_b32)                                                                                \
   X(flat_load_dword) X(flat_load_dwordx2) X(flat_load_dwordx3) X(flat_load_dwordx4)              \
@@ -28,7 +28,7 @@ namespace gfx {
   X(s_cmp_ge_u32) X(s_cmp_gt_i32) X(s_cmp_gt_u32) X(s_cmp_le_i32) X(s_cmp_lg_u32) X(s_cmp_lg_u64)                \
   X(s_cmp_lt_i32) X(s_cmp_lt_u32) X(s_cmpk_gt_i32) X(s_cselect_b32) X(s_cselect_b64) X(s_endpgm) X(s_getpc_b64)   \
   X(s_getreg_b32) X(s_load_dword) X(s_load_dwordx2) X(s_load_dwordx4) X(s_load_dwordx8)          \
-  X(s_lshl_b32) X(s_lshl_b64) X(s_lshr_b32) X(s_max_i32) X(s_memrealtime) X(s_min_i32)           \
+  X(s_lshl_b32) X(s_lshl_b64) X(s_lshr_b32) X(s_max_i32) X(s_max_u32) X(s_memrealtime) X(s_min_i32)           \
   X(s_mov_b32) X(s_mov_b64) X(s_movk_i32) X(s_mul_hi_i32) X(s_mul_hi_u32) X(s_mul_i32) X(s_mulk_i32) X(s_nop)  \
   X(s_not_b64) X(s_or_b32) X(s_or_b64) X(s_or_saveexec_b64) X(s_orn2_b64) X(s_sleep)             \
   X(s_sub_i32) X(s_sub_u32) X(s_subb_u32) X(s_waitcnt) X(s_xor_b32) X(s_xor_b64)                 \
@@ -37,7 +37,7 @@ namespace gfx {
   X(v_bfrev_b32) X(v_cmp_class_f32) X(v_cmp_eq_f32) X(v_cmp_eq_u32) X(v_cmp_eq_u64)              \
   X(v_cmp_ge_f32) X(v_cmp_ge_i32) X(v_cmp_ge_u32) X(v_cmp_ge_u64) X(v_cmp_gt_f32)                \
   X(v_cmp_gt_i32) X(v_cmp_gt_u32) X(v_cmp_gt_u64) X(v_cmp_le_f32) X(v_cmp_le_i32)                \
-  X(v_cmp_le_u32) X(v_cmp_lg_f32) X(v_cmp_lt_f32) X(v_cmp_lt_i32) X(v_cmp_lt_u32)                \
+  X(v_cmp_le_u32) X(v_cmp_lg_f32) X(v_cmp_lt_f32) X(v_cmp_lt_i16) X(v_cmp_lt_i32) X(v_cmp_lt_u32)                \
   X(v_cmp_lt_u64) X(v_cmp_ne_u16) X(v_cmp_ne_u32) X(v_cmp_ne_u64) X(v_cmp_neq_f32)               \
   X(v_cmp_nge_f32) X(v_cmp_ngt_f32) X(v_cmp_nle_f32) X(v_cmp_nlt_f32) X(v_cmp_o_f32)             \
   X(v_cmp_u_f32) X(v_cndmask_b32) X(v_cvt_f16_f32) X(v_cvt_f32_f16) X(v_cvt_f32_i32)             \
@@ -485,7 +485,7 @@ struct Machine {
 
   // `shift`: of the word whose lower part is stored
   void local_access(Wave& w, const Instruction& i, bool store, int width, bool two,
-                    int shift = 0) {
+                    int shift = 0, int apart = 1) {
     auto made = std::make_unique<Access>();
     Access& a = *made;
     a.what = store ? Access::LOCAL_WRITE : Access::LOCAL_LOAD;
@@ -499,7 +499,7 @@ struct Machine {
       const u64 at = raw(w, i.operand[store ? 0 : 1], l);
       for (int k = 0; k < (two ? 2 : 1); ++k) {
         const u32 where =
-            local_at(w, i, at + u64(two ? (k ? i.offset1 : i.offset) * width : i.offset), width);
+            local_at(w, i, at + u64(two ? (k ? i.offset1 : i.offset) * width * apart : i.offset), width);
         if (!store) {
           a.pieces.push_back({l, u64(where) | u64(k * width) << 32});
           continue;
@@ -719,6 +719,11 @@ bool Machine::step(Wave& w) {
       set(u32(a > b ? a : b)), w.scc = a > b;
       break;
     }
+    case s_max_u32: {
+      const u32 a = S(1), b = S(2);
+      set(a > b ? a : b), w.scc = a > b;
+      break;
+    }
     case s_and_b32: set_scc(S(1) & S(2)); break;
     case s_or_b32: set_scc(S(1) | S(2)); break;
     case s_xor_b32: set_scc(S(1) ^ S(2)); break;
@@ -812,6 +817,7 @@ bool Machine::step(Wave& w) {
     case ds_read_b128: local_access(w, i, false, 16, false); break;
     case ds_read_u16: local_access(w, i, false, 2, false); break;
     case ds_read2_b32: local_access(w, i, false, 4, true); break;
+    case ds_read2st64_b32: local_access(w, i, false, 4, true, 0, 64); break;
     case ds_read2_b64: local_access(w, i, false, 8, true); break;
     case ds_write_b32: local_access(w, i, true, 4, false); break;
     case ds_write_b64: local_access(w, i, true, 8, false); break;
@@ -1036,6 +1042,7 @@ bool Machine::step(Wave& w) {
     case v_cmp_ge_i32: COMPARE(II(1) >= II(2)); break;
     case v_cmp_gt_i32: COMPARE(II(1) > II(2)); break;
     case v_cmp_le_i32: COMPARE(II(1) <= II(2)); break;
+    case v_cmp_lt_i16: COMPARE(int16_t(UU(1)) < int16_t(UU(2))); break;
     case v_cmp_lt_i32: COMPARE(II(1) < II(2)); break;
     case v_cmp_ne_u16: COMPARE(u16(UU(1)) != u16(UU(2))); break;
     case v_cmp_eq_u64: COMPARE(raw64(w, o[1], l) == raw64(w, o[2], l)); break;

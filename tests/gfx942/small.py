@@ -10,7 +10,7 @@ from tests.gfx942.code import MI300X
 from twin.kernel.strips import STRIP_BYTES
 from twin.models.spec import DType, ModelSpec
 from twin.plan.build import build
-from twin.plan.types import Options, Plan
+from twin.plan.types import Options, Placement, Plan
 
 SPEC = replace(
     LLAMA, layers=2, windows=(0, 5), hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=101
@@ -36,6 +36,7 @@ def small(spec: ModelSpec = SPEC, **chosen: Any) -> Plan:
         "slot_bytes": 1024,
         **strips(STRIPS),
         "blocks": 4,
+        "placement": Placement.FLAT,
         "weight_dtype": DType.FP16,
         "kv_dtype": DType.FP16,
     }

@@ -32,7 +32,7 @@ from tests.gfx942.small import small
 from twin.engine.hip import HipEngine
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
-from twin.plan.types import CollectiveKind, HandOffKind, Plan, Sampling
+from twin.plan.types import CollectiveKind, HandOffKind, Placement, Plan, Sampling
 
 PROMPT = TOKENS[:4]
 CLOSE = 1e-3  # of the largest logit: cached keys and values are FP16
@@ -41,8 +41,9 @@ PLANS: dict[str, Plan] = {
     "one GPU": ONE,
     "counter": small(handoff=HandOffKind.COUNTER),
     "two GPUs": small(gpus=2, collective=CollectiveKind.PUSH),
+    "by die": small(placement=Placement.BY_DIE),
 }
-FULL_LENGTH = ("one GPU", "counter")  # too long for the gate
+FULL_LENGTH = ("one GPU", "counter", "by die")  # too long for the gate
 
 
 class Interpreted(Runtime):
@@ -100,6 +101,7 @@ def test_the_driver_computes_the_references_logits_and_tokens(install: Any, name
     for gpu in places:
         gpu.check(dies=2)
         assert len(gpu.dies) == plan.blocks
+        assert gpu.neighbours or name != "by die"
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,13 @@ from tests.gfx942.small import NARROW, SPEC, small, strips
 from tests.gfx942.waits import registers
 from twin.errors import EngineError
 from twin.models.spec import DType
-from twin.plan.types import CollectiveKind, HandOffKind, Plan
+from twin.plan.types import CollectiveKind, HandOffKind, Placement, Plan
 
 PROMPT = TOKENS[:4]
 CLOSE = 1e-3  # of the largest logit: cached keys and values are FP16
 SENTINEL, COUNTER = small(), small(handoff=HandOffKind.COUNTER)
 TWO = small(gpus=2, collective=CollectiveKind.PUSH)
+BY_DIE = small(placement=Placement.BY_DIE)
 BEFORE_BARRIER = ("s_waitcnt", "s_barrier")
 KEEP, LOSE = 2, 3  # seeds: caches keep what nobody drops; caches lose lines at random
 PLANS: dict[str, Plan] = {
@@ -41,6 +42,8 @@ PLANS: dict[str, Plan] = {
     "four strips": small(**strips(4)),
     "several batches": small(replace(SPEC, vocab=1001), **strips(4)),  # of a block's head rows
     "narrow input": small(NARROW, slot_bytes=16384),
+    "by die": BY_DIE,
+    "two GPUs by die": small(gpus=2, collective=CollectiveKind.PUSH, placement=Placement.BY_DIE),
 }
 IN_GATE = ("sentinel", "counter", "two GPUs")
 SOME = [name if name in IN_GATE else pytest.param(name, marks=pytest.mark.slow) for name in PLANS]

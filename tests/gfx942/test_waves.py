@@ -27,7 +27,7 @@ from twin.errors import EngineError
 from twin.models.formats import format_named
 from twin.models.quantized import requantized
 from twin.models.spec import DType
-from twin.plan.types import CollectiveKind, HandOffKind, Plan, Sampling
+from twin.plan.types import CollectiveKind, HandOffKind, Placement, Plan, Sampling
 
 PROMPT = TOKENS[:4]
 CLOSE = 1e-3  # of the largest logit: cached keys and values are FP16
@@ -49,6 +49,7 @@ PLANS: dict[str, Plan] = {
     "several batches": small(replace(SPEC, vocab=1001), **strips(4)),
     "narrow input": small(NARROW, slot_bytes=16384),
     "lanes": small(LANED, blocks=8, **PUSH),
+    "lanes by die": small(LANED, blocks=8, placement=Placement.BY_DIE, **PUSH),
     "experts": small(routed()),
     **{
         name: small(requantized(WIDE, format_named(name)), slot_bytes=4096)

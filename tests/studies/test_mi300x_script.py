@@ -72,13 +72,14 @@ def test_checks_and_places_on_interpreted_gpus(
     said = {name: script.run_step(name, setup) for name in ("about", "build", "check", "places")}
     assert {name: one["result"] for name, one in said.items()} == dict.fromkeys(said, "done"), said
     assert said["about"]["found"] == {"gpus": 1, "name": "AMD Instinct Fake"}
-    assert said["build"]["found"]["kernels"] == 3
+    assert said["build"]["found"]["kernels"] == 4
     assert said["check"]["found"]["worst"] < 1e-3
     assert sum(said["places"]["found"]["blocks_of_die"].values()) == 4
+    assert said["places"]["found"]["neighbours_by_die"]
     rows = (setup.out / "places.csv").read_text().splitlines()
     assert rows[0] == "block,die,io_die"
     assert len(rows) == 5
-    assert len(list((setup.out / "code").glob("*.hsaco"))) == 3
+    assert len(list((setup.out / "code").glob("*.hsaco"))) == 4
 
 
 @pytest.mark.slow

@@ -10,14 +10,13 @@ from twin.calibrate.gpu_heldout import LONG, REPEATS, ROOM, SHORT, TOKENS, qwen2
 from twin.calibrate.heldout import HeldOut
 from twin.hardware.types import Node
 from twin.kernel.defaults import plan_for
-from twin.kernel.strips import MOST_STRIPS, with_strips
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import HandOffKind, LateParts
+from twin.plan.types import HandOffKind, LateParts, Placement
 
 
 def amd_held_out(node: Node) -> list[HeldOut]:
-    """The runs of `twin validate` on one AMD GPU of `node`: the twin's ring is the kernel's."""
+    """The runs of `twin validate` on one AMD GPU of `node`."""
     llama, lanes = load_model("llama-3.2-1b"), load_model("laneformer-2b")
     coder, half = load_model("qwen2.5-coder-1.5b"), qwen2_half()
     fp16: dict[str, Any] = {"weight_dtype": DType.FP16, "kv_dtype": DType.FP16}
@@ -39,7 +38,7 @@ def amd_held_out(node: Node) -> list[HeldOut]:
             "prompt_chunk": 1,
             **chosen,
         }
-        options = with_strips(plan_for(spec, node, **chosen), MOST_STRIPS).options
+        options = plan_for(spec, node, **chosen).options
         return HeldOut(name, spec, options, prompt, TOKENS, _repeats(prompt), traced)
 
     return [
@@ -52,6 +51,7 @@ def amd_held_out(node: Node) -> list[HeldOut]:
         run("llama-1b-1500-s2", llama, 2, 1500),
         run("llama-1b-4k", llama, 8, LONG),
         run("laneformer-2b", lanes, 8, traced=True, **fp16),
+        run("laneformer-2b-flat", lanes, 8, placement=Placement.FLAT, **fp16),
         run("laneformer-2b-grid", lanes, 8, handoff=HandOffKind.GRID, **fp16),
         run("laneformer-2b-b104", lanes, 8, blocks=104, **fp16),
         run("qwen2.5-1.5b-1k", coder, 16, 1024, traced=True),

@@ -18,7 +18,7 @@ from twin.kernel.experts import has_experts
 from twin.kernel.header import header
 from twin.kernel.strips import THREADS, strips_of
 from twin.kernel.tables import layout
-from twin.plan.types import Execution, Plan
+from twin.plan.types import Execution, Placement, Plan
 from twin.toolchain import (
     cache_dir,
     cached,
@@ -87,6 +87,18 @@ def architecture(arch: str, name: str) -> str:
     )
 
 
+def numbered_by_die(plan: Plan) -> bool:
+    """Do a GPU's blocks agree on their numbers when they start, so that neighbours share a die?
+    Weights lie where the GPU has them, also where a plan wants them near.
+    """
+    return plan.options.placement is not Placement.FLAT and plan.limits.dies > 1
+
+
+def definitions(plan: Plan) -> list[str]:
+    """What the kernel's source is told beside its header."""
+    return [f"-DTWIN_STRIPS={strips_of(plan)}", f"-DTWIN_BY_DIE={int(numbered_by_die(plan))}"]
+
+
 def clang() -> str:
     """A clang that can compile for AMD GPUs; older ones do not know the MI300X."""
     rocm = str(Path(os.environ.get("ROCM_PATH") or ROCM) / "llvm" / "bin" / "clang")
@@ -145,21 +157,19 @@ def compile_code_object(plan: Plan, arch: str = "gfx942", *, trace: bool = False
     """Code object of a resident plan, with its tables compiled in."""
     check_runs(plan)
     with TemporaryDirectory() as name:
-        return _compiled(Path(name), header(plan, trace=trace), arch, strips_of(plan))
+        return _compiled(Path(name), header(plan, trace=trace), arch, definitions(plan))
 
 
 def cached_code_object(plan: Plan, arch: str, *, trace: bool = False) -> HipReport:
     """The same, compiled unless the cache has it."""
     check_runs(plan)
     text = header(plan, trace=trace)
-    strips = strips_of(plan)
-    key = content_key(
-        [compiler_version(clang()), arch, *FLAGS, str(strips), text], native_sources()
-    )
+    defined = definitions(plan)
+    key = content_key([compiler_version(clang()), arch, *FLAGS, *defined, text], native_sources())
     target = cache_dir() / f"hip-{key}.bin"
 
     def build(folder: Path) -> Path:
-        report = _compiled(folder, text, arch, strips)
+        report = _compiled(folder, text, arch, defined)
         said = {name: value for name, value in asdict(report).items() if name != "code_object"}
         made = folder / "made"
         # one file, so that one digest covers both
@@ -175,12 +185,12 @@ def cached_code_object(plan: Plan, arch: str, *, trace: bool = False) -> HipRepo
     return HipReport(**json.loads(said), code_object=code_object)
 
 
-def _compiled(folder: Path, text: str, arch: str, strips: int) -> HipReport:
+def _compiled(folder: Path, text: str, arch: str, defined: list[str]) -> HipReport:
     source = data_dir("native") / "platform" / "hip_main.hip"
     (folder / "plan.h").write_text(text, encoding="utf-8")
     output = folder / "kernel.hsaco"
     target = [f"--offload-arch={arch}", f"-I{folder}", str(source), "-o", str(output)]
-    said = run_compiler([clang(), *FLAGS, f"-DTWIN_STRIPS={strips}", *target])
+    said = run_compiler([clang(), *FLAGS, *defined, *target])
     warnings = [line for line in said.splitlines() if "warning:" in line]
     if warnings:
         raise ToolchainError(f"clang warned about the kernel for {arch}: {warnings[0]}")

@@ -15,6 +15,8 @@ from twin.engine.gpu import LEAST_BYTES, Gpu
 from twin.engine.hip_driver import HipDriver
 from twin.errors import EngineError
 
+NOT_TOLD = 0xFFFFFFFF  # what a block has not said: -1
+
 
 class HipGpu(Gpu):
     """Needs no context; knows its peers; asks the kernel on which die each block ran."""
@@ -76,6 +78,8 @@ class HipGpu(Gpu):
         """As on every GPU, and room for what the kernel says of its blocks."""
         super().open_cuda_streams()
         self._dies = self.pin(4 * self._shape.blocks, run=0)
+        self._told = self.allocate(4 * self._shape.blocks)
+        self.cleared.append((self._told, self._shape.blocks, NOT_TOLD))
 
     # ---- memory ----------------------------------------------------------------------------------
 
@@ -131,12 +135,17 @@ class HipGpu(Gpu):
         self, plan: int, numbers: Sequence[int], *, cooperative: bool, passes: bool = False
     ) -> None:
         """The kernel, all blocks at once: its plan's address, the rank of its first block, where
-        blocks say on which die they run. It is resident: it needs no other numbers.
+        blocks say on which die they run, to the host and to each other. It is resident: it needs no
+        other numbers.
         """
         first_rank = numbers[0]
         ctypes.memset(self._dies, 0xFF, 4 * self._shape.blocks)
-        words = (ctypes.c_int(first_rank), ctypes.c_void_p(self._dies))
-        arguments = (ctypes.c_void_p * 3)(plan, *(ctypes.addressof(word) for word in words))
+        words = (
+            ctypes.c_int(first_rank),
+            ctypes.c_void_p(self._dies),
+            ctypes.c_void_p(self._told),
+        )
+        arguments = (ctypes.c_void_p * 4)(plan, *(ctypes.addressof(word) for word in words))
         self._call(
             "hipModuleLaunchCooperativeKernel",
             self._kernel,

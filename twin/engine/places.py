@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 from twin.errors import EngineError
 
@@ -20,7 +21,7 @@ Pair = tuple[int, int]
 class Places:
     """Of one GPU's blocks."""
 
-    dies: tuple[int, ...]  # by block
+    dies: tuple[int, ...]  # by block of the plan, all ranks of the GPU one after the other
 
     @property
     def blocks_of_die(self) -> dict[int, int]:
@@ -28,9 +29,14 @@ class Places:
 
     @property
     def round_robin(self) -> bool:
-        """Do neighbours take the dies in turn, as plans without placement suppose?"""
+        """Do neighbours take the dies in turn, as flat plans suppose?"""
         first = list(dict.fromkeys(self.dies))
         return all(die == first[at % len(first)] for at, die in enumerate(self.dies))
+
+    @property
+    def neighbours(self) -> bool:
+        """Are the blocks of each die neighbours, as plans by die suppose?"""
+        return len(list(groupby(self.dies))) == len(set(self.dies))
 
     def check(self, dies: int) -> None:
         """Raises EngineError unless every block said on which of `dies` it ran."""

@@ -424,6 +424,12 @@ class Session(ABC):
         if self._status() is not Status.HUNG:
             return
         if control.hung_value == START_BARRIER:
+            if self.plan.gpu_of_rank(control.hung_rank) == control.hung_part:
+                raise EngineError(
+                    f"block {control.hung_element} of GPU {control.hung_part} did not say within "
+                    f"{request.watchdog_ns / 1e9:g} s on which die it runs; end other programs on "
+                    "that GPU, or plan with placement=flat"
+                )
             raise EngineError(
                 f"GPU {self.plan.gpu_of_rank(control.hung_rank)} of this plan waited "
                 f"{request.watchdog_ns / 2e9:g} s for GPU {control.hung_part} of it to start; end "

@@ -10,12 +10,13 @@ from twin.errors import PlanError
 from twin.hardware.types import Node
 from twin.kernel.budget import on_chip_bytes
 from twin.kernel.prompt import TOKENS, fitting_chunk
+from twin.kernel.strips import MOST_STRIPS, has_strips, with_strips
 from twin.models.spec import ModelSpec
 from twin.plan.build import build
 from twin.plan.partition import coded_slot_bytes
 from twin.plan.ranges import check_least
 from twin.plan.splits import attention_of
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Placement, Plan
 
 SETTLED = (  # fields whose default depends on the model or the node
     "gpus",
@@ -24,6 +25,7 @@ SETTLED = (  # fields whose default depends on the model or the node
     "ring_slots",
     "window_slots",
     "collective",
+    "placement",
     "weight_dtype",
     "kv_dtype",
     "max_context",
@@ -100,6 +102,7 @@ def _node_options(spec: ModelSpec, node: Node, chosen: dict[str, Any]) -> Option
         "max_context": _max_context(spec, options),
         "blocks": _blocks(spec, node, options, ranks),
         "collective": _collective(options, ranks),
+        "placement": _placement(node, options, ranks),
         "lane_stagger_ns": LANE_STAGGER_NS if _lanes_share(spec, node, options) else 0,
     }
     options = dataclasses.replace(
@@ -128,6 +131,15 @@ def _collective(options: Options, ranks: int) -> CollectiveKind:
     # lanes of one GPU need no library
     between_kernels = options.execution is not Execution.RESIDENT and options.gpus > 1
     return CollectiveKind.LIBRARY if between_kernels else CollectiveKind.PUSH
+
+
+def _placement(node: Node, options: Options, ranks: int) -> Placement:
+    """On AMD what the kernel can do: nobody knows in which stack a page lies. Numbers by die are
+    predicted to gain something only where lanes share a GPU, each of them then on one die.
+    """
+    if not node.device.amd:
+        return options.placement
+    return Placement.BY_DIE if ranks > options.gpus else Placement.FLAT
 
 
 def _lanes_share(spec: ModelSpec, node: Node, options: Options) -> bool:
@@ -211,7 +223,7 @@ def _ringed(
 
     Slots fill the on-chip memory left by everything else; they are smaller where only few would
     fit. Where blocks share a core there is no ring to fill: the cache does it, and the ring only
-    has to fit.
+    has to fit. On AMD the ring is the kernel's strips, all of them under way.
     """
     limits = limits_of(node)
     plan = _of_one_slot(spec, options, options.slot_bytes, limits)
@@ -220,13 +232,15 @@ def _ringed(
         plan = _of_one_slot(spec, options, plan.options.slot_bytes // 2, limits)
         room = _most_slots(plan)
     slot, slots = plan.options.slot_bytes, options.ring_slots
+    in_strips = node.device.amd and has_strips(plan)
     if "ring_slots" not in chosen:
         slots = min(room, DEFAULT.ring_slots) if limits.oversubscribe else room
+        if in_strips:
+            slots = with_strips(plan, MOST_STRIPS).options.ring_slots
     window = options.window_slots
     if "window_slots" not in chosen:
-        window = min(
-            slots, _window(node, slot, options) if node.device.handoff.loaded_hop_s else slots
-        )
+        ahead = node.device.handoff.loaded_hop_s and not in_strips
+        window = min(slots, _window(node, slot, options) if ahead else slots)
     return plan, {"slot_bytes": slot, "ring_slots": slots, "window_slots": window}
 
 

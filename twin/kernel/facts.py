@@ -43,7 +43,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "STATE_EXTRA": (STATE_EXTRA, "floats that a block keeps between kernels besides its residual"),
     "PARTIAL_EXTRA": (PARTIAL_EXTRA, "of a softmax partial: its maximum, its sum"),
     "PASS_BARRIER": (PASS_BARRIER, "Control.hung_value: the barrier of a prompt pass"),
-    "START_BARRIER": (START_BARRIER, "Control.hung_value: the start of several GPUs"),
+    "START_BARRIER": (START_BARRIER, "Control.hung_value: the start of GPUs and of their blocks"),
     "LOGITS_TAKEN": (LOGITS_TAKEN, "Control.hung_value: the host has not taken logits"),
     "ROWS_AT_ONCE": (ROWS_AT_ONCE, "of a tile: their loads are under way together"),
     "REGISTER_PORTIONS": (

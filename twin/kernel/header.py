@@ -29,7 +29,9 @@ MAX_RANKS = 16
 # an exchanged word that is not yet written: a NaN that no arithmetic here produces
 SENTINEL_WORD = 0xFFFFFFFF
 PASS_BARRIER = -2  # Control.hung_value: blocks meet after every stage of a prompt pass
-START_BARRIER = -3  # Control.hung_value: GPUs meet before the first stage; hung_part is late
+# Control.hung_value: GPUs meet before the first stage, hung_part is late; where that is the waiting
+# one itself, its block hung_element
+START_BARRIER = -3
 LOGITS_TAKEN = -4  # Control.hung_value: the host takes logits before their row is written again
 CONSTANT_BYTES = 60 << 10  # of 64 KiB on NVIDIA's GPUs; the launch's arguments lie in another bank
 

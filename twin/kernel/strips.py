@@ -26,6 +26,11 @@ def most_strips(plan: Plan) -> int:
     return max(1, min(MOST_STRIPS, (room - -(-plan.shard.hidden // THREADS)) // STRIP_REGISTERS))
 
 
+def has_strips(plan: Plan) -> bool:
+    """Does the kernel load its weights in strips? Few-bit ones it reads when it multiplies them."""
+    return plan.without_code() is None and not plan.coded
+
+
 def with_strips(plan: Plan, count: int) -> Plan:
     """The plan with a ring of so many strips, as far as its kernel can have them and the plan's
     budget holds them. All of them are under way, so its window is as large.

@@ -60,6 +60,8 @@ class Execution(Enum):
 class Placement(Enum):
     # neighbouring blocks share a die; each block's weights lie in its die's memory
     DIE_AWARE = "die-aware"
+    # neighbouring blocks share a die; weights interleaved over all stacks
+    BY_DIE = "by-die"
     FLAT = "flat"  # blocks round-robin over dies; weights interleaved over all stacks
 
 

@@ -2,8 +2,8 @@
 
 A request takes its place in every pipe of its path when it is issued, and is done when the slowest
 pipe is (cut-through). Stacks are interleaved far below the size of a request, so the stacks of one
-domain always work in step: a domain is one pipe. FLAT placement has one domain, all stacks;
-DIE_AWARE one per I/O die.
+domain always work in step: a domain is one pipe. DIE_AWARE placement has a domain per I/O die, the
+others one, all stacks.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Package:
                 Pipe(f"{self.name}.Die[{i}].port", device.fabric.die_port_bytes_per_s.value)
                 for i in range(self.dies)
             ]
-        if device.fabric is not None and placement is Placement.FLAT and self.io_dies > 1:
+        if device.fabric is not None and domains == 1 and self.io_dies > 1:
             # interleaved: of every request, (io_dies - 1) / io_dies come from other I/O dies
             rate = device.fabric.io_ingress_bytes_per_s.value * self.io_dies / (self.io_dies - 1)
             self.ingress = [Pipe(f"{self.name}.Io[{i}].ingress", rate) for i in range(self.io_dies)]
