@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from twin.calibrate.known_error import FEWEST, known_error
-from twin.calibrate.node import fits_of
+from twin.calibrate.node import fits_of, other_links
 from twin.commands import beside
 from twin.commands.arguments import (
     Subparsers,
@@ -316,10 +316,12 @@ def certainty(node: Node, spec: ModelSpec | None) -> str:
         f"median, {percent(known.worst, signed=True)} at worst; the interval holds eight of ten of "
         f"them{OTHERWISE[kind_of(spec)] if spec and kind_of(spec) is not known.kind else ''}"
     )
+    others = other_links(node)
     link = (
-        ""
-        if node.link is None
-        or any(path.startswith("link.") for paths in fits.values() for path in paths)
+        f", what is assumed of its link is as between {others}"
+        if others
+        else ""
+        if node.link is None or node.name in fits
         else ", its link is not fitted"
     )
     return (
