@@ -301,9 +301,6 @@ inline Int work(State& s, Int b) {
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
   if (m.has_keepers) ask(s, b, work.asks);
-  if (work.clears)
-    block.cleared = std::max(block.cleared, m.now) +
-                    work.clears * (m.load + fetching(s, block.package, m.now));
   block.clock = m.now + work.fixed;
   log(s, b, block.clock, work.fixed_cause);
   if (work.embed) log(s, b, block.clock += m.memory_latency + block.start, OTHER);
@@ -381,8 +378,6 @@ inline Int finish(State& s, Int b) {
   if (work.sample) log(s, b, block.clock += work.sample, SAMPLING);
   if (const Int fence = work.fence + work.far_fences * s.machine->link_fence)
     log(s, b, block.clock += fence + 2 * queueing(s, block.package, s.machine->now), HAND_OFF);
-  if (block.cleared > block.clock && work.size != NONE)
-    log(s, b, block.clock = block.cleared, HAND_OFF);
   return wait_beyond_now(s, b, PUBLISH, block.clock);
 }
 

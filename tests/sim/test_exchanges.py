@@ -11,7 +11,6 @@ from twin.hardware.types import Device
 from twin.plan.peer_probes import over_gpus
 from twin.plan.probe import exchange_probe, sample_probe, turns_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Options, Sampling, StageKind
-from twin.sim.lowering import compile_plan
 from twin.sim.run import simulate
 
 
@@ -155,11 +154,8 @@ def test_a_barrier_after_a_push_waits_for_the_other_gpu() -> None:
 
 
 def test_a_look_at_exchanged_elements_takes_a_load_even_if_they_are_there() -> None:
-    """Turns long enough to hide the hand-off: the look is all that is left of it. The stage is long
-    enough to hide the keeper's look at its resets.
-    """
+    """Turns long enough to hide the hand-off: the look is all that is left of it."""
     device = replace(warped(reduction_s=1e-6), l2=replace(warped().l2, latency_s=number(3e-7)))
-    device = replace(device, block=replace(device.block, stage_s=number(3e-7)))
     options = Options(blocks=2, slot_bytes=16384, ring_slots=4, window_slots=4)
     plan = turns_probe(options, limits_of(device), elements=2, rows=64, cols=2048, stages=3)
     quick = replace(device, l2=replace(device.l2, latency_s=number(0)))
@@ -207,26 +203,3 @@ def test_a_push_waits_for_a_fence_of_all_gpus_and_for_each_ranks_arrival_behind_
             fences = 0 if kind is HandOffKind.SENTINEL else 1 + gpus
             assert with_it - without == pytest.approx(6 * fences * 200_000, abs=100)
             assert without < 6 * 5_000_000  # none of the device's fences
-
-
-def test_a_block_publishes_when_its_keeper_has_seen_the_resets_of_all_parts() -> None:
-    """Loads of 300 ns, one a part, one after the other; AMD's blocks make resets themselves."""
-    device = replace(warped(), l2=replace(warped().l2, latency_s=number(3e-7)))
-    took = {}
-    for isa in ("sm_90a", "gfx942"):
-        for gpus in (2, 8):
-            made = replace(device, isa=isa)
-            plan = exchange_probe(Options(), limits_of(made), elements=32, stages=6)
-            plan = over_gpus(plan, gpus)
-            took[isa, gpus] = simulate(plan, node_of(made, gpus, hop_s=0), steps=3).step_ps / 6
-    for gpus in (2, 8):
-        later = took["sm_90a", gpus] - took["gfx942", gpus]
-        assert later == pytest.approx(gpus * 300_000, rel=0.01)
-
-
-def test_the_keeper_asks_for_128_words_of_a_part_at_a_time() -> None:
-    device = warped()
-    for elements, loads in ((512, 1), (516, 2)):
-        plan = exchange_probe(Options(blocks=4), limits_of(device), elements=elements, stages=6)
-        work = compile_plan(over_gpus(plan, 2), device).stages[0][0]
-        assert work.clears == 2 * loads

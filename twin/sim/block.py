@@ -125,7 +125,6 @@ class Block:
         # [step][stage]; only the steps that the machine keeps
         self.log: Sequence[Sequence[Sequence[Segment]]] = []
         self.ended: list[int] = []  # ps, per step
-        self.cleared = 0  # when the keeper has made all resets so far
         self.consumed = 0  # bytes of cached keys and values
 
     def consumed_bytes(self) -> int:
@@ -194,7 +193,6 @@ class Block:
             if step or not read.previous_step:
                 yield from self._read(step - read.previous_step, read, channel, log)
         owed = self._ask(step, index, work)
-        self._clear(work)
         clock = self.env.now + work.fixed_ps
         log.append((clock, work.fixed_cause, None))
         if work.kind is StageKind.EMBED:  # the token's row is a memory access that nothing can hide
@@ -215,9 +213,6 @@ class Block:
         fence = work.fence_ps + work.far_fences * self.shared.far_fence
         if fence:
             clock += fence + self.place.package.fencing(self.env.now)
-            log.append((clock, HAND_OFF, None))
-        if self.cleared > clock and work.publication is not None:
-            clock = self.cleared
             log.append((clock, HAND_OFF, None))
         if clock > self.env.now:
             yield self.env.timeout(clock - self.env.now)
@@ -247,15 +242,6 @@ class Block:
             behind = range(index + 1, index + 1 + work.asks)
             self.keeper.ask(step, [(stage, self.works(step)[stage]) for stage in behind], logs)
         return owed
-
-    def _clear(self, work: StageWork) -> None:
-        """The keeper makes the stage's resets behind those of the stages before; the block
-        publishes when it has seen all of them.
-        """
-        if work.clears:
-            now = self.env.now
-            load = self.shared.times.load + self.place.package.fetching(now)
-            self.cleared = max(self.cleared, now) + work.clears * load
 
     def _read(self, step: int, read: ReadWork, channel: int, log: list[Segment]) -> Process:
         """Wait until all the needed elements are visible on this die, then gather them."""

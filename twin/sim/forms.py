@@ -9,8 +9,6 @@ from itertools import takewhile
 from twin.plan.types import Plan, Read, Stage
 from twin.sim import cost
 
-CONFIRMED = 128  # words, by 32 threads
-
 
 class Numbered:
     """Equal things get the same number. Things are held by the plan, so the same object is known by
@@ -132,18 +130,6 @@ def _traits(plan: Plan, stage: Stage, block: int) -> tuple[object, ...]:
         lo, hi = plan.values[stage.publishes].owned[block]
         published = hi - lo
     return (*reads, *shares, "items", *items, reset_words(plan, stage, block), published)
-
-
-def reset_loads(plan: Plan, stage: Stage, block: int) -> int:
-    """In which the keeper sees its resets where all blocks look, one after the other: of each part
-    of each value, `CONFIRMED` words a load (cuda_keeper.cuh, confirm_words).
-    """
-    count = 0
-    for reset in stage.resets:
-        value = plan.values[reset.value]
-        lo, hi = value.owned[block]
-        count += plan.buffers[value.buffer].parts * -(-(hi - lo) * value.words // CONFIRMED)
-    return count
 
 
 def reset_words(plan: Plan, stage: Stage, block: int) -> int:

@@ -11,7 +11,7 @@ from twin.plan.types import Execution, HandOffKind, Plan, Sampling, Span, Stage,
 from twin.sim import consume, cost
 from twin.sim.causes import CAUSES
 from twin.sim.clock import cost_in_time
-from twin.sim.forms import reset_loads, reset_words
+from twin.sim.forms import reset_words
 from twin.sim.gathers import Gathers, polled
 from twin.sim.program import Program, StageWork, Variant
 from twin.sim.routing import Chosen, Draw, Draws, Routing
@@ -69,12 +69,9 @@ class _Lowering:
     def __init__(self, wiring: Wiring, device: Device) -> None:
         plan = wiring.plan
         self.plan, self.device, self.forms = plan, device, wiring.forms
-        # a warp that a block has to spare, its keeper
         spare = polled(plan) and device.warps is not None and device.sharing is None
-        # sums of late parts
+        # sums of late parts, by a warp that a block has to spare
         self.by_keeper = [spare and stage.late for stage in plan.stages]
-        # on AMD blocks make them themselves
-        self.resets_apart = spare and not device.amd
         self.gathers = Gathers(plan, device, self.by_keeper)
         self.streams = Streams(plan, device)
         self.fixed: dict[object, int] = {}
@@ -157,7 +154,6 @@ class _Lowering:
             publication=publication,
             fence_ps=0 if far_fences else _fence_ps(plan, device, stage),
             far_fences=far_fences,
-            clears=reset_loads(plan, stage, block) if self.resets_apart else 0,
             launch_ps=cost.launch_ps(
                 device.launch, plan.options.execution, stage, model=plan.spec is not None
             ),

@@ -57,7 +57,6 @@ class StageWork:
     asks: int = 0
     # of all GPUs, one after the other, in place of `fence_ps`: a fence and each rank's arrival
     far_fences: int = 0
-    clears: int = 0  # loads, one after the other, in which the keeper sees that resets are made
 
     def cached_bytes(self) -> int:
         """Of caches, read and written."""

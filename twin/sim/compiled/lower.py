@@ -246,7 +246,6 @@ class _Flattening:
                 sample=work.sample_ps,
                 fence=work.fence_ps,
                 far_fences=work.far_fences,
-                clears=work.clears,
                 launch=work.launch_ps,
                 touches_memory=work.touches_memory,
                 size=place(published.size) if published else -1,

@@ -53,7 +53,7 @@ BLOCK = _record(
     "head head_step head_stretch beyond",  # of a gated ring
     "start first_answer waited_group run_group wake_group",
     "sums_asked sums_made",  # of a keeper
-    "owed cleared",
+    "owed",
     ("waited", BINDER),  # of a block: sums made before its next publication; the last one
 )
 PIPE = _record("free small_free bytes rate numerator denominator")
@@ -63,7 +63,7 @@ LOAD = _record("marked before load most")  # `most`: see mirror.h
 WORK = _record(
     "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample "
     "fence launch touches_memory",
-    "size pushed stored kv_after by_keeper asks ahead ahead_end group far_fences clears",
+    "size pushed stored kv_after by_keeper asks ahead ahead_end group far_fences",
 )
 PUSH = _record("wires first size stored", ("who", BINDER))  # of a GPU that stands for others
 STAGE = _record("across gate opens")  # gates as they are numbered
