@@ -135,7 +135,9 @@ def test_plan_adds_up(twin: Twin) -> None:
         assert budget["used"] <= budget["limit"]
 
 
-@pytest.mark.parametrize("node", ["1xh200", "2xb200", "8xh200", "8xmi355x", "1xhost", "2xhost"])
+@pytest.mark.parametrize(
+    "node", ["1xh200", "2xb200", "8xh200", "8xmi300x", "8xmi355x", "1xhost", "2xhost"]
+)
 @pytest.mark.parametrize("model", ["laneformer-2b", "llama-3.2-1b"])
 def test_default_options_are_valid_and_fill_the_ring(model: str, node: str) -> None:
     plan = plan_for(load_model(model), load_node(node))
@@ -523,10 +525,10 @@ def test_a_prediction_says_what_is_known_of_its_error(twin: Twin, tiny: str) -> 
     )
     assert re.search(r"interval +[\d,]+ \.\. [\d,]+ tokens/s", said)
     eight = twin("simulate", "llama-3.2-1b", "8xh200").out
-    assert (
-        "8xh200-sxm has the numbers of its devices from there, its links are assumed to be" in eight
-    )
-    assert "as those of 2xh100-sxm" in eight
+    there = "8xh200-sxm has the numbers of its devices from there"
+    assert f"{there}, what is assumed of its link is as between 2xh100-sxm" in eight
+    mesh = twin("simulate", "llama-3.2-1b", "2xmi300x").out
+    assert "no held-out runs of the fit of 1xmi300x are on file" in mesh
     unknown = twin("simulate", tiny, "1xmi355x", "--blocks", "8").out
     assert "no interval: 1xmi355x has no fit" in unknown
     assert "tokens/s, if it" not in unknown

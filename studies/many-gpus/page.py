@@ -1,5 +1,5 @@
-"""The page of predictions.json: `python studies/many-gpus/page.py`. What was measured is set beside
-it when a run of several GPUs is on file.
+"""The page of both sets of predictions: `python studies/many-gpus/page.py`. What was measured is
+set beside them when a run of several GPUs is on file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from twin.report.study_page import write_page
 from twin.study.foretold import FILE as PREDICTIONS
 from twin.study.foretold import limits_text, series
 from twin.study.inputs import files_digest
-from twin.study.many_gpus import KOG, ROWS
+from twin.study.many_gpus import BY_TWO, KOG, ROWS
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
@@ -23,21 +23,24 @@ Cells = dict[str, dict[str, Any]]
 
 
 def stamp() -> Stamp:
-    fits = _made()["fits"]
+    fits = _made(BY_TWO)["fits"]
     return Stamp(
         "+".join(fits[device] for device in sorted(fits)),
-        files_digest([FILE, *sorted(HERE.glob("measured-*.json"))]),
+        files_digest([FILE, HERE / BY_TWO, *sorted(HERE.glob("measured-*.json"))]),
     )
 
 
 def main() -> None:
-    made = _made()
-    bodies = {"rows": rows_table(made["rows"]), "reduce": reduce_table(made["all_reduce"])}
-    write_page(HERE, stamp(), bodies, chart(made["rows"]))
+    first, second = _made(PREDICTIONS), _made(BY_TWO)
+    bodies = {
+        "rows": rows_table(first["rows"], second["rows"]),
+        "reduce": reduce_table(first["all_reduce"], second["all_reduce"]),
+    }
+    write_page(HERE, stamp(), bodies, chart(second["rows"]))
 
 
-def _made() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+def _made(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((HERE / name).read_text(encoding="utf-8"))
     return found
 
 
@@ -54,46 +57,57 @@ def measured() -> dict[str, dict[str, Any]]:
     return found
 
 
-def rows_table(cells: dict[str, Cells]) -> str:
+def rows_table(cells: dict[str, Cells], by_two: dict[str, Cells]) -> str:
+    """Before any run, and by the fit of two H100 where that was before the node's first run."""
     head = (
-        "row", "node", "predicted, tokens/s", "p10", "p90", "measured", "off", "of the step", "Kog",
+        "row", "node", "before any run, tokens/s", "measured", "off", "by two H100, tokens/s",
+        "of the step", "Kog",
     )  # fmt: skip
     lines, found = [], measured()
     for row in ROWS:
         for node, cell in cells[row.name].items():
-            kog = KOG.get((row.name, node))
-            numbers = [f"{cell[level]:,.0f}" for level in ("p50", "p10", "p90")]
+            kog, later = KOG.get((row.name, node)), by_two[row.name].get(node)
             speed = found.get(node, {}).get("row", {}).get(row.name, {}).get("tokens_per_s")
             off = f"{cell['p50'] / speed - 1:+.1%}" if speed else ""
-            numbers += [f"{speed:,.0f}" if speed else "", off]
             lines.append(
-                (row.name, node, *numbers, limits_text(cell), f"{kog:,.0f}" if kog else "")
+                (
+                    *(row.name, node, _between(cell), f"{speed:,.0f}" if speed else "", off),
+                    _between(later) if later else "",
+                    limits_text(later or cell),
+                    f"{kog:,.0f}" if kog else "",
+                )
             )
     return markdown_table(head, lines)
 
 
-def reduce_table(nodes: Cells) -> str:
-    head = ("node", "all-reduce", "predicted, us", "low", "high", "measured", "at least, us")
-    found = measured()
-    lines = [
-        (
-            node,
-            what,
-            *(f"{one[level]:.2f}" for level in ("nominal", "low", "high")),
-            _reduced(found.get(node), node, what),
-            f"{cell['bound_us']:.2f}",
-        )
-        for node, cell in nodes.items()
-        for what, one in cell.items()
-        if what != "bound_us"
-    ]
-    return markdown_table(head, lines)
+def _between(cell: dict[str, Any]) -> str:
+    return f"{cell['p50']:,.0f} ({cell['p10']:,.0f} to {cell['p90']:,.0f})"
 
 
-def _reduced(one: dict[str, Any] | None, node: str, what: str) -> str:
+def reduce_table(before: Cells, by_two: Cells) -> str:
+    """Microseconds, with the lowest and highest draw."""
+    asked = [what for what in next(iter(before.values())) if what != "bound_us"]
+    found, lines = measured(), []
+    for node, cell in before.items():
+        for by, one in (("before any run", cell), ("by two H100", by_two.get(node))):
+            if one:
+                lines.append((node, by, *(_reduction(one[what]) for what in asked), _bound(one)))
+        if node in found:
+            took = [_reduced(found[node], what) for what in asked]
+            lines.append((node, "measured", *took, ""))
+    return markdown_table(("node", "", *(f"{what}, us" for what in asked), "at least, us"), lines)
+
+
+def _reduction(one: dict[str, float]) -> str:
+    return f"{one['nominal']:.2f} ({one['low']:.2f} to {one['high']:.2f})"
+
+
+def _bound(cell: dict[str, Any]) -> str:
+    return f"{cell['bound_us']:.2f}"
+
+
+def _reduced(one: dict[str, Any], what: str) -> str:
     """`what`: "6 KiB under stream"."""
-    if one is None:
-        return ""
     medians = {name: probe["median_s"] for name, probe in one["probes"].items()}
     kib, loaded = int(what.split()[0]), what.endswith("stream")
     return f"{reduce_seconds(medians, one['machine']['gpus'], kib, loaded=loaded) * 1e6:.2f}"

@@ -1,9 +1,12 @@
 """Predicts the rows and the all-reduces of 2, 4 and 8 GPUs, with intervals:
-`python studies/many-gpus/predict.py`.
+`python studies/many-gpus/predict.py [by-two-gpus]`.
 
 Writes predictions.json beside itself, once: it was committed before any run on several GPUs. Draws
 of the nodes' numbers, each divided by the errors that the fit of one H200 was seen to make on
 engine runs, give p10 to p90. Link numbers are on file, not fitted.
+
+`by-two-gpus` writes predictions-by-two-gpus.json, of the nodes that did not run yet: with the links
+that were fitted on two H100, and the errors that two H100 were seen to make.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
+import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,39 +32,47 @@ from twin.study.case import Case
 from twin.study.foretold import DRAWS, fit_of, limits, spread, write_once
 from twin.study.hardware import with_settings
 from twin.study.interval import settings
-from twin.study.many_gpus import KOG, ROWS, Row, spec_of
+from twin.study.many_gpus import BY_TWO, KOG, ROWS, Row, spec_of
 
 HERE = Path(__file__).resolve().parent
 DEVICES = ("h200-sxm", "h100-sxm")
 NODES = tuple(f"{gpus}x{device}" for device in DEVICES for gpus in (2, 4, 8))
 FITTED = "1xh200-sxm"  # whose held-out runs say how wrong the twin is
+RAN = "2xh100-sxm"  # whose links are fitted, and whose runs say it in the second file
 REDUCED_KIB = (6, 16)
 DEPTHS = (4, 8)  # layers of a dense model that are simulated; the rest is proportional
 
 
 def main() -> None:
-    write_once(HERE, predictions)
+    if sys.argv[1:] == ["by-two-gpus"]:
+        nodes = tuple(node for node in NODES if node != RAN)
+        write_once(HERE, lambda: predictions(nodes, RAN), BY_TWO)
+    else:
+        write_once(HERE, lambda: predictions(NODES, FITTED))
 
 
-def predictions() -> dict[str, Any]:
-    cells = [(row.name, node) for row in ROWS for node in NODES]
+def predictions(nodes: tuple[str, ...], judged: str) -> dict[str, Any]:
+    """`judged`: the node whose held-out runs say how wrong the twin is."""
+    cells = [(row.name, node) for row in ROWS for node in nodes]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        rows = dict(zip(cells, pool.map(predicted_row, cells), strict=True))
-        reduced = dict(zip(NODES, pool.map(predicted_reduce, NODES), strict=True))
+        found = pool.map(partial(predicted_row, judged=judged), cells)
+        rows = dict(zip(cells, found, strict=True))
+        reduced = dict(zip(nodes, pool.map(predicted_reduce, nodes), strict=True))
     print(f"{len(cells)} cells predicted")
     return {
-        "fits": {device: fit_of(device) for device in DEVICES},
+        "fits": {name: fit_of(name) for name in (*DEVICES, *([RAN] if judged == RAN else []))},
+        "judged_by": judged,
         "draws": DRAWS.count,
         "published": {f"{row}, {node}": speed for (row, node), speed in KOG.items()},
         "rows": {
-            row.name: {node: rows[row.name, node] for node in NODES if rows[row.name, node]}
+            row.name: {node: rows[row.name, node] for node in nodes if rows[row.name, node]}
             for row in ROWS
         },
         "all_reduce": reduced,
     }
 
 
-def predicted_row(cell: tuple[str, str]) -> dict[str, Any] | None:
+def predicted_row(cell: tuple[str, str], judged: str) -> dict[str, Any] | None:
     """None: the node does not hold the model."""
     row = next(row for row in ROWS if row.name == cell[0])
     node = calibrated_node(cell[1])
@@ -69,7 +82,7 @@ def predicted_row(cell: tuple[str, str]) -> dict[str, Any] | None:
         return None
     step, causes = _step(row, node)
     speeds = [1 / _step(row, with_settings(node, one))[0] for one in settings(node, DRAWS)]
-    interval = spread(speeds, calibrated_node(FITTED))
+    interval = spread(speeds, calibrated_node(judged))
     return {"nominal": 1 / step, **interval, "limits": limits(causes)}
 
 

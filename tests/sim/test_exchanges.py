@@ -187,3 +187,19 @@ def test_the_last_of_many_blocks_words_comes_later_than_one_words_hop_says() -> 
             for spread in (0.0, 2e-7)
         )
         assert (far - near) // 6 == later
+
+
+def test_a_push_waits_for_a_fence_of_all_gpus_and_for_each_ranks_arrival_behind_it() -> None:
+    """Instead of its own GPU's fence; a sentinel waits for none."""
+    device = replace(ideal(), handoff=replace(ideal().handoff, fence_s=number(5e-6)))
+    for gpus in (2, 4):
+        for kind in HandOffKind:
+            plan = exchange_probe(Options(handoff=kind), limits_of(device), elements=32, stages=6)
+            plan = over_gpus(plan, gpus)
+            without, with_it = (
+                simulate(plan, node_of(device, gpus, fence_s=fence), steps=3).step_ps
+                for fence in (0.0, 2e-7)
+            )
+            fences = 0 if kind is HandOffKind.SENTINEL else 1 + gpus
+            assert with_it - without == pytest.approx(6 * fences * 200_000, abs=100)
+            assert without < 6 * 5_000_000  # none of the device's fences

@@ -11,7 +11,7 @@ import pytest
 from tests.native.scoreboards import arrivals
 from tests.native.test_scoreboards import compiled, needs_nvdisasm
 from twin.bench.acceptance import hazards
-from twin.bench.acceptance.sanitizer import sanitizer_plans
+from twin.bench.acceptance.sanitizer import sanitizer_plans, several_plans
 from twin.bench.shapes import Bench
 from twin.engine.cuda_lines import Kernel, Place, Row
 
@@ -63,11 +63,14 @@ def test_reports_without_source_lines_or_not_shown_fail() -> None:
     assert hazards.judged("========= COMPUTE-SANITIZER\n") is None
 
 
+WATCHED = [*sanitizer_plans(Bench("cuda")), *several_plans(Bench("cuda"))]
+
+
 @needs_nvdisasm
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(sanitizer_plans(Bench("cuda")))))
+@pytest.mark.parametrize("number", range(len(WATCHED)))
 def test_a_slot_is_left_after_the_reads_that_are_excused(number: int) -> None:
-    found = arrivals(*compiled(sanitizer_plans(Bench("cuda"))[number]))
+    found = arrivals(*compiled(WATCHED[number]))
     assert found
     assert [arrival for arrival in found if arrival.pending] == []
 
@@ -127,6 +130,38 @@ def test_a_report_without_any_line_fits_no_kernel() -> None:
     verdict = hazards.judged(bare, [kernel(HERE)])
     assert verdict is not None
     assert (verdict.looked_up, verdict.passed) == (0, False)
+
+
+NEAR = hazards.lines_of("cuda_vector.cuh", "load_near")[3]
+ELEMENT = hazards.lines_of(*hazards.SHARED)[2]
+
+
+def of_element(caller: Place) -> Kernel:
+    """At 0x60 an element is loaded, by a function that `caller` inlines."""
+    rows = [
+        Row(0, OTHER_LINE, 0),
+        Row(0x20, Place("cuda.cuh", COPY[2], "bulk_copy"), 1),
+        Row(0x60, caller, 1),
+        Row(0x60, Place("cuda.cuh", ELEMENT, "load_element"), 3),
+    ]
+    return Kernel(bytes(0x60) + hazards.LDS.to_bytes(16, "little") + bytes(0x90), tuple(rows))
+
+
+@pytest.mark.parametrize("told", [LOST, access("Read", 0x60, "cuda.cuh", ELEMENT)])
+def test_an_element_is_of_the_ring_only_where_a_scan_of_the_ring_loads_it(told: str) -> None:
+    said = report(access("Write", 0x20, "cuda.cuh", COPY[2]), told) + SUMMARY.format(1, 1)
+    near, other = (of_element(Place("cuda_vector.cuh", NEAR, "load_near")), of_element(OTHER_LINE))
+    for kernels, passed in (([near], True), ([other], False), ([near, other], False), ([], False)):
+        verdict = hazards.judged(said, kernels)
+        assert verdict is not None
+        assert verdict.passed is passed
+
+
+def test_where_the_tool_stopped_looking_nothing_passes() -> None:
+    said = f"========= Warning: {hazards.LIMIT}. ...\n" + SUMMARY.format(0, 0)
+    verdict = hazards.judged(said)
+    assert verdict is not None
+    assert (verdict.unseen, verdict.passed) == (1, False)
 
 
 def test_names_that_the_kernel_no_longer_has_are_an_error() -> None:

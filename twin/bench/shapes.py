@@ -29,7 +29,8 @@ from twin.plan.types import CollectiveKind, Limits, Options, Plan
 from twin.proof.prove import prove
 from twin.study.parallel import each
 
-NODE = "1xh200"
+DEVICE = "h200"
+NODE = f"1x{DEVICE}"
 SEED = 5
 PATTERN = 1_000_003  # random values to repeat: a prime, so that the rows of a matrix differ
 FP16 = {"weight_dtype": DType.FP16, "kv_dtype": DType.FP16}
@@ -206,7 +207,7 @@ def _h200_plan(spec: ModelSpec, chosen: dict[str, Any]) -> Plan:
     """Default options; the default ring, less what the kernel's scratch and barriers take of a
     block's shared memory.
     """
-    node = load_node(NODE)
+    node = load_node(f"{chosen.get('gpus', 1)}x{DEVICE}")
     made = plan_for(spec, node, **chosen)
     slots = fitting_slots(made)
     return (

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from twin.calibrate import store
 from twin.calibrate.bound import Binding, Group, noise
 from twin.calibrate.cross import Cross, crossed
+from twin.calibrate.far_fences import DRAWN
 from twin.calibrate.gpu_designed import PREFIX
 from twin.calibrate.probes import Probe
 from twin.calibrate.published import check_inputs
@@ -286,7 +287,8 @@ class _Least:
         draws = np.clip(self._widened(_bootstrap(self)), *self.reach)
         low, high = np.percentile(draws, INTERVAL, axis=0)
         low, high = np.minimum(low, self.point), np.maximum(high, self.point)
-        source = f"fit of {self.run.id}, {len(self.probes)} probes"
+        asked = "engine runs" if self.run.meta.get("what") == DRAWN else "probes"
+        source = f"fit of {self.run.id}, {len(self.probes)} {asked}"
         return {
             path: Number(
                 value,

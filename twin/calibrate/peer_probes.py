@@ -13,11 +13,13 @@ from twin.calibrate.gpu_probes import COLS, KIB, STAGES, WIDE_RING, _idle, _opti
 from twin.calibrate.probes import Probe
 from twin.plan.peer_probes import over_gpus
 from twin.plan.probe import exchange_probe, hop_probe, stream_probe, turns_probe
-from twin.plan.types import Limits, Plan
+from twin.plan.types import HandOffKind, Limits, Plan
 
 GROUP = "link"
+FENCES = "fences"  # of all GPUs, which counters and barriers wait for
 HOPS = 12
 SIZES = (2, 6, 8, 12, 16)  # KiB of FP32 that all blocks of a rank publish together
+COUNTED = (2, 16)  # of these, with counters and barriers
 # KiB of weights a block and exchange: less than the ring holds, so that the stream goes on while
 # the exchange is waited for, and hides none of it
 STREAMED = 64
@@ -29,7 +31,12 @@ def peer_probes(limits: Limits, gpus: int) -> list[Probe]:
     found = [*_hops(limits), *_reductions(limits)]
     probes = [(f"peer-{name}-g{gpus}", over_gpus(plan, gpus)) for name, plan in found]
     probes += [(f"peer-{name}-g{gpus}", alone) for name, alone in _alone(limits)]
-    return [Probe(name, GROUP, plan, steps_of(plan)) for name, plan in probes]
+    counted = [(f"peer-{name}-g{gpus}", over_gpus(plan, gpus)) for name, plan in _counted(limits)]
+    return [
+        Probe(name, group, plan, steps_of(plan))
+        for group, some in ((GROUP, probes), (FENCES, counted))
+        for name, plan in some
+    ]
 
 
 def elements_of(kib: int) -> int:
@@ -56,15 +63,34 @@ def _reductions(limits: Limits) -> Iterator[tuple[str, Plan]]:
         yield f"reduce-loaded-{kib}K", loaded_exchange(limits, elements_of(kib))
 
 
-def idle_exchange(limits: Limits, elements: int) -> Plan:
+def _counted(limits: Limits) -> Iterator[tuple[str, Plan]]:
+    """The same with counters and barriers, whose publications wait for a fence of all GPUs and for
+    each rank's arrival behind it. Under stream with counters alone: a barrier's stage that streams
+    meets once more.
+    """
+    for handoff in (HandOffKind.COUNTER, HandOffKind.GRID):
+        for kib in COUNTED:
+            plan = idle_exchange(limits, elements_of(kib), handoff)
+            yield f"reduce-{handoff.value}-{kib}K", plan
+    for kib in COUNTED:
+        plan = loaded_exchange(limits, elements_of(kib), HandOffKind.COUNTER)
+        yield f"reduce-loaded-counter-{kib}K", plan
+
+
+def idle_exchange(
+    limits: Limits, elements: int, handoff: HandOffKind = HandOffKind.SENTINEL
+) -> Plan:
     """STAGES exchanges of `elements` FP32 and nothing else, of one GPU (see `over_gpus`)."""
-    return exchange_probe(_idle(limits.blocks), limits, elements=elements, stages=STAGES)
+    options = _idle(limits.blocks, handoff=handoff)
+    return exchange_probe(options, limits, elements=elements, stages=STAGES)
 
 
-def loaded_exchange(limits: Limits, elements: int) -> Plan:
+def loaded_exchange(
+    limits: Limits, elements: int, handoff: HandOffKind = HandOffKind.SENTINEL
+) -> Plan:
     """The same while every block streams."""
     return turns_probe(
-        _options(limits.blocks, window_slots=WINDOW, ring_slots=WIDE_RING),
+        _options(limits.blocks, window_slots=WINDOW, ring_slots=WIDE_RING, handoff=handoff),
         limits,
         elements=elements,
         rows=_rows(limits),

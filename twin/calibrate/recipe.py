@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from twin.calibrate.amd_probes import amd_probes
 from twin.calibrate.gpu_formats import CHOOSING, DECODING
 from twin.calibrate.gpu_probes import gpu_probes
-from twin.calibrate.peer_probes import GROUP, peer_probes
+from twin.calibrate.peer_probes import FENCES, GROUP, peer_probes
 from twin.calibrate.probes import Probe, host_probes
 from twin.calibrate.published import is_published
 from twin.calibrate.reading import quiet, steady
@@ -147,7 +147,10 @@ AMD_RECIPE = replace(
     conditions=amd_conditions,
 )
 # of a link; all others are the device's, whose fit a node of one has
-LINK_GROUPS: Groups = {GROUP: ("link.hop_s", "link.loaded_hop_s", "link.spread_s")}
+LINK_GROUPS: Groups = {
+    GROUP: ("link.hop_s", "link.loaded_hop_s", "link.spread_s"),
+    FENCES: ("link.fence_s",),
+}
 
 
 # what figures of others settle; hops and latencies are read off by themselves (hwmodels), and only

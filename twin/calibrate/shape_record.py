@@ -17,6 +17,7 @@ from typing import Any
 
 from twin.calibrate import store
 from twin.calibrate.drawn import drawn_runs
+from twin.calibrate.far_fences import DRAWN, no_longer_held_out
 from twin.calibrate.fitted import numbers_of
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.known_error import keep_drawn, known_error
@@ -229,7 +230,7 @@ def measure(node: Node, record: Record, progress: Progress) -> None:
         **store.conditions(),
         **recipe.conditions(),
         "node": node.name,
-        "what": "shapes that a seed drew",
+        "what": DRAWN,
         "predicted": record.date,
         "failed": failed,
         RUNS: {run.name: written(run) for run in record.runs},
@@ -282,7 +283,8 @@ def samples_of(record: Record) -> tuple[store.Samples, dict[str, str]]:
 def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     """How far the fit in force is from the record's runs, kept beside its held-out ones; nothing
     without these, or while runs are left. The predictions on file may be of another fit or of other
-    laws. Runs whose plan the kernel refuses are left out: one that needed less memory made them.
+    laws. Runs whose plan the kernel refuses are left out: one that needed less memory made them. So
+    are those that the fit rests on.
     """
     from twin.sim.run import simulate  # a machine that only measures has no simulator
 
@@ -290,8 +292,9 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     if known_error(node) is None or len(samples) + len(failed) < len(record.runs):
         return
     errors = {}
+    fitted = no_longer_held_out(node, record.folder.name, record.runs)
     for done, run in enumerate(record.runs, start=1):
-        if run.name in samples:
+        if run.name in samples and run.name not in fitted:
             progress(f"predicting by the fit in force: {done}/{len(record.runs)} {run.name}")
             try:
                 plan = run.plan(node.device.name)

@@ -10,9 +10,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twin.calibrate import store
+from twin.calibrate import far_fences, store
+from twin.calibrate.far_fences import ADDED, drawn_on_several
 from twin.calibrate.measure import measure_probes
 from twin.calibrate.node import uncalibrated_node
+from twin.calibrate.peer_probes import FENCES
 from twin.calibrate.probes import Probe
 from twin.calibrate.published import FIGURES, figures, is_published
 from twin.calibrate.recipe import recipe_of
@@ -161,7 +163,7 @@ def fit_and_store(node: Node, run: store.Run, also: Sequence[store.Run] = ()) ->
     from twin.calibrate.fit import fit_node
 
     probes = probes_of(node, run)
-    some: list[str] = run.meta.get("groups") or []
+    some: list[str] = run.meta.get("groups") or _engine_runs(run, node)
     kept = store.read_fit(node.name) if some else None
     if some and kept is None:
         raise CalibrationError(
@@ -238,12 +240,21 @@ def _add_to(
     ):
         old = dict(meta.get(name) or {})
         meta[name] = {path: value for path, value in old.items() if path not in own} | made
-    meta["added"] = {**(meta.get("added") or {}), **dict.fromkeys(groups, fit.run)}
+    meta[ADDED] = {**(meta.get(ADDED) or {}), **dict.fromkeys(groups, fit.run)}
     store.write_fit(node.name, numbers, meta)
 
 
+def _engine_runs(run: store.Run, node: Node) -> list[str]:
+    """The group of probes whose place a run's drawn shapes take."""
+    return [FENCES] if drawn_on_several(run.meta, node) else []
+
+
 def probes_of(node: Node, run: store.Run) -> list[Probe]:
-    """What a run asked: figures of others as they say, else the device's probes."""
+    """What a run asked: figures of others as they say, drawn shapes of several GPUs as they ran,
+    else the device's probes.
+    """
+    if drawn_on_several(run.meta, node):
+        return far_fences.probes(node, run)
     if is_published(run.meta):
         from twin.calibrate.published_plans import probe  # plans need the simulator's packages
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from twin.calibrate.known_error import FEWEST, known_error
-from twin.calibrate.node import fits_of
+from twin.calibrate.node import fits_of, other_links
 from twin.commands import beside
 from twin.commands.arguments import (
     Subparsers,
@@ -316,23 +316,21 @@ def certainty(node: Node, spec: ModelSpec | None) -> str:
         f"median, {percent(known.worst, signed=True)} at worst; the interval holds eight of ten of "
         f"them{OTHERWISE[kind_of(spec)] if spec and kind_of(spec) is not known.kind else ''}"
     )
+    others = other_links(node)
+    link = (
+        f", what is assumed of its link is as between {others}"
+        if others
+        else ""
+        if node.link is None or node.name in fits
+        else ", its link is not fitted"
+    )
     return (
         said
         if known.node == node.name
         else f"{said}\nthey ran on {known.node}, and fewer than {FEWEST} on {node.name}: "
-        f"{node.name} has the numbers of its devices from there{_of_links(node, fits)}; for an "
-        f"interval of all numbers: {ASK}"
+        f"{node.name} has the numbers of its devices from there{link}; for an interval of all "
+        f"numbers: {ASK}"
     )
-
-
-def _of_links(node: Node, fits: dict[str, set[str]]) -> str:
-    """Where the numbers of a node's links come from, if not from a fit of its own."""
-    linked = [name for name, paths in fits.items() if any(p.startswith("link.") for p in paths)]
-    if node.link is None or node.name in linked:
-        return ""
-    if linked:
-        return f", its links are assumed to be as those of {linked[-1]}"
-    return ", its link is not fitted"
 
 
 def held_out_json(node: Node, result: Result, spec: ModelSpec | None) -> dict[str, Any] | None:

@@ -284,6 +284,8 @@ class Link:
     bytes_per_s: Number  # per direction: per pair in a mesh, per GPU behind a switch
     hop_s: Number  # store to remote poll, one way, idle
     loaded_hop_s: Number  # the same while both ends stream, or hop_s if that is more
+    # of all GPUs: until a block's stores into other GPUs are there; with counters and barriers
+    fence_s: Number
     spread_s: Number  # how much later the last word is there where many blocks store one
     # a vendor library's small all-reduce inside a graph, all GPUs of the node
     library_allreduce_s: Number

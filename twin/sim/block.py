@@ -53,6 +53,7 @@ class Shared:
     on_demand: bool  # the cores load what they need when they need it
     times: Times
     library: int  # ps
+    far_fence: int  # ps, of all GPUs
 
 
 class Keeper:
@@ -209,8 +210,9 @@ class Block:
         if work.sample_ps:
             clock += work.sample_ps
             log.append((clock, SAMPLING, None))
-        if work.fence_ps:
-            clock += work.fence_ps + self.place.package.fencing(self.env.now)
+        fence = work.fence_ps + work.far_fences * self.shared.far_fence
+        if fence:
+            clock += fence + self.place.package.fencing(self.env.now)
             log.append((clock, HAND_OFF, None))
         if clock > self.env.now:
             yield self.env.timeout(clock - self.env.now)

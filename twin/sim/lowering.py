@@ -140,6 +140,8 @@ class _Lowering:
         lo, hi = stage.items[block] if stage.items else (0, 0)
         ahead = self.streams.ahead(stage, weights)
         kv = self.streams.scan(stage, block)
+        publication = self.gathers.publication(stage, block, experts)
+        far_fences = _far_fences(plan, stage, arrives=publication is not None)
         work = StageWork(
             kind=stage.kind,
             reads=self.gathers.of(stage, block, experts),
@@ -149,8 +151,9 @@ class _Lowering:
             kv=kv,
             kv_ahead=ROUNDS_AHEAD if device.warps else 0,
             sample_ps=_sample(plan, device.block, stage, block),
-            publication=self.gathers.publication(stage, block, experts),
-            fence_ps=_fence_ps(plan, device, stage),
+            publication=publication,
+            fence_ps=0 if far_fences else _fence_ps(plan, device, stage),
+            far_fences=far_fences,
             launch_ps=cost.launch_ps(
                 device.launch, plan.options.execution, stage, model=plan.spec is not None
             ),
@@ -290,6 +293,22 @@ def _fence_ps(plan: Plan, device: Device, stage: Stage) -> int:
         if handoff is HandOffKind.GRID or stage.publishes is not None
         else 0
     )
+
+
+def _far_fences(plan: Plan, stage: Stage, *, arrives: bool) -> int:
+    """Of a block that pushes to other GPUs: the fence behind its stores, then an arrival at each
+    rank's counter, which releases to all GPUs and so waits as a fence does (handoff.cuh, `finish`).
+    """
+    handoff, published = plan.options.handoff, stage.publishes
+    if (
+        plan.options.gpus == 1
+        or plan.options.execution is not Execution.RESIDENT
+        or handoff is HandOffKind.SENTINEL
+        or published is None
+        or not plan.values[published].pushed
+    ):
+        return 0
+    return 1 + (plan.ranks if arrives or handoff is HandOffKind.GRID else 0)
 
 
 def _sample(plan: Plan, costs: BlockCosts, stage: Stage, block: int) -> int:

@@ -183,6 +183,7 @@ class Machine:
             on_demand=self.on_demand,
             times=self.times,
             library=self.links.library if self.links else 0,
+            far_fence=self.links.fence if self.links else 0,
         )
 
     def _block(self, shared: Shared, rank: int, index: int) -> Block:

@@ -43,7 +43,7 @@ class StageWork:
     kv_ahead: int  # requests under way; 0: as many as the ring's window
     sample_ps: int
     publication: Publication | None
-    fence_ps: int  # before its arrival at a counter
+    fence_ps: int  # before its arrival at a counter, on its own GPU
     launch_ps: int  # kernel border before this stage
     library: bool  # a vendor collective
     touches_memory: bool
@@ -55,6 +55,8 @@ class StageWork:
     group: int = 1  # of these slots, what one row group of all teams takes
     # such stages behind this one: the keeper begins them when this one's reads have succeeded
     asks: int = 0
+    # of all GPUs, one after the other, in place of `fence_ps`: a fence and each rank's arrival
+    far_fences: int = 0
 
     def cached_bytes(self) -> int:
         """Of caches, read and written."""

@@ -282,6 +282,7 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
         "launch.graph_edge_s": options.execution is not Execution.GRAPH,
         "link.": options.gpus == 1,
         "link.library_allreduce_s": not library,
+        "link.fence_s": options.handoff.value == "sentinel" or not resident,
         "block.clock_hz": True,
         "block.on_chip_bytes": True,
         "block.kv_bytes_per_s": not attention or of_warps,

@@ -30,9 +30,9 @@ Cell = Mapping[str, Any]
 # ---- made ----------------------------------------------------------------------------------------
 
 
-def write_once(folder: Path, make: Callable[[], Mapping[str, Any]]) -> None:
+def write_once(folder: Path, make: Callable[[], Mapping[str, Any]], name: str = FILE) -> None:
     """Behind the commit of `folder`. Raises ConfigError where predictions are there."""
-    file = folder / FILE
+    file = folder / name
     if file.exists():
         raise ConfigError(f"{file} is there: predictions are written once, before the runs")
     commit = commit_of(folder)

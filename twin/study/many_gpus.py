@@ -78,6 +78,7 @@ ROWS = (
     Row("llama-3.1-70b", "llama-3.1-70b"),
     Row("gpt-oss-120b", "gpt-oss-120b"),
 )
+BY_TWO = "predictions-by-two-gpus.json"  # of the nodes that had not run when two H100 had
 # published by Kog for FP16, delay 2, batch 1 (blog.kog.ai); on eight H200
 KOG = {("laneformer-2b, delay 2", "8xh200-sxm"): 2100.0}
 

@@ -8,7 +8,8 @@ the functions named here, by the source lines in the report.
 
 The tool does not find the line of some reads although the kernel's line table has it. Such a read
 is looked up in the cubins that ran: in every one that agrees with all lines of its report, the
-instruction has to be a load from shared memory in a function named here.
+instruction has to be a load from shared memory in a function named here. A function that reads
+other memory as well (`SHARED`) is looked up, too: it has to be inlined in one named here.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ READS = (
     ("cuda.cuh", "load_one"),
     ("cuda.cuh", "load_half"),
 )
+# reads an element from anywhere: cached keys and values that are narrower than a thread's piece,
+# where `load_near` calls it
+SHARED = ("cuda.cuh", "load_element")
+LIMIT = "Maximum number of hazards reached"  # said by the tool, which then looks no further
 # the opcodes, low twelve bits, of loads from shared memory (compute capability 7.0 to 9.0)
 LDS, LDSM = 0x984, 0x83B
 ACCESS = re.compile(
@@ -67,7 +72,7 @@ class Access:
 class Verdict:
     ordered: int  # pairs of a bulk copy and a read of its slot
     others: tuple[str, ...]  # all other pairs
-    unseen: int  # counted by the tool, but not displayed
+    unseen: int  # counted by the tool, but not displayed; and where it looked no further
     looked_up: int = 0  # accesses whose line the tool did not find, and the line table has
 
     @property
@@ -92,7 +97,8 @@ def judged(said: str, kernels: Sequence[Kernel] = ()) -> Verdict | None:
         for one, other in zip(told, known, strict=True)
         for before, after in zip(one, other, strict=True)
     )
-    return Verdict(len(pairs) - len(others), others, errors + warnings - displayed, looked_up)
+    unseen = errors + warnings - displayed + said.count(LIMIT)
+    return Verdict(len(pairs) - len(others), others, unseen, looked_up)
 
 
 @cache
@@ -143,10 +149,16 @@ def _looked_up(report: list[Access], kernels: Sequence[Kernel]) -> list[Access]:
         for kernel in kernels
         if any(access.file for access in report) and all(_fits(access, kernel) for access in report)
     ]
-    return [
-        _read_in(access, fitting) if access.kind == "Read" and not access.file else access
-        for access in report
-    ]
+    return [_asked(access, fitting) if access.kind == "Read" else access for access in report]
+
+
+def _asked(access: Access, fitting: list[Kernel]) -> Access:
+    """A read whose line the tool did not find, with its line; one in SHARED with that of the
+    function that it is inlined in.
+    """
+    if not access.file:
+        access = _read_in(access, fitting, 0)
+    return _read_in(access, fitting, 1) if access.inside(SHARED) else access
 
 
 def _fits(access: Access, kernel: Kernel) -> bool:
@@ -156,13 +168,16 @@ def _fits(access: Access, kernel: Kernel) -> bool:
     )
 
 
-def _read_in(access: Access, fitting: list[Kernel]) -> Access:
-    """With its line, where all kernels agree on it and have a load from shared memory there."""
+def _read_in(access: Access, fitting: list[Kernel], depth: int) -> Access:
+    """With its line, `depth` functions out of the innermost, where all kernels agree on it and have
+    a load from shared memory there.
+    """
     at = int(access.at, 16)
     lines = {
-        (kernel.places(at)[0].file, kernel.places(at)[0].line)
+        (place.file, place.line)
         for kernel in fitting
         if kernel.opcode(at) in (LDS, LDSM)
+        for place in kernel.places(at)[depth : depth + 1]
     }
     if len(lines) != 1 or any(kernel.opcode(at) not in (LDS, LDSM) for kernel in fitting):
         return access

@@ -67,9 +67,20 @@ def sanitizer_plans(bench: Bench) -> list[Plan]:
     ]
 
 
+def several_plans(bench: Bench) -> list[Plan]:
+    """On two GPUs."""
+    plans = [
+        bench.plan(name, max_context=64, handoff=handoff, gpus=2)
+        for name in MODELS
+        for handoff in HandOffKind
+    ]
+    return [*plans, bench.plan("tiny", max_context=64, gpus=2, execution=Execution.GRAPH)]
+
+
 PLANS: dict[str, Callable[[Bench], list[Plan]]] = {
     "protocols": sanitizer_plans,
     "formats": watched_plans,
+    "several": several_plans,
 }
 
 

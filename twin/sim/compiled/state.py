@@ -40,7 +40,7 @@ MACHINE = _record(
     "resident borders barriers on_demand fetch memory_latency restart library switch_time",
     "capacity window pace leave answers kv_arrivals gated ahead gates has_keepers",
     "hop cross atomic poll growth fetch_growth load link_hop link_growth link_window link_spread",
-    "counter_total",
+    "link_fence counter_total",
     # where one GPU stands for all: see native/simulator/mirror.h
     "mirrors sends group parent requests pushed hop_then see plain loose loosened die",
 )
@@ -63,7 +63,7 @@ LOAD = _record("marked before load most")  # `most`: see mirror.h
 WORK = _record(
     "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample "
     "fence launch touches_memory",
-    "size pushed stored kv_after by_keeper asks ahead ahead_end group",
+    "size pushed stored kv_after by_keeper asks ahead ahead_end group far_fences",
 )
 PUSH = _record("wires first size stored", ("who", BINDER))  # of a GPU that stands for others
 STAGE = _record("across gate opens")  # gates as they are numbered
