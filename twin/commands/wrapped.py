@@ -10,7 +10,7 @@ _ITEM = re.compile(r"- |\d+\. ")
 
 
 class Wrapped(argparse.RawDescriptionHelpFormatter):
-    """Lines of a paragraph are one text, as wide as the terminal; lists and examples keep theirs."""
+    """A paragraph is one text, as wide as the terminal; lists and examples keep their lines."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines: list[str] = []
