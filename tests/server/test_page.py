@@ -13,6 +13,17 @@ from tests.server.browser import CHROMIUM, browser
 from tests.server.serving import Running
 from twin.server.expected import Expected
 
+# One of them each time, all where there is time.
+AXE_SCREENS = [
+    (1366, 768, False),
+    *(
+        pytest.param(width, height, dark, marks=pytest.mark.slow)
+        for width, height in ((1366, 768), (390, 844), (320, 568))
+        for dark in (False, True)
+        if (width, height, dark) != (1366, 768, False)
+    ),
+]
+
 
 def test_the_page_names_no_foreign_host_and_is_told_to_load_none(http: httpx.Client) -> None:
     answer = http.get("/")
@@ -88,11 +99,9 @@ def test_what_is_chosen_on_the_page_is_sent(live: Running, tmp_path: Path) -> No
         assert page.run("state.history.length") == 0
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 @pytest.mark.skipif(axe.script() is None, reason="no axe-core here (pip install axe-core-python)")
-@pytest.mark.parametrize(("width", "height"), [(1366, 768), (390, 844), (320, 568)])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("width", "height", "dark"), AXE_SCREENS)
 def test_axe_finds_nothing_serious(
     width: int, height: int, dark: bool, live: Running, tmp_path: Path
 ) -> None:
