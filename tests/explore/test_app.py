@@ -159,9 +159,13 @@ def test_reports_are_listed_and_shown_without_rights(live: Running) -> None:
     (folder / "report.html").write_text(text)
     found = live.get("reports").json()["reports"]
     assert [(one["name"], one["title"]) for one in found] == [("mine", "What it <is")]
-    answer = live.get("reports/mine")
-    assert answer.text == text
-    assert "sandbox" in answer.headers["content-security-policy"]
+    (live.app.folder / "report.html").write_text(text + " of --out FOLDER")
+    found = live.get("reports").json()["reports"]
+    assert {one["name"] for one in found} == {"mine", "report.html"}
+    for name, said in (("mine", text), ("report.html", text + " of --out FOLDER")):
+        answer = live.get(f"reports/{name}")
+        assert answer.text == said
+        assert "sandbox" in answer.headers["content-security-policy"]
 
 
 def test_choices_offer_what_is_on_file_and_nodes_of_ones_own(tmp_path: Path) -> None:
