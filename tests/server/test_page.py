@@ -11,6 +11,7 @@ import pytest
 from tests.server import axe
 from tests.server.browser import CHROMIUM, browser
 from tests.server.serving import Running
+from tests.server.test_hard_times import held_back
 from twin.server.expected import Expected
 
 # One of them each time, all where there is time.
@@ -70,6 +71,32 @@ def test_a_chat_is_held_by_keyboard_and_its_rates_are_shown(
             assert page.faults == []
     finally:
         beside.expected = None
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+def test_rate_and_line_are_live_and_escape_ends_an_answer(
+    live: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with browser(tmp_path / "profile") as page, monkeypatch.context() as patch:
+        page.show(live.url, 1366, 768)
+        page.until("state.facts !== null")
+        page.run("at('most').value = 150, at('temperature').value = 0")
+        held_back(live, patch)
+        page.type("hello")
+        page.key("Enter")
+        page.until("Number(at('tokens').textContent) > 10")
+        rate = page.run("parseFloat(at('rate').textContent)")
+        assert 5 < rate < 55, "each token waits for 20 ms"
+        assert re.match(r"[\d.]+ m?s", page.run("at('first').textContent"))
+        measured = '[...at("line").querySelectorAll("path")].at(-1).getAttribute("d").length'
+        before = page.run(measured)
+        page.until(f"{measured} > {before}")
+        page.key("Escape")
+        page.until("state.stop === null")
+        live.wait_idle()
+        assert page.run("[...document.querySelectorAll('.turn')].at(-1).textContent") == "stopped"
+        assert page.run("state.history.length") == 2, "what was said stays"
+        assert page.faults == []
 
 
 @pytest.mark.slow
