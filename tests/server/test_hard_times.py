@@ -307,6 +307,13 @@ def test_foreign_pages_and_foreign_names_are_refused(checkpoint: Path) -> None:
         assert before.status_code == 204
         assert before.headers["access-control-allow-origin"] == friend
         assert "access-control-allow-credentials" not in before.headers
+        # OpenAI's client for JavaScript tells of itself in headers of its own.
+        names = "authorization,content-type,x-stainless-os,x-stainless-retry-count,cookie,x-other"
+        before = client.options(
+            "/v1/completions", headers=asked | {"access-control-request-headers": names}
+        )
+        allowed = before.headers["access-control-allow-headers"].split(", ")
+        assert {*names.split(",")} & {*allowed} == {*names.split(",")[:4]}
 
 
 @pytest.mark.parametrize(
