@@ -16,12 +16,26 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.command_line import Twin
+from twin.cli import build_parser
 from twin.commands.output import LONGEST_MESSAGE, harmless, one_line
+from twin.commands.reference import subparsers
 from twin.plan.types import Options
 from twin.study.options import CONDITIONS, RANGES, option_value
 from twin.study.store import Store
 
 SMALL = ("1xh200", "--blocks", "4")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 132])
+def test_help_is_as_wide_as_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name, parser in subparsers(build_parser()).items():
+        said = parser.format_help()
+        assert "\\" not in said, name
+        lines = said.partition("\nexamples:")[0].splitlines()
+        # a usage, a path or a list of choices is one word
+        wide = [one for one in lines if len(one) > columns and len(one.split()) > 4]
+        assert [one for one in wide if not one.startswith("usage:")] == [], name
 
 
 def test_every_number_of_a_plan_has_a_range() -> None:

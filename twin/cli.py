@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from twin.commands.output import error_text, one_line
+from twin.commands.wrapped import Wrapped
 from twin.errors import TwinError
 from twin.text import shown
 
@@ -197,7 +198,7 @@ def build_parser(named: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         usage="twin [-h] COMMAND ...",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Wrapped,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=Version, nargs=0, help="show the version and exit")

@@ -53,6 +53,14 @@ def test_a_prediction_is_that_of_the_command_line(checkpoint: Path, twin_cli: Tw
     assert found.prompt_s is None
 
 
+def test_what_a_notebook_shows_is_a_few_lines() -> None:
+    found = twin.what_if(TINY, NODE, {"clock": "x0.9"}, **SMALL)
+    model, node = twin.load_model("llama-3.2-1b"), twin.load_node("8xh200")
+    for one in (model, node, twin.make_plan(model, node), found.before):
+        assert len(repr(one)) < 2000, type(one)
+    assert len(repr(found)) < 3000
+
+
 def test_models_and_nodes_may_be_objects() -> None:
     node = twin.load_node(NODE)
     assert twin.simulate(TINY, node, **SMALL) == twin.simulate(TINY, NODE, blocks=16)

@@ -10,13 +10,10 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ["python.md", *sorted(f"notebooks/{page.name}" for page in DOCS.glob("notebooks/*.md"))]
-QUICK = ("notebooks/engine.md",)
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    "page", [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in PAGES]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_s_code_runs(
     page: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -420,14 +420,36 @@ def test_a_ring_that_is_filled_again_at_once_gives_the_same_bits() -> None:
     assert all(np.array_equal(seen[0], later) for later in seen[1:])
 
 
+SAMPLED = (
+    SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=7),
+    SamplingParams(temperature=1.0, min_p=0.05, seed=8),
+    SamplingParams(temperature=0.7, min_p=1.0, seed=9),
+    SamplingParams(temperature=1.0, min_p=0.2, top_k=30, seed=10),
+    SamplingParams(temperature=1.3, min_p=0.02, top_p=0.9, seed=11),
+    SamplingParams(temperature=1.5, min_p=0.01, top_k=100, top_p=0.8, seed=12),
+)
+
+
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_sampled_tokens_are_those_of_the_python_sampler(execution: Execution) -> None:
     plan = planned(execution=execution, **FULL_PLAN)
-    params = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=7)
     with CudaEngine(plan, weights_of(plan)) as running:
-        tokens = running.generate(TOKENS[:5], max_tokens=30, sampling=params).tokens
-        logits = running.logits(TOKENS[:5] + tokens[:-1])[4:]
-    assert tokens == [sample(row, params, step) for step, row in enumerate(logits)]
+        for params in SAMPLED:
+            tokens = running.generate(TOKENS[:5], max_tokens=30, sampling=params).tokens
+            logits = running.logits(TOKENS[:5] + tokens[:-1])[4:]
+            wanted = [sample(row, params, step) for step, row in enumerate(logits)]
+            assert tokens == wanted, params
+
+
+def test_min_p_over_a_wide_vocabulary_is_that_of_the_python_sampler() -> None:
+    """All blocks have logits, and what min-p leaves ends inside a bucket of theirs."""
+    plan = wide_drawing_plan()
+    with CudaEngine(plan, weights_of(plan)) as running:
+        for params in (params for params in SAMPLED if params.min_p > 0):
+            tokens = running.generate(TOKENS[:5], max_tokens=100, sampling=params).tokens
+            logits = running.logits([TOKENS[4], *tokens[:-1]], after=TOKENS[:4])
+            wanted = [sample(row, params, step) for step, row in enumerate(logits)]
+            assert tokens == wanted, params
 
 
 def reference_logprobs(plan: Plan, tokens: list[int]) -> np.ndarray[Any, Any]:

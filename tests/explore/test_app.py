@@ -11,17 +11,19 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import pytest
 
 from tests.explore.serving import SHORT, Running, running
 from twin.explore import answers
-from twin.explore.answers import Answer
+from twin.explore.answers import LONG_S, Answer, _whole_s
 from twin.explore.aside import Aside
 from twin.explore.desk import Desk, Work
 from twin.explore.tables import TABLES
-from twin.study.point import Point, Row
+from twin.study.depth import Depths
+from twin.study.point import Point, Row, compute
 
 LONG = "llama-3.1-70b 8xmi300x"
 
@@ -157,9 +159,13 @@ def test_reports_are_listed_and_shown_without_rights(live: Running) -> None:
     (folder / "report.html").write_text(text)
     found = live.get("reports").json()["reports"]
     assert [(one["name"], one["title"]) for one in found] == [("mine", "What it <is")]
-    answer = live.get("reports/mine")
-    assert answer.text == text
-    assert "sandbox" in answer.headers["content-security-policy"]
+    (live.app.folder / "report.html").write_text(text + " of --out FOLDER")
+    found = live.get("reports").json()["reports"]
+    assert {one["name"] for one in found} == {"mine", "report.html"}
+    for name, said in (("mine", text), ("report.html", text + " of --out FOLDER")):
+        answer = live.get(f"reports/{name}")
+        assert answer.text == said
+        assert "sandbox" in answer.headers["content-security-policy"]
 
 
 def test_choices_offer_what_is_on_file_and_nodes_of_ones_own(tmp_path: Path) -> None:
@@ -212,6 +218,42 @@ def test_who_leaves_before_its_turn_counts_no_more_and_an_end_is_told_to_all(
             server.app.worker.close()
             assert any("the server is ending" in line for line in lines)
     assert caplog.text == ""
+
+
+def test_idle_processes_begin_with_what_a_first_answer_needs_and_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Helper(Aside):
+        """A process that has begun and has nothing to do."""
+
+        taken: ClassVar[list[Point]] = []
+
+        def idle(self) -> int:
+            return 1
+
+        def submit(self, point: Point) -> Future[Row]:
+            self.taken.append(point)
+            future = Future[Row]()
+            future.set_result(compute([point])[0])
+            return future
+
+    deep, helper = "qwen2.5-coder-1.5b 1xh200 blocks=8", Helper()
+    monkeypatch.setattr(answers, "LONG_S", -math.inf)
+    with running(tmp_path / "helped", aside=helper) as server:
+        helped = server.parts("answer", case=deep)
+    with running(tmp_path / "alone") as server:
+        alone = server.parts("answer", case=deep)
+    taken = dict(helper.taken[0].options)
+    assert taken["layers"] == 1, "the shallow one, while the deep one is simulated"
+    about = [[part for part in parts if part["part"] == "about"] for parts in (helped, alone)]
+    assert about[0] == about[1] != []
+
+
+def test_a_simulation_is_long_whatever_slowed_down_the_shorter_one() -> None:
+    depths = Depths(1, 2)
+    assert _whole_s(80, depths, 0.1, 0.15) == pytest.approx(0.15 + 78 * 0.05)
+    for few_s in (0.15, 0.4):  # another program took the core meanwhile
+        assert _whole_s(80, depths, few_s, 0.15) > LONG_S
 
 
 @pytest.mark.slow

@@ -20,6 +20,15 @@ SCREENS = [
     pytest.param(390, 844, False, marks=SLOW),
     (390, 844, True),
 ]
+AXE_SCREENS = [
+    (390, 844, True),
+    *(
+        pytest.param(width, height, dark, marks=pytest.mark.slow)
+        for width, height in ((1440, 900), (390, 844), (320, 568))
+        for dark in (False, True)
+        if (width, height, dark) != (390, 844, True)
+    ),
+]
 SHORTER = SHORT.replace(" ", "+")
 QUIET = "state.choices !== null && state.data.size > 0 && state.running.size === 0"
 # Controls without a name, pictures without one, ids that stand twice: what checkers find most.
@@ -122,10 +131,8 @@ def test_an_exploration_is_made_and_its_address_shows_it_again(
         page.until("!at('sweep-section').hidden && at('axis-1').value === 'clock'")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(axe.script() is None, reason="no axe-core here (pip install axe-core-python)")
-@pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844), (320, 568)])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("width", "height", "dark"), AXE_SCREENS)
 def test_axe_finds_nothing_serious(
     width: int, height: int, dark: bool, live: Running, tmp_path: Path
 ) -> None:

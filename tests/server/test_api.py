@@ -282,6 +282,8 @@ def test_a_wrong_value_is_refused_with_its_name(case: str, http: httpx.Client) -
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
         {"role": "assistant", "content": "x", "tool_calls": [{}]},
         {"role": "user", "content": "x", "colour": "red"},
+        {"role": "user", "content": [{"type": "text", "text": "x", "colour": "red"}]},
+        {"role": "user", "content": [{"type": "text", "text": "x", "image_url": {"url": "x"}}]},
     ],
 )
 def test_a_message_that_cannot_be_read_is_refused(message: Any, http: httpx.Client) -> None:

@@ -116,6 +116,22 @@ def test_without_a_template_it_says_how_to_give_one(
     refused_command(twin, "chat", checkpoint, "--chat-template", "gone", says=("gone",))
 
 
+def test_a_line_that_is_no_text_is_refused_and_the_next_one_answered(
+    checkpoint: Path, template_file: Path
+) -> None:
+    words = [sys.executable, "-m", "twin", "chat", str(checkpoint), "--blocks", "1", "--greedy"]
+    words += ["--chat-template", str(template_file), "--max-tokens", "4", "--json"]
+    done = subprocess.run(
+        words,
+        input=b"\xff\xfe\nhello\n",
+        capture_output=True,
+        check=True,
+        env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},  # as in a locale such as en_US.UTF-8
+    )
+    assert b"no UTF-8 text" in done.stderr
+    assert len(done.stdout.splitlines()) == 1
+
+
 def test_ctrl_c_ends_an_answer_and_not_the_program(checkpoint: Path, template_file: Path) -> None:
     """As a user starts it: an interrupt while it waits for words, then one more turn."""
     words = [sys.executable, "-m", "twin", "chat", str(checkpoint), "--blocks", "1", "--greedy"]

@@ -221,6 +221,22 @@ def test_bodies_too_large_or_too_slow_are_refused(checkpoint: Path) -> None:
         assert client.get("/health").status_code == 200
 
 
+def test_more_connections_than_the_limit_get_a_503_until_one_is_closed(checkpoint: Path) -> None:
+    with running(checkpoint, limits=Limits(connections=4)) as server:
+        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(6)]
+        with server.client() as client:
+            assert client.get("/health").status_code == 503
+        for one in idle:
+            one.close()
+        late = time.monotonic() + 10
+        while True:
+            with server.client() as client:
+                if client.post("/v1/completions", json=SHORT).status_code == 200:
+                    break
+            assert time.monotonic() < late
+            time.sleep(0.02)
+
+
 def test_a_head_too_large_is_refused_in_whatever_pieces_it_comes(live: Running) -> None:
     for before in (b"GET /version?" + b"x" * 40_000, b"GET /version"):
         head = before + b" HTTP/1.1\r\nHost: localhost\r\nX-Long: "
@@ -291,6 +307,13 @@ def test_foreign_pages_and_foreign_names_are_refused(checkpoint: Path) -> None:
         assert before.status_code == 204
         assert before.headers["access-control-allow-origin"] == friend
         assert "access-control-allow-credentials" not in before.headers
+        # OpenAI's client for JavaScript tells of itself in headers of its own.
+        names = "authorization,content-type,x-stainless-os,x-stainless-retry-count,cookie,x-other"
+        before = client.options(
+            "/v1/completions", headers=asked | {"access-control-request-headers": names}
+        )
+        allowed = before.headers["access-control-allow-headers"].split(", ")
+        assert {*names.split(",")} & {*allowed} == {*names.split(",")[:4]}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,19 @@ import pytest
 from tests.server import axe
 from tests.server.browser import CHROMIUM, browser
 from tests.server.serving import Running
+from tests.server.test_hard_times import held_back
 from twin.server.expected import Expected
+
+# One of them each time, all where there is time.
+AXE_SCREENS = [
+    (1366, 768, False),
+    *(
+        pytest.param(width, height, dark, marks=pytest.mark.slow)
+        for width, height in ((1366, 768), (390, 844), (320, 568))
+        for dark in (False, True)
+        if (width, height, dark) != (1366, 768, False)
+    ),
+]
 
 
 def test_the_page_names_no_foreign_host_and_is_told_to_load_none(http: httpx.Client) -> None:
@@ -61,6 +73,32 @@ def test_a_chat_is_held_by_keyboard_and_its_rates_are_shown(
         beside.expected = None
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+def test_rate_and_line_are_live_and_escape_ends_an_answer(
+    live: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with browser(tmp_path / "profile") as page, monkeypatch.context() as patch:
+        page.show(live.url, 1366, 768)
+        page.until("state.facts !== null")
+        page.run("at('most').value = 150, at('temperature').value = 0")
+        held_back(live, patch)
+        page.type("hello")
+        page.key("Enter")
+        page.until("Number(at('tokens').textContent) > 10")
+        rate = page.run("parseFloat(at('rate').textContent)")
+        assert 5 < rate < 55, "each token waits for 20 ms"
+        assert re.match(r"[\d.]+ m?s", page.run("at('first').textContent"))
+        measured = '[...at("line").querySelectorAll("path")].at(-1).getAttribute("d").length'
+        before = page.run(measured)
+        page.until(f"{measured} > {before}")
+        page.key("Escape")
+        page.until("state.stop === null")
+        live.wait_idle()
+        assert page.run("[...document.querySelectorAll('.turn')].at(-1).textContent") == "stopped"
+        assert page.run("state.history.length") == 2, "what was said stays"
+        assert page.faults == []
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 def test_what_is_chosen_on_the_page_is_sent(live: Running, tmp_path: Path) -> None:
@@ -88,11 +126,9 @@ def test_what_is_chosen_on_the_page_is_sent(live: Running, tmp_path: Path) -> No
         assert page.run("state.history.length") == 0
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 @pytest.mark.skipif(axe.script() is None, reason="no axe-core here (pip install axe-core-python)")
-@pytest.mark.parametrize(("width", "height"), [(1366, 768), (390, 844), (320, 568)])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("width", "height", "dark"), AXE_SCREENS)
 def test_axe_finds_nothing_serious(
     width: int, height: int, dark: bool, live: Running, tmp_path: Path
 ) -> None:

@@ -48,15 +48,70 @@ def test_what_published_templates_use_is_there() -> None:
         assert said == '{"role": "user", "content": "é"}4'
 
 
+# Each where published templates use it; what it renders is checked against transformers.
+USED = {
+    "generation": "{% for m in messages %}{% generation %}\n{{ m.content }}{% endgeneration %}\n"
+    "{% endfor %}",
+    "no tools": "{% if tools is not none or documents is not none %}tools{% endif %}{{ tools }}",
+    "tojson": "{{ messages | tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}"
+    "{{ messages | tojson(ensure_ascii=False, indent=4) }}{{ '<' | tojson(false, 2) }}",
+    "namespace": "{% set ns = namespace(n=1, self=2) %}{% for m in messages %}"
+    "{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{{ ns.self }}",
+    "dict": "{{ dict(a=1, b=[2]) | tojson }}{% set d = dict([('x', 3)]) %}{{ d.x }}",
+    "white space": "{% if true %}\n  {{- 'a' }}\n  {% endif %}\n  {%+ if true %}b{% endif %}\n",
+}
+
+
+@pytest.mark.parametrize("used", USED)
+def test_what_published_templates_use_renders_as_in_transformers(used: str) -> None:
+    says = {
+        "generation": "hiè",
+        "no tools": "None",
+        "tojson": r'[{"content":"hi","role":"user"},{"content":"\u00e8","role":"user"}]'
+        '[\n    {\n        "role": "user",\n        "content": "hi"\n    },'
+        '\n    {\n        "role": "user",\n        "content": "è"\n    }\n]"<"',
+        "namespace": "32",
+        "dict": '{"a": 1, "b": [2]}3',
+        "white space": "a\n  b",
+    }
+    with opened(USED[used]) as template:
+        assert template.render([*HI, {"role": "user", "content": "è"}]) == says[used]
+
+
+@pytest.mark.hf
+@pytest.mark.parametrize("used", USED)
+def test_transformers_renders_it_so(used: str) -> None:
+    hf = pytest.importorskip("transformers.utils.chat_template_utils")
+    said = [*HI, {"role": "user", "content": "è"}]
+    with opened(USED[used]) as template:
+        ours = template.render(said)
+    (theirs,), _ = hf.render_jinja_template([said], None, None, USED[used])
+    assert ours == theirs
+
+
 def test_what_a_template_refuses_is_the_requests_mistake() -> None:
     with opened("{{ raise_exception('roles must alternate') }}") as template:
         refused(Problem, lambda: template.render(HI), "roles must alternate")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set names = namespace() %}{% set names.__html__ = 1 %}",
+        "{{ namespace(__html__=1) }}",
+        "{{ namespace({'_x': 1}) }}",
+    ],
+)
+def test_a_template_sets_no_name_that_python_looks_for(source: str) -> None:
+    with opened(source) as template:
+        refused(Problem, lambda: template.render(HI), "begins with an underscore")
 
 
 HOSTILE = {
     "endless": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "exploding": "{% set x = ['x' * 1000000] %}{% for a in range(99999) %}{{ x[0] }}{% endfor %}",
     "much memory": "{{ ('x' * 2000000000) | length }}",
+    "class": "{{ dict.__init__.__globals__ }}{{ dict.mro() }}",
     "python": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "globals": "{{ raise_exception.__globals__ }}",
     "changing": "{{ messages.append(1) }}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Prediction:
     prompt_s: float | None  # to read the prompt that was asked for
     seconds: Mapping[str, float]  # of the critical path by cause; they sum to step_s
     assumed: tuple[str, ...]  # hardware numbers that nobody measured and that this rests on
-    result: Result  # everything else: stages, all steps
+    result: Result = field(repr=False)  # everything else: stages, all steps
 
     @property
     def stream_fraction(self) -> float:

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from twin.commands.wrapped import Wrapped
 from twin.data import did_you_mean
 from twin.errors import ConfigError, OutputError
 from twin.files import check_file, check_folder
@@ -49,7 +50,7 @@ def command(
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.\n\n{text}",
         epilog=f"examples:\n{examples.rstrip()}\n",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Wrapped,
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,6 +120,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _converse(talk: Talk, *, as_json: bool) -> None:
     """Until /quit or the end of the input. Ctrl-C drops what was typed."""
+    if isinstance(sys.stdin, TextIOWrapper):  # bytes that are no UTF-8 end a line, not the program
+        sys.stdin.reconfigure(errors="surrogateescape")
     going = True
     while going:
         try:
@@ -143,10 +146,20 @@ def _turn(talk: Talk, *, as_json: bool) -> bool:
             say(talk.stats())
         case "/help":
             say(HELP)
+        case text if not _is_text(text):
+            say("this is no UTF-8 text; type it again")
         case text if wrong := _misspelt(text):
             say(f"{wrong}; {HELP}")
         case text:
             _answer(talk, text, as_json=as_json)
+    return True
+
+
+def _is_text(line: str) -> bool:
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        return False
     return True
 
 

@@ -35,11 +35,10 @@ def add(commands: Subparsers) -> None:
         run,
         usage="[options]",
         summary="a page to choose models and nodes on, and see what the twin predicts",
-        text="Speeds with intervals, where a token's time goes, sweeps, and cases side by side; "
-        "every view\\n"
-        "has an address, the command that gives the same, and CSV. Needs no GPU and no network. "
-        "Only this\\n"
-        "computer reaches it; over a network use a tunnel: ssh -L 8010:127.0.0.1:8010 HOST.",
+        text="Speeds with intervals, where a token's time goes, sweeps, and cases side by side.\n"
+        "Every view has an address, the command that gives the same, and CSV. Needs no GPU and no\n"
+        "network. Only this computer reaches it; over a network use a tunnel:\n"
+        "ssh -L 8010:127.0.0.1:8010 HOST.",
         examples=EXAMPLES,
     )
     parser.add_argument(

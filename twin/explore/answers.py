@@ -74,18 +74,20 @@ def _about(point: Point, node: Node, known: KnownError | None, rows: Rows) -> St
     depths = None if rows.known(point) else repeating(spec)
     if depths is None:
         return None
+    deeper_first, plan = depths.short(point)[::-1], replace(point, steps=0)
+    ahead = rows.ahead([*deeper_first[1:], plan])
     found = []
     # The deeper one first: what the first simulation of all has to load makes it seem slower, and
     # then an estimate is given where none was needed, but never the other way round.
-    for one in reversed(depths.short(point)):
-        found += yield from rows.of([one], "a few layers", aside=False)
+    for one in deeper_first:
+        found += yield from rows.of([one], "a few layers", aside=False, ahead=ahead)
         # it has all the work that does not grow with the layers, so this is too much
         if found[-1].problem or found[-1].wall_s * spec.layers < LONG_S:
             return None
     more, few = found
-    if depths.line(spec.layers, few.wall_s, more.wall_s) < LONG_S:
+    if _whole_s(spec.layers, depths, few.wall_s, more.wall_s) < LONG_S:
         return None
-    (whole,) = yield from rows.of([replace(point, steps=0)], "the plan", aside=False)
+    (whole,) = yield from rows.of([plan], "the plan", aside=False, ahead=ahead)
     if whole.problem:
         return None
     step_s = depths.line(spec.layers, few.step_s, more.step_s)
@@ -100,6 +102,14 @@ def _about(point: Point, node: Node, known: KnownError | None, rows: Rows) -> St
         "interval": known.interval(tokens_per_s) if known else None,
         "layers": [depths.shallow, depths.deep, spec.layers],
     }
+
+
+def _whole_s(layers: int, depths: Depths, few_s: float, more_s: float) -> float:
+    """How long a simulation of all layers takes, from those of both depths. Other programs may have
+    made either slower, so a layer is given half of its share of the deeper one at least.
+    """
+    each_s = max((more_s - few_s) / (depths.deep - depths.shallow), more_s / depths.deep / 2)
+    return more_s + (layers - depths.deep) * each_s
 
 
 def swept(view: View, rows: Rows) -> Answer:

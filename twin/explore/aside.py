@@ -29,7 +29,13 @@ class Aside:
     def __init__(self) -> None:
         self.workers = max(1, cores() - 1)
         self._pool: ProcessPoolExecutor | None = None
+        self._under_way = 0
         self._lock = threading.Lock()
+
+    def idle(self) -> int:
+        """Processes that have begun and have nothing to do."""
+        with self._lock:
+            return max(0, self.workers - self._under_way) if self._pool is not None else 0
 
     def submit(self, point: Point) -> Future[Row]:
         with self._lock:
@@ -38,10 +44,18 @@ class Aside:
                 context = multiprocessing.get_context("spawn")
                 self._pool = ProcessPoolExecutor(self.workers, context)
             try:
-                return self._pool.submit(_compute, point)
+                future = self._pool.submit(_compute, point)
+                self._under_way += 1
             except BrokenProcessPool:  # a worker was killed, such as for its memory
-                self._pool = None
-        return self.submit(point)
+                self._pool, future = None, None
+        if future is None:
+            return self.submit(point)
+        future.add_done_callback(self._done)
+        return future
+
+    def _done(self, _: Future[Row]) -> None:
+        with self._lock:
+            self._under_way -= 1
 
     def close(self) -> None:
         with self._lock:

@@ -20,11 +20,17 @@ _TITLE = re.compile("<title>([^<]+)</title>")
 
 
 def reports(folder: Path) -> list[dict[str, Any]]:
-    """The newest first: name, title, when."""
-    pages = sorted(folder.glob(f"*/{PAGE}"), key=lambda page: -page.stat().st_mtime)[:MOST]
+    """Those of its folders and its own, the newest first: name, title, when."""
+    pages = [*folder.glob(f"*/{PAGE}"), *folder.glob(PAGE)]
+    pages.sort(key=lambda page: -page.stat().st_mtime)
     return [
-        {"name": page.parent.name, "title": _title(page), "changed": page.stat().st_mtime}
-        for page in pages
+        {
+            "name": PAGE if page.parent == folder else page.parent.name,
+            "title": _title(page),
+            "changed": page.stat().st_mtime,
+        }
+        for page in pages[:MOST]
+        if page.is_file()
     ]
 
 
@@ -34,7 +40,8 @@ def report(folder: Path, name: str) -> bytes:
     if name not in known:
         raise Problem(f"{shown(name)}: no report of that name in the folder", status=404)
     try:
-        return read_text(folder / name / PAGE, MOST_PAGE).encode()
+        page = folder / PAGE if name == PAGE else folder / name / PAGE
+        return read_text(page, MOST_PAGE).encode()
     except ConfigError as error:
         raise Problem(str(error), status=404) from error
 

@@ -28,6 +28,7 @@ class Progress:
     of: int
 
 
+Ahead = dict[str, Future[Row]]  # by the points' keys
 Steps = Generator[Progress | Waiting, None, T]
 
 
@@ -53,9 +54,23 @@ class Rows:
                 self.found += 1
         return key in self._kept
 
-    def of(self, points: Sequence[Point], what: str, *, aside: bool = True) -> Steps[list[Row]]:
+    def ahead(self, points: Sequence[Point]) -> Ahead:
+        """Lets idle processes begin with what `of` will be asked for here and now."""
+        if self._aside is None:
+            return {}
+        left = [point for point in points if not self.known(point)]
+        return {key_of(point): self._aside.submit(point) for point in left[: self._aside.idle()]}
+
+    def of(
+        self,
+        points: Sequence[Point],
+        what: str,
+        *,
+        aside: bool = True,
+        ahead: Ahead | None = None,
+    ) -> Steps[list[Row]]:
         """In order. What is computed is kept in the store, also by a question that is given up.
-        Not `aside`: here and now, for what somebody waits to see.
+        Not `aside`: here and now, for what somebody waits to see, unless a process is `ahead`.
         """
         keys = [key_of(point) for point in points]
         asked = dict(zip(keys, points, strict=True))
@@ -74,7 +89,10 @@ class Rows:
             for at, (key, point) in enumerate(missing.items()):
                 yield Progress(what, at, len(missing))
                 if processes is None:
-                    row = compute([point])[0]
+                    begun = ahead.get(key) if ahead else None
+                    if begun is not None:
+                        yield Waiting(begun)
+                    row = compute([point])[0] if begun is None else _result(begun, point)
                 else:
                     while left and len(under_way) < processes.workers:
                         under_way.append(processes.submit(left.popleft()))

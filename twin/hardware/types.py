@@ -297,6 +297,7 @@ class Node:
     """1, 2, 4 or 8 equal devices. `link` is None for a single device."""
 
     name: str
-    device: Device
+    # `twin hardware` shows these numbers; a notebook that shows a node would fill a page with them
+    device: Device = field(repr=False)
     gpus: int
-    link: Link | None = None
+    link: Link | None = field(default=None, repr=False)

@@ -484,10 +484,12 @@ class Plan:
     shard: Shard
     # None: no stage runs it; caches that only the twin knows are their stages' scans
     attention: Attention | None
-    buffers: tuple[Buffer, ...]
-    values: tuple[Value, ...]
-    stages: tuple[Stage, ...]
-    die_of_block: tuple[int, ...]  # [blocks of a GPU] rank-on-GPU * blocks + block -> die
+    # A notebook that shows a plan shows none of these: half a million characters.
+    buffers: tuple[Buffer, ...] = field(repr=False)
+    values: tuple[Value, ...] = field(repr=False)
+    stages: tuple[Stage, ...] = field(repr=False)
+    # [blocks of a GPU] rank-on-GPU * blocks + block -> die
+    die_of_block: tuple[int, ...] = field(repr=False)
     _hash: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:

@@ -16,6 +16,9 @@ from twin.text import shown
 LEAST_KEY = 16  # characters
 OPEN_PATHS = frozenset({"/", "/health"})  # without the key: they tell nothing of anybody
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
+# What OpenAI's client for JavaScript sends from a page, besides these: x-stainless-os and others.
+_HEADERS = ("authorization", "content-type", "openai-organization", "openai-project")
+_STAINLESS = re.compile(r"x-stainless-[a-z-]{1,40}")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -71,12 +74,15 @@ class Guard:
             )
         exchange.extra += [
             (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"access-control-expose-headers", b"retry-after"),
             (b"vary", b"Origin"),
         ]
         if exchange.method == "OPTIONS":
+            wanted = exchange.headers.get("access-control-request-headers", "").lower()
+            more = [one for one in wanted.replace(",", " ").split() if _STAINLESS.fullmatch(one)]
             exchange.extra += [
                 (b"access-control-allow-methods", b"GET, POST"),
-                (b"access-control-allow-headers", b"authorization, content-type"),
+                (b"access-control-allow-headers", ", ".join([*_HEADERS, *more]).encode()),
                 (b"access-control-max-age", b"600"),
             ]
 

@@ -106,13 +106,14 @@ class Served:
         check_lacking(message, where)
         content = message.content
         if isinstance(content, list):
-            for part in content:
+            for number, part in enumerate(content):
                 if part.type != "text" or part.text is None:
                     raise Problem(
                         f"{where}content has a part of type {shown(part.type)}; this engine reads "
                         "parts of type text, which have a text",
                         param=f"{where}content",
                     )
+                check_lacking(part, f"{where}content[{number}].")
             content = "".join(part.text or "" for part in content)
         if content is None:
             raise Problem(f"{where}content is missing; give a text", param=f"{where}content")

@@ -58,11 +58,16 @@ class Completion(_Generation, kw_only=True):
     suffix: Any = None
 
 
-class Part(msgspec.Struct):
-    """A piece of a message's content."""
+class Part(msgspec.Struct, forbid_unknown_fields=True):
+    """A piece of a message's content. Other types than text are refused by their type."""
 
     type: str
     text: str | None = None
+    cache_control: Any = None  # harmless: nothing that is generated depends on it
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    refusal: Any = None
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -130,6 +135,9 @@ LACKING: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "modalities": (["text"],),
     "audio": (),
+    "image_url": (),
+    "input_audio": (),
+    "file": (),
     "prediction": (),
     "web_search_options": (),
     "include_obfuscation": (False,),
