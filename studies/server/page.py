@@ -1,6 +1,6 @@
 """The page of predictions.json and of what was measured: `python studies/server/page.py`. Run.py's
-file is set beside the predictions when it is there as `measured-h200-sxm.json`; that of an H100,
-which nobody predicted, has a table of its own.
+file is set beside the predictions when it is there as `measured-h200-sxm.json`, and beside that
+what an H100 did, which nobody predicted.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ def main() -> None:
     made, measured = read(FILE), read(MEASURED).get("models", {})
     other = read(OTHER).get("models", {})
     bodies = {
-        "rows": rows_table(made, measured),
-        "h100": other_table(made, other),
+        "rows": rows_table(made, measured, other),
         "checks": checks_table({"H200": measured, "H100": other}),
     }
     write_page(HERE, stamp(), bodies, chart(made["models"], measured))
@@ -66,24 +65,23 @@ def sample(cell: Found, name: str) -> float | None:
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def rows_table(made: Found, measured: Found) -> str:
-    head = ("model", "what", "predicted", "measured", "goal")
+def rows_table(made: Found, measured: Found, other: Found) -> str:
+    """`other`: of a GPU without predictions."""
+    head = ("model", "what", "predicted", "H200", "H100", "goal")
     rows = [
-        row
-        for name, guess in made["models"].items()
-        for row in model_rows(name, guess, measured.get(name, {}), shares(made, measured))
+        (*row[:4], beside[3], row[4])
+        for row, beside in zip(all_rows(made, measured), all_rows(made, other), strict=True)
     ]
     return markdown_table(head, rows)
 
 
-def other_table(made: Found, measured: Found) -> str:
-    """The same rows, of a GPU without predictions."""
-    rows = [
-        (row[0], row[1], row[3], row[4])
+def all_rows(made: Found, measured: Found) -> list[Row]:
+    share = shares(made, measured)
+    return [
+        row
         for name, guess in made["models"].items()
-        for row in model_rows(name, guess, measured.get(name, {}), shares(made, measured))
+        for row in model_rows(name, guess, measured.get(name, {}), share)
     ]
-    return markdown_table(("model", "what", "measured", "goal"), rows)
 
 
 def shares(made: Found, measured: Found) -> tuple[str, str]:

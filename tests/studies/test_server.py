@@ -118,7 +118,7 @@ def test_a_record_fills_the_page(page: ModuleType, measured: tuple[Path, dict[st
     slower = copy.deepcopy(measured[1])
     slower["stream"]["cpu"]["tokens"] //= 2
     found = dict(zip(made["models"], (measured[1], slower), strict=True))
-    rows = [line.split(" | ") for line in page.rows_table(made, found).splitlines()[2:]]
+    rows = [line.split(" | ") for line in page.rows_table(made, found, {}).splitlines()[2:]]
     empty = {row[1] for row in rows if not row[3].strip()}
     assert empty == {  # a CPU is asked for shorter prompts
         f"first token after {tokens} tokens" for tokens in ("32", "1,024", "8,192")
