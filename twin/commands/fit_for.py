@@ -142,6 +142,6 @@ def _outside(found: Found) -> str:
     if not nodes:
         return ""
     return (
-        f"\ntokens/s outside p10 .. p90: {', '.join(nodes)}; the ranges of its numbers reach further "
-        "to one side than to the other"
+        f"\ntokens/s outside p10 .. p90: {', '.join(nodes)}; the ranges of its numbers reach "
+        "further to one side than to the other"
     )
