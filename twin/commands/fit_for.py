@@ -129,4 +129,19 @@ def text(args: argparse.Namespace, found: Found) -> str:
     ]
     told = "prices: hwmodels/prices.yaml, or --usd-per-hour; what has none comes last"
     body = table(names, rows, text_columns=(0, 1, 8))
-    return f"{head}\n\n{body}\n\nother nodes: {missed or 'none'}\n{told}"
+    return f"{head}\n\n{body}\n\nother nodes: {missed or 'none'}\n{told}{_outside(found)}"
+
+
+def _outside(found: Found) -> str:
+    nodes = [
+        fit.node
+        for fit in found.fits
+        if fit.low is not None and fit.high is not None
+        if not fit.low <= fit.tokens_per_s <= fit.high
+    ]
+    if not nodes:
+        return ""
+    return (
+        f"\ntokens/s outside p10 .. p90: {', '.join(nodes)}; the ranges of its numbers reach "
+        "further to one side than to the other"
+    )
