@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from tests.native.test_device_builds import H200
-from twin.calibrate.peer_probes import SIZES, STAGES, peer_probes, reduce_seconds
+from twin.calibrate.gpu_probes import traced
+from twin.calibrate.peer_probes import (
+    FENCES,
+    SIZES,
+    STAGES,
+    lane_probes,
+    peer_probes,
+    reduce_seconds,
+)
+from twin.calibrate.recipe import LINK_GROUPS
 from twin.engine.cuda_build import compile_cubin
 from twin.engine.host import run_probe
 from twin.errors import PlanError, ToolchainError
@@ -70,11 +79,12 @@ def test_an_all_reduce_under_stream_is_what_it_adds_to_the_stream() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("gpus", [2, 8])
 def test_every_probe_is_proven_and_compiles_for_hopper(gpus: int) -> None:
-    probes = peer_probes(H200, gpus)
-    assert len({probe.name for probe in probes}) == len(probes) == 2 * len(SIZES) + 3
+    probes = [*peer_probes(H200, gpus), *lane_probes(H200, gpus)]
+    assert len({probe.name for probe in probes}) == len(probes) == 2 * len(SIZES) + 3 + 6 + 4
     for probe in probes:
         prove(probe.plan)
-        assert probe.plan.options.handoff is HandOffKind.SENTINEL
+        fenced = probe.plan.options.handoff is not HandOffKind.SENTINEL
+        assert fenced == (probe.group == FENCES)
         try:
             report = compile_cubin(probe.plan)
         except ToolchainError as error:
@@ -82,3 +92,13 @@ def test_every_probe_is_proven_and_compiles_for_hopper(gpus: int) -> None:
                 raise
             pytest.skip(str(error))
         assert (report.spill_bytes, report.stack_bytes) == (0, 0), probe.name
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_lanes_are_probed_with_their_stages_and_settle_nothing(gpus: int) -> None:
+    probes = lane_probes(H200, gpus)
+    assert [one.name for one in traced(probes)] == [probe.name for probe in probes]
+    assert all(probe.group not in LINK_GROUPS for probe in probes)
+    for probe in probes:
+        prove(probe.plan)
+        assert (probe.plan.ranks, probe.plan.ranks_per_gpu) == (8, 8 // gpus)

@@ -71,6 +71,7 @@ def gpu_probes(limits: Limits, *, quick: bool) -> list[Probe]:
     return [p for p in probes if p.name in QUICK] if quick else probes
 
 
+LANED = "peer-lanes"  # chains on several GPUs (peer_probes.py)
 # a step's time by the kind of stage: what chains take in all does not tell a scan from the partial
 # outputs behind it
 TRACED = (
@@ -151,10 +152,10 @@ def traced(probes: Iterable[Probe]) -> list[HeldOut]:
 
 def _is_traced(probe: Probe) -> bool:
     """Chains that were chosen for it, those of the design with the default hand-off, and all with
-    few-bit weights or experts.
+    few-bit weights, with experts, or with lanes on several GPUs.
     """
     drawn = probe.name.startswith(PREFIX) and probe.plan.options.handoff is HandOffKind.SENTINEL
-    return drawn or probe.name.startswith((CODED, ROUTED)) or probe.name in TRACED
+    return drawn or probe.name.startswith((CODED, ROUTED, LANED)) or probe.name in TRACED
 
 
 def steps_of(plan: Plan) -> int:

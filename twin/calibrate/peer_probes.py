@@ -8,15 +8,20 @@ all-reduce under stream is what an exchange adds to a matrix of STREAMED KiB a b
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from twin.calibrate.gpu_probes import COLS, KIB, STAGES, WIDE_RING, _idle, _options, steps_of
+from twin.calibrate.gpu_layers import PROMPT, TOKENS, chain_plan, chain_spec
+from twin.calibrate.gpu_probes import COLS, KIB, LANED, STAGES, WIDE_RING, _idle, _options, steps_of
 from twin.calibrate.probes import Probe
+from twin.models.spec import Lanes, ModelSpec
 from twin.plan.peer_probes import over_gpus
 from twin.plan.probe import exchange_probe, hop_probe, stream_probe, turns_probe
-from twin.plan.types import HandOffKind, Limits, Plan
+from twin.plan.types import CollectiveKind, HandOffKind, Limits, Plan
 
 GROUP = "link"
 FENCES = "fences"  # of all GPUs, which counters and barriers wait for
+COMPARED = "lanes"  # settles no number
+LANES = 8
 HOPS = 12
 SIZES = (2, 6, 8, 12, 16)  # KiB of FP32 that all blocks of a rank publish together
 COUNTED = (2, 16)  # of these, with counters and barriers
@@ -37,6 +42,43 @@ def peer_probes(limits: Limits, gpus: int) -> list[Probe]:
         for group, some in ((GROUP, probes), (FENCES, counted))
         for name, plan in some
     ]
+
+
+def lane_probes(limits: Limits, gpus: int) -> list[Probe]:
+    """Layers of eight lanes over `gpus` GPUs, narrow and wide, after few and many positions. Their
+    stages are timed too, and no number is fitted to them: they ask what the twin lacks with lanes.
+    """
+    few = limits.blocks // (LANES // gpus) * (LANES // gpus)
+    return [
+        Probe(
+            f"{LANED}-{hidden}-{positions}-g{gpus}",
+            COMPARED,
+            chain_plan(
+                limits,
+                _laned(hidden, heads),
+                positions=positions,
+                blocks=few,
+                gpus=gpus,
+                collective=CollectiveKind.PUSH,
+            ),
+            TOKENS,
+        )
+        for hidden, heads in ((1024, 16), (3072, 32))
+        for positions in (PROMPT, 1500)
+    ]
+
+
+def _laned(hidden: int, heads: int) -> ModelSpec:
+    spec = chain_spec(
+        f"lanes-{hidden}",
+        layers=8,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=LANES,
+        head_dim=64,
+        ffn=4 * hidden,
+    )
+    return replace(spec, family="laneformer", lanes=Lanes(LANES, 2))
 
 
 def elements_of(kib: int) -> int:

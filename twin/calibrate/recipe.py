@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from twin.calibrate.amd_probes import amd_probes
 from twin.calibrate.gpu_formats import CHOOSING, DECODING
 from twin.calibrate.gpu_probes import gpu_probes
-from twin.calibrate.peer_probes import FENCES, GROUP, peer_probes
+from twin.calibrate.peer_probes import FENCES, GROUP, lane_probes, peer_probes
 from twin.calibrate.probes import Probe, host_probes
 from twin.calibrate.published import is_published
 from twin.calibrate.reading import quiet, steady
@@ -204,7 +204,7 @@ def _link_recipe(device: Device, gpus: int) -> Recipe:
         )
     return replace(
         GPU_RECIPE,
-        probes=lambda limits, quick: peer_probes(limits, gpus),
+        probes=lambda limits, quick: [*peer_probes(limits, gpus), *lane_probes(limits, gpus)],
         groups=LINK_GROUPS,
         starts=lambda group, probes, seconds, device: {},
     )
