@@ -122,11 +122,16 @@ class Text:
     """
 
     def __init__(self, detokenizer: Detokenizer | None, stops: Sequence[str]) -> None:
-        self.whole = ""
         self.found: str | None = None  # the stop text that ended it
         self._detokenizer = detokenizer
         self._stops = tuple(stops)
-        self._given = 0  # characters
+        self._given: list[str] = []
+        self._held = ""  # back
+
+    @property
+    def whole(self) -> str:
+        """Without the stop text, and what came after it."""
+        return "".join(self._given) + self._held
 
     def push(self, token: int) -> str:
         """What may be shown since the last call."""
@@ -134,37 +139,34 @@ class Text:
 
     def add(self, piece: str) -> str:
         """The same, of text."""
-        self.whole += piece
-        found = [
-            (at, stop) for stop in self._stops if (at := self.whole.find(stop, self._given)) >= 0
-        ]
-        if found:
+        text = self._held + piece
+        if found := [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]:
             first, self.found = min(found)
-            self.whole = self.whole[:first]
-            return self._give(first)
-        return self._give(len(self.whole) - self._held())
+            return self._give(text[:first], "")
+        end = len(text) - self._begun(text)
+        return self._give(text[:end], text[end:])
 
     def finish(self) -> str:
         """What was held back, and what is left of a character that never became whole (U+FFFD)."""
         if self.found is not None:
             return ""
         shown = self.add(self._detokenizer.finish()) if self._detokenizer else ""
-        return shown + self._give(len(self.whole))
+        return shown + self._give(self._held, "")
 
-    def _give(self, end: int) -> str:
-        begin, self._given = self._given, end
-        return self.whole[begin:end]
+    def _give(self, text: str, held: str) -> str:
+        self._held = held
+        if text:
+            self._given.append(text)
+        return text
 
-    def _held(self) -> int:
+    def _begun(self, text: str) -> int:
         """Characters at the end that a stop text begins with."""
-        longest = min(
-            max((len(stop) - 1 for stop in self._stops), default=0), len(self.whole) - self._given
-        )
+        longest = min(max((len(stop) - 1 for stop in self._stops), default=0), len(text))
         return next(
             (
                 n
                 for n in range(longest, 0, -1)
-                if any(stop.startswith(self.whole[-n:]) for stop in self._stops)
+                if any(stop.startswith(text[-n:]) for stop in self._stops)
             ),
             0,
         )

@@ -64,7 +64,8 @@ class Detokenizer:
         return text
 
     def _pending(self) -> str:
-        before = self.tokenizer.decode(self.tokens[self.context : self.shown])
+        known = self.tokens[self.context : self.shown]  # most often one token
+        before = self.tokenizer.word(known[0]) if len(known) == 1 else self.tokenizer.decode(known)
         return self.tokenizer.decode(self.tokens[self.context :])[len(before) :]
 
 
@@ -74,6 +75,8 @@ class Tokenizer:
     # put before every prompt, None: the checkpoint asks for none beyond what tokenizer.json adds
     bos: int | None
     stop: frozenset[int]  # tokens that end a generation
+    # of tokens that were asked for, because a text that grows asks for each of them once more
+    _words: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
 
     def encode(self, text: str) -> list[int]:
         with refused(
@@ -97,6 +100,13 @@ class Tokenizer:
         ):
             text: str = self.backend.decode(list(tokens), skip_special_tokens=True)
         return text
+
+    def word(self, token: int) -> str:
+        """Of one token, as `decode`."""
+        found = self._words.get(token)
+        if found is None:
+            found = self._words[token] = self.decode([token])
+        return found
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """Text that follows a prompt: without it the first word would lose the space before it in
