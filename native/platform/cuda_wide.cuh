@@ -196,7 +196,7 @@ template <class Division>
 constexpr bool wide_before(u32 codes, bool experts) {
   const Code code = only_code(codes);
   return Division::PORTIONS > facts::REGISTER_PORTIONS && code != Code::PLAIN &&
-         !code_zeros(code) && (experts || code_element(code) == Element::E2M1);
+         (experts || code_element(code) == Element::E2M1);
 }
 
 }  // namespace twin

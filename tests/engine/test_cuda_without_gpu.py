@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from tests.engine.test_coded_experts import of_a_gpu
 from twin.engine.cuda import CudaEngine
 from twin.errors import EngineError, ToolchainError
 from twin.models.load import load_model
@@ -44,12 +43,3 @@ def test_librarys_collectives_between_gpus_are_refused() -> None:
 def test_one_kernel_per_operation_is_refused() -> None:
     with pytest.raises(EngineError, match="execution=stream"):
         CudaEngine(planned(execution=Execution.LAUNCHES), None)
-
-
-def test_wide_experts_with_zero_points_are_refused() -> None:
-    """They missed their bound on an H200 and on an H100."""
-    plan = of_a_gpu("int4-g32-zp", 4224, 2336)
-    with pytest.raises(EngineError, match=r"int4-g32-zp of 4224 columns are 9 slices .* at most 4"):
-        CudaEngine(plan, None)
-    with pytest.raises(ToolchainError):  # only a GPU is missing
-        CudaEngine(of_a_gpu("int4-g32", 4224, 2336), None)

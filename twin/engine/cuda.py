@@ -43,9 +43,8 @@ from twin.kernel.layout import LINE_FLOATS, shelves_floats
 from twin.kernel.recurrent import cache_bytes
 from twin.kernel.streams import PAGE_BYTES, embedding, pack
 from twin.kernel.tables import layout
-from twin.kernel.teams import REGISTER_PORTIONS, teams_of
 from twin.plan.shards import Weights
-from twin.plan.types import Execution, Plan, Sampling, StageKind
+from twin.plan.types import Execution, Plan, Sampling
 
 __all__ = ["CudaEngine", "Generation", "run_probe"]
 
@@ -138,7 +137,6 @@ class CudaEngine(Session):
         super().__init__(plan, trace=trace, watchdog_s=watchdog_s)
         self.gives_logits = plan.options.sampling is Sampling.FULL
         peers.check_plan(plan)
-        _check_zero_points(plan)
         if plan.options.execution is Execution.LAUNCHES:
             raise EngineError(
                 "execution=stream runs on the host only; plan with execution=resident or graph"
@@ -444,19 +442,6 @@ class CudaEngine(Session):
                 gpu.part()
         for gpu in reversed(self._gpus):  # none is in use that is gone, unless all are
             gpu.close()
-
-
-def _check_zero_points(plan: Plan) -> None:
-    """Raises EngineError for what missed its bound on an H200 and on an H100 (docs/kernel.md)."""
-    downs = [s.matrix for s in plan.stages if s.kind is StageKind.ROUTED_DOWN and s.matrix]
-    found = {m.format.name for m in downs if m.format is not None and m.format.zero_bytes}
-    if found and (slices := teams_of(plan).ffn.portions) > REGISTER_PORTIONS:
-        raise EngineError(
-            f"{plan.name}: experts' down projections in {', '.join(sorted(found))} of "
-            f"{downs[0].cols} columns are {slices} slices a team of warps, and NVIDIA's kernel "
-            f"has shown right sums of at most {REGISTER_PORTIONS}: use a format without zero "
-            "points (int4-g128, fp8), or run it on this computer's CPU (1xhost)"
-        )
 
 
 def run_probe(plan: Plan, *, steps: int, warmup: int, weights_seed: int = 0) -> NDArray[np.float64]:

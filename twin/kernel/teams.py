@@ -285,8 +285,6 @@ def wide_ffn(plan: Plan) -> bool:
         return False
     kinds = plan.kinds_by_input["ffn"]
     found = [s.matrix for s in plan.stages if s.matrix and s.kind in kinds]
-    if any(matrix.format and matrix.format.zero_bytes for matrix in found):
-        return False  # missed its bound on an H200
     names = {matrix.format.name if matrix.format else "" for matrix in found}
     taken = has_experts(plan) or any(map(tensor_products, found))
     return len(names) == 1 and "" not in names and taken

@@ -226,13 +226,6 @@ def _better_uneven(cols: int, even: int, uneven: int) -> bool:
     return NARROW * even < uneven or WORTHWHILE * held < cols / _covered(even)
 
 
-def _may_end_narrower(form: Format | None) -> bool:
-    """INT4 with zero points missed its bound on an H200, for a cause that is not known
-    (docs/kernel.md).
-    """
-    return form is None or not form.zero_bytes
-
-
 def _covered(cols: int) -> float:
     """The share of the threads of the fewest warps that hold a slice, 1, 2, 4 or 8, which have
     columns of it.
@@ -273,8 +266,6 @@ def _cut_coded(
         wide = min(matrix.cols, -(-matrix.cols // (slices * coding.grain)) * coding.grain)
         if wide > PACK * COVERED_THREADS:
             continue
-        if even and matrix.cols % wide and not _may_end_narrower(matrix.format):
-            continue
         need = max(size(at_once, wide), coding.narrowest.bytes(narrow, wide))
         if need > options.slot_bytes:
             continue
@@ -296,10 +287,4 @@ def _cut_coded(
         return replace(matrix, tile_rows=high, tile_cols=wide, pack=PACK)
     if uneven:
         return replace(matrix, tile_rows=at_once, tile_cols=uneven, pack=PACK)
-    if not need:
-        raise PlanError(
-            f"{matrix.cols} columns of experts per rank have no equal slices of whole groups of "
-            f"{coding.grain} within {PACK * COVERED_THREADS} columns: use more GPUs, or a format "
-            "with smaller groups"
-        )
     raise SmallSlot(options.slot_bytes, at_once, need)
