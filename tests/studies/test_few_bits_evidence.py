@@ -60,5 +60,5 @@ def test_who_is_not_done_in_time_is_told(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--device", "host"]
     done = subprocess.run([*command, "--seconds", "0.3", "soak"], check=False, capture_output=True)
     parts = json.loads((tmp_path / "summary.json").read_text())["parts"]
-    assert {part["result"] for part in parts.values()} <= {"cut off", "not begun"}
+    assert parts["soak"]["result"] in ("cut off", "not begun")
     assert done.returncode == 1
