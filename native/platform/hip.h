@@ -263,7 +263,7 @@ struct Core {
   using Heads = MemoryVector;
   using Ffn = InputOf<NARROW>::Type;
   using Shared = MemoryVector;
-  using Dense = MemoryVector;
+  using Dense = Ffn;  // of models without experts the same
   using Piece = twin::Piece;
 
   Ring ring;
