@@ -56,7 +56,7 @@ __device__ __forceinline__ bool all_take(const Plan& plan, int page) {
 
 // Those before: the first split that takes a page, and how many do; the last ones may be fewer.
 __device__ __forceinline__ int first_taking(const Plan& plan, int page) {
-  return page / (plan.together * plan.first_pages) * plan.together;
+  return int(u32(page) / u32(plan.together * plan.first_pages) * u32(plan.together));
 }
 __device__ __forceinline__ int taking(const Plan& plan, int first) {
   return plan.splits % plan.together ? least(plan.together, plan.splits - first) : plan.together;
@@ -83,18 +83,19 @@ __device__ __forceinline__ int filled_splits(const Plan& plan, int position) {
 }
 
 // Positions below `position` that a split holds: whole pages, and its part of the one that is not
-// full.
+// full. Unsigned: divisions of signed numbers took registers that some kernels spilled.
 __device__ __forceinline__ int held(const Plan& plan, int position, int split) {
-  const int full = position / plan.page, rest = position % plan.page;
-  int rounds = full / plan.splits, current = full % plan.splits;
-  if (!all_take(plan, full)) {
-    const int first = first_taking(plan, full), splits = taking(plan, first);
-    if (split < first) return plan.first_pages * plan.page;
-    if (split >= first + splits) return 0;
-    rounds = (full - first * plan.first_pages) / splits;
-    current = first + (full - first * plan.first_pages) % splits;
+  const u32 full = u32(position) / u32(plan.page), rest = u32(position) % u32(plan.page);
+  u32 first = 0, splits = u32(plan.splits), behind = full;
+  if (!all_take(plan, int(full))) {
+    first = u32(first_taking(plan, int(full))), splits = u32(taking(plan, int(first)));
+    if (u32(split) < first) return plan.first_pages * plan.page;
+    if (u32(split) >= first + splits) return 0;
+    behind = full - first * u32(plan.first_pages);
   }
-  return (rounds + (split < current)) * plan.page + (split == current ? rest : 0);
+  const u32 rounds = behind / splits, current = first + behind % splits;
+  const u32 last = u32(split) == current ? rest : 0u;
+  return int((rounds + (u32(split) < current)) * u32(plan.page) + last);
 }
 
 // A warp looks at some query heads of an item, and at warp_threads() / POSITION_THREADS positions
@@ -399,7 +400,8 @@ struct Scan : Item {
     if (newest < 0 || !fresh) return;
     TWIN_EACH(i, ROW / 2) {
       const int to = twisted(newest, 2 * i) / 2;
-      reinterpret_cast<u16*>(TWIN_GLOBAL(keys) + u64(newest) * ROW)[to] = reinterpret_cast<const u16*>(fresh)[i];
+      reinterpret_cast<u16*>(TWIN_GLOBAL(keys) + u64(newest) * ROW)[to] =
+          reinterpret_cast<const u16*>(fresh)[i];
       reinterpret_cast<u16*>(TWIN_GLOBAL(values) + u64(newest) * ROW)[to] =
           reinterpret_cast<const u16*>(fresh + ROW)[i];
     }
