@@ -62,8 +62,8 @@ def add(commands: Subparsers) -> None:
         text="Each probe asks one question (stream bandwidth, hand-off, attention, launch ...) "
         "and is itself a plan that the twin\n"
         "can run. Fitting makes simulated probes take as long as measured ones. Engine runs "
-        "are never fitted:\n`twin validate` predicts them. The fit is stored and used by all "
-        "commands from then on: that of one device holds for\n"
+        "are not fitted, but for `link.fence_s`:\n`twin validate` predicts them. The fit is stored "
+        "and used by all commands from then on: that of one device holds for\n"
         "every node of such devices. A number that its probes do not bind keeps the hardware "
         "file's value and kind.",
         examples=EXAMPLES,
