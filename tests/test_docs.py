@@ -17,8 +17,10 @@ from twin.cli import COMMANDS, build_parser
 from twin.commands import whatif
 from twin.commands.arguments import option_value
 from twin.commands.reference import reference, subparsers
+from twin.engine.cuda import LONG_NAP_S, NAP_S
 from twin.hardware.template import template
 from twin.report import readme_figure, svg
+from twin.server.limits import Limits
 from twin.study.whatif import changed, parse_axes, parse_changes, sweep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -230,3 +232,9 @@ def test_worked_example_of_an_addition_runs(name: str, tmp_path: Path) -> None:
     )
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.stdout.splitlines() == lines
+
+
+def test_the_server_s_page_says_how_often_it_looks_and_tells() -> None:
+    said = " ".join((ROOT / "docs" / "server.md").read_text(encoding="utf-8").split())
+    assert f"resident kernel every {1e3 * LONG_NAP_S:g} ms, and every {1e3 * NAP_S:g} ms" in said
+    assert f"and then every {1e3 * Limits().gap_s:g} ms at most" in said

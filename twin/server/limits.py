@@ -21,8 +21,7 @@ class Limits:
     messages: int = 1024
     text_per_token: int = 128  # characters: longer prompts are refused before they are tokenized
     tokens: int = 2**18  # to be detokenized: more would hold up other answers
-    # between two pieces of a stream: half of what a server takes of a core at 2,000 tokens/s is
-    # for them
+    # between two pieces of a stream, each of which takes its part of a core (studies/server)
     gap_s: float = 0.008
     ping_s: float = 10.0  # of silence before a comment that keeps proxies from closing a stream
     stall_s: float = 30.0  # without a token, after which the engine counts as stalled
