@@ -195,6 +195,16 @@ struct TeamDivision {
     if constexpr (UNEVEN) return !beyond(me, c) && local(me) < uneven_width(slice(me, c));
     return EXACT || ((FULL || local(me) < TILE) && (inner(c) || column(me, c) < COLS));
   }
+  // Where a norm's weight of a column lies: of each slice the first four of every thread, then the
+  // next four, as twin/kernel/teams.py orders them. A warp's loads then ask for neighbours.
+  __device__ static int norm_place(int column) {
+    const int slice = column / TILE, at = column % TILE;
+    return slice * TILE + at % VECTOR / 4 * plane(slice) + at / VECTOR * 4;
+  }
+  __device__ static int plane(int slice) {  // floats between a thread's fours
+    constexpr int LAST = COLS - (SLICES - 1) * TILE;
+    return (LAST == TILE || slice + 1 < SLICES ? TILE : LAST) / VECTOR * 4;
+  }
   // Do threads hold columns, or not, `count` neighbours alike?
   __device__ static constexpr bool alike(int count) {
     return TILE % (VECTOR * count) == 0 && EACH % (VECTOR * count) == 0 &&
@@ -239,6 +249,11 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
   __device__ static TeamVector in(float*, int) { return {}; }
 
   using Factors = TeamVector;
+  using Division::norm_place;
+  __device__ static int norm_place(int me, int c, int i) {
+    return Division::begin(Division::slice(me, c)) + i / 4 * Division::plane(Division::slice(me, c)) +
+           local(me) / VECTOR * 4;
+  }
   template <class Core>
   // ones where there are none
   __device__ static __forceinline__ Factors factors(Core& core, const float* from) {
@@ -248,7 +263,7 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
 #pragma unroll
       for (int i = 0; i < VECTOR; i += 4) {
         const float4 v = from && valid(core.thread(), c)
-                             ? load_once(from + column(core.thread(), c) + i)
+                             ? load_once(from + norm_place(core.thread(), c, i))
                              : float4{1, 1, 1, 1};
         x.at[c][i] = v.x, x.at[c][i + 1] = v.y, x.at[c][i + 2] = v.z, x.at[c][i + 3] = v.w;
       }

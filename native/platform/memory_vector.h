@@ -20,6 +20,7 @@ struct MemoryVector {
   static constexpr int PACK = 4;  // neighbours that belong to one attention head
   static constexpr int SHARERS = 1;  // threads that hold the same elements
   using Factors = const float*;
+  __device__ static int norm_place(int column) { return column; }
 
   float* at;
   int count;

@@ -157,7 +157,10 @@ def test_a_stage_waits_for_its_first_tiles_before_its_inputs() -> None:
     """From a slow memory they come later than a quick hand-off, which is then no part of the wait;
     a slow one begins before they are there and ends as late as without them.
     """
-    options, logs = Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256), []
+    options, logs = (
+        Options(blocks=4, slot_bytes=512, ring_slots=7, tile_rows=2, max_context=256),
+        [],
+    )
     for hop_s in (0.0, 1.0):
         device = apply_fit(
             warped(), {"memory.stream_bytes_per_s": number(1e9), "handoff.hop_s": number(hop_s)}
@@ -168,7 +171,7 @@ def test_a_stage_waits_for_its_first_tiles_before_its_inputs() -> None:
         machine.run()
         block = machine.blocks[0]
         at = next(
-            index for index, work in enumerate(block.program) if work.kind is StageKind.GATE_UP
+            index for index, work in enumerate(block.program) if work.kind is StageKind.DOWN
         )
         assert len(block.program[at].ahead) > block.ring.capacity
         logs.append([(round(end / 1e6), cause, binder) for end, cause, binder in block.log[1][at]])

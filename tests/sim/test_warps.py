@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.sim.machines import ideal, limits_of, node_of, number, plan_for, streamed, warped
+from tests.sim.machines import MODEL, ideal, limits_of, node_of, number, plan_for, streamed, warped
 from twin.models.spec import DType
+from twin.plan.build import build
 from twin.plan.catalogue import ROWS
 from twin.plan.probe import stream_probe, turns_probe
 from twin.plan.types import HandOffKind, Options, StageKind
@@ -64,9 +65,11 @@ def test_of_what_is_taken_ahead_the_first_round_is_saved_where_a_stage_waits() -
     plain = stream_probe(options, limits_of(device), rows=64, cols=2048)
     (alone,) = compile_plan(plain, device).stages[0]
     assert alone.ahead == alone.slots[:8]
-    layer = plan_for(
-        node_of(device), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256)
+    wide, asked = (
+        replace(MODEL, hidden=2048),
+        Options(blocks=4, slot_bytes=16384, tile_rows=4, max_context=256),
     )
+    layer = build(wide, asked, limits_of(device))
     work = next(
         work for work in compile_plan(layer, device).stages[0] if work.kind is StageKind.GATE_UP
     )
@@ -76,10 +79,7 @@ def test_of_what_is_taken_ahead_the_first_round_is_saved_where_a_stage_waits() -
     assert 0 < first < len(work.ahead)
     assert all(rest < ps for ps, rest in zip(work.slots[:first], work.ahead, strict=False))
     assert work.ahead[first:] == work.slots[first : len(work.ahead)]
-    met = plan_for(
-        node_of(device),
-        Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256, handoff=HandOffKind.GRID),
-    )
+    met = build(wide, replace(asked, handoff=HandOffKind.GRID), limits_of(device))
     work = next(
         work for work in compile_plan(met, device).stages[0] if work.kind is StageKind.GATE_UP
     )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from twin.kernel.fields import STAGE_EXTRAS, up
 from twin.kernel.recurrent import has_delta
+from twin.kernel.teams import in_norm_order
 from twin.models.spec import LaneHead
 from twin.plan import shards
 from twin.plan.biases import bias_shape, stage_bias, stage_sinks
@@ -20,6 +21,7 @@ from twin.plan.delta_vectors import delta_sizes, delta_vectors
 from twin.plan.shards import Weights
 from twin.plan.types import Plan, Stage, StageKind
 
+RESIDUAL_NORMS = ("norm", "post_norm")
 VECTOR_FLOATS = 16  # constants start on a 64-byte line
 
 
@@ -88,9 +90,11 @@ def _rope_offsets(plan: Plan, at: int, number: int) -> tuple[int, int]:
     return at, at + _rope_floats(plan)
 
 
-def pack_constants(plan: Plan, weights: Weights, rank: int) -> NDArray[np.float32]:
-    """Norm scales, biases and rotary tables of a rank, at the offsets that the stage table
-    gives.
+def pack_constants(
+    plan: Plan, weights: Weights, rank: int, *, teams: bool = False
+) -> NDArray[np.float32]:
+    """Norm scales, biases and rotary tables of a rank, at the offsets that the stage table gives.
+    `teams`: scales of the residual in the order in which teams of warps load them.
     """
     total, vectors = constant_offsets(plan)
     out = np.zeros(total, np.float32)
@@ -100,8 +104,10 @@ def pack_constants(plan: Plan, weights: Weights, rank: int) -> NDArray[np.float3
 
     for stage in plan.stages:
         for name, at in vectors.get(stage.index, {}).items():
-            if name != "rope":
-                put(at, _vector(plan, stage, name, rank, weights))
+            if name == "rope":
+                continue
+            vector = _vector(plan, stage, name, rank, weights)
+            put(at, in_norm_order(plan, vector) if teams and name in RESIDUAL_NORMS else vector)
     assert plan.spec is not None
     for number, tables in enumerate(shards.rope_tables(plan.spec, plan.options.max_context)):
         for at, table in zip(_rope_offsets(plan, vectors[-1]["rope"], number), tables, strict=True):
