@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.draws import drawn
 from twin.errors import PlanError
-from twin.kernel.teams import THREAD_REGISTERS, VECTORS, WARP, Team, team_of, teams_of
+from twin.kernel.teams import (
+    THREAD_REGISTERS,
+    VECTORS,
+    WARP,
+    Team,
+    in_norm_order,
+    team_of,
+    teams_of,
+)
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.build import build
@@ -69,6 +78,22 @@ def test_every_column_is_held_once(shape: tuple[int, int, int], ragged: int) -> 
     assert tile <= team.size * WARP * team.vector
     assert 0 < team.used <= 1
     assert sorted(columns(team)) == list(range(cols))
+
+
+@pytest.mark.parametrize("model", [*MODELS, "llama-3.2-1b@int8", "qwen3-8b@fp8-128x128"])
+def test_norms_weights_lie_where_threads_look_for_them(model: str) -> None:
+    """Written again as `norm_place` in cuda_vector.cuh has it."""
+    plan = planned(model)
+    team = teams_of(plan).hidden
+    given = np.arange(team.cols, dtype=np.float32)
+    lies = in_norm_order(plan, given)
+    for column in range(team.cols):
+        slice_, at = divmod(column, team.tile)
+        width = min(team.tile, team.cols - slice_ * team.tile)
+        four = at % team.vector // 4 * (width // team.vector * 4) + at // team.vector * 4
+        assert lies[slice_ * team.tile + four + at % 4] == column
+    # neighbouring threads load neighbouring fours
+    assert (lies[:8] == [0, 1, 2, 3, *range(team.vector, team.vector + 4)]).all()
 
 
 @drawn(100)
