@@ -52,8 +52,11 @@ CODED_AHEAD = (
 )
 # of them, where a bias is looked up ahead as well, or heads are normed, beside more than a slice of
 # some vector: with two of QKV's, four of four such kernels spilled 216 to 604 bytes. And where
-# some threads of a slice have no columns: seven of seven without biases and norms spilled 32 to 520
+# some threads of a slice have no columns: seven of seven without biases and norms spilled 32 to 520.
+# Beside other weights in FP16 and some vector of more elements a thread than TURNED_MOST nothing of
+# QKV's: two of two drawn kernels spilled 78 and 232 bytes with one
 TURNED_PIECES = 1
+TURNED_MOST = 32
 PIECE_REGISTERS = 40  # of such a piece, as this table counts: of 8-bit weights
 REGISTER_BYTES = 4
 # column slices of which a thread keeps its elements in registers where experts of few-bit weights
@@ -253,7 +256,8 @@ def ahead_registers(plan: Plan, name: str) -> int:
         turned = plan.spec is not None and (plan.spec.qkv_bias or plan.spec.qk_norm)
         several = max(elements.values()) > AHEAD_ELEMENTS
         if (turned and several) or not teams.hidden.full:
-            most = min(most, TURNED_PIECES)
+            wide = plan.options.weight_dtype is DType.FP16 and max(elements.values()) > TURNED_MOST
+            most = min(most, 0 if wide and name == "hidden" else TURNED_PIECES)
         return PIECE_REGISTERS * most
     most = next(
         registers[name] for widest, registers in AHEAD_REGISTERS if max(elements.values()) <= widest
