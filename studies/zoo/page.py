@@ -1,5 +1,5 @@
 """Sets the committed predictions of the zoo beside its measurements: `python studies/zoo/page.py`
-writes README.md's blocks.
+writes README.md's blocks, and the table of speeds in the project's README.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from twin.files import write
 from twin.hardware.floor import ceiling
 from twin.hardware.load import load_device
-from twin.report.blocks import Stamp, markdown_table
+from twin.report.blocks import Stamp, filled, markdown_table
 from twin.report.study_page import write_page
 from twin.study.inputs import files_digest
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
+FRONT = HERE.parents[1] / "README.md"  # of the project
 # bytes/s
 CEILINGS = {device: ceiling(load_device(device)).value for device in ("h200-sxm", "h100-sxm")}
-FIT_OF = "h200-sxm"  # the H100 had none of its own: it was predicted from this one
+FIRST = "h200-sxm"  # whose rows come first
 CLASSES = ((6.0, "6 GB and more"), (2.0, "2 to 6 GB"), (1.0, "1 to 2 GB"), (0.0, "below 1 GB"))
 
 
@@ -59,13 +61,14 @@ def rows(device: str) -> list[Row]:
 
 
 def stamp() -> Stamp:
-    """The fit is the one that the predictions were made with, before anything was measured."""
+    """The fits are those that the predictions were made with."""
     files = [
         HERE / f"{kind}-{device}.json"
         for kind in ("predictions", "measured")
         for device in CEILINGS
     ]
-    return Stamp(_read("predictions", FIT_OF)["fit"], files_digest(files))
+    fits = (_read("predictions", device)["fit"] for device in CEILINGS)
+    return Stamp("+".join(fits), files_digest(files))
 
 
 def shapes_table(found: dict[str, list[Row]]) -> str:
@@ -76,13 +79,38 @@ def shapes_table(found: dict[str, list[Row]]) -> str:
         head += [f"{short} predicted, us", "measured, us", "error of the speed", "share"]
     by_name = {device: {row.name: row for row in of} for device, of in found.items()}
     cells = []
-    for first in found[FIT_OF]:
+    for first in found[FIRST]:
         line = [first.name, f"{first.weights / 1e9:.2f}"]
         for device, of in by_name.items():
             line += _cells(device, of.get(first.name))
         cells.append(line)
     said = (f"- 1x{device}: {summary(of)}" for device, of in found.items())
     return "\n".join([markdown_table(head, cells), "", *said, f"- Fit: {stamp().fit}."])
+
+
+def speeds_table(found: dict[str, list[Row]]) -> str:
+    """A shape a row; for each device tokens/s predicted and measured, and the share."""
+    head = ["shape, BF16", "GB"]
+    for device in found:
+        head += [f"{device.partition('-')[0].upper()} predicted", "measured", "of the ceiling"]
+    by_name = {device: {row.name: row for row in of} for device, of in found.items()}
+    cells = []
+    for first in found[FIRST]:
+        line = [first.name, f"{first.weights / 1e9:.2f}"]
+        for device, of in by_name.items():
+            row = of.get(first.name)
+            line += (
+                [f"{1 / row.predicted_s:,.0f}", f"{1 / row.measured_s:,.0f}"] if row else ["", ""]
+            )
+            line.append(f"{row.share(device):.0%}" if row else "")
+        cells.append(line)
+    return markdown_table(head, cells)
+
+
+def front(found: dict[str, list[Row]]) -> str:
+    """The project's README, its table made again."""
+    text = FRONT.read_text(encoding="utf-8")
+    return filled(text, lambda block: speeds_table(found), stamp())
 
 
 def _cells(device: str, row: Row | None) -> tuple[str, ...]:
@@ -137,7 +165,7 @@ def classes_table(found: dict[str, list[Row]]) -> str:
 def main() -> None:
     found = {device: rows(device) for device in CEILINGS}
     bodies = {"shapes": shapes_table(found), "classes": classes_table(found)}
-    names = tuple(row.name for row in found[FIT_OF])
+    names = tuple(row.name for row in found[FIRST])
     series = []
     for device, of in found.items():
         shares = {row.name: row.share(device) for row in of}
@@ -150,6 +178,7 @@ def main() -> None:
         bodies,
         Bars(names, tuple(series), "share of the ceiling, by the weights alone"),
     )
+    write({FRONT: front(found)})
     print(bodies["classes"])
 
 

@@ -338,7 +338,8 @@ def test_all_errors_on_file_are_told_together(twin: Twin) -> None:
         assert sum(row["runs"] for row in own) == len(known.every)
     for row in rows:
         drawn_here = row["record"].startswith("shapes-")
-        assert not drawn_here or row["judged_by_p10_p90"] == row["runs"]
+        # those that were predicted before any interval was known have none
+        assert not drawn_here or row["judged_by_p10_p90"] in (0, row["runs"])
     text = twin("validate", "--all").out
     assert "inside p10 to p90" in text
 

@@ -170,9 +170,7 @@ def test_a_stage_waits_for_its_first_tiles_before_its_inputs() -> None:
         )
         machine.run()
         block = machine.blocks[0]
-        at = next(
-            index for index, work in enumerate(block.program) if work.kind is StageKind.DOWN
-        )
+        at = next(index for index, work in enumerate(block.program) if work.kind is StageKind.DOWN)
         assert len(block.program[at].ahead) > block.ring.capacity
         logs.append([(round(end / 1e6), cause, binder) for end, cause, binder in block.log[1][at]])
         pieces = critical_path(machine.blocks, 1, len(machine.plan.stages))

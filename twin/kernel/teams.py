@@ -51,10 +51,10 @@ CODED_AHEAD = (
     (math.inf, {"hidden": 1, "heads": 0, "ffn": 0}),
 )
 # of them, where a bias is looked up ahead as well, or heads are normed, beside more than a slice of
-# some vector: with two of QKV's, four of four such kernels spilled 216 to 604 bytes. And where
-# some threads of a slice have no columns: seven of seven without biases and norms spilled 32 to 520.
+# some vector: with two of QKV's, four of four such kernels spilled 216 to 604 bytes. And where some
+# threads of a slice have no columns: seven of seven without biases and norms spilled 32 to 520.
 # Beside other weights in FP16 and some vector of more elements a thread than TURNED_MOST nothing of
-# QKV's: two of two drawn kernels spilled 78 and 232 bytes with one
+# QKV's: two of two drawn kernels spilled 78 and 232 bytes with one.
 TURNED_PIECES = 1
 TURNED_MOST = 32
 PIECE_REGISTERS = 40  # of such a piece, as this table counts: of 8-bit weights
