@@ -247,7 +247,8 @@ def ahead_registers(plan: Plan, name: str) -> int:
         return 0
     # Where two teams have all columns of a narrow residual, its stages are short: what they took
     # ahead kept them from looking at their inputs (Qwen2.5-0.5B 511 us instead of 490 on an H100).
-    if name == "hidden" and plan.spec is not None and teams.hidden.groups > 1:
+    narrow = plan.limits.teams and plan.spec is not None and teams.hidden.groups > 1
+    if name == "hidden" and narrow:
         return 0
     if plan.coded:
         most = next(
