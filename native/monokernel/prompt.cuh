@@ -125,7 +125,7 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
     for (int i = start; i < end; i += step) {
       Pack<NORM_PACK> x = load_pack<NORM_PACK, 16>(residual + i);
       TWIN_UNROLL
-      for (int j = 0; j < NORM_PACK; ++j) 
+      for (int j = 0; j < NORM_PACK; ++j)
         x.at[j] *= scale * weight[Core::Hidden::norm_place(i + j / 4 * 4) + j % 4];
       if constexpr (Experts::ANY)
         if (stage.kind == int(StageKind::ROUTER)) {
