@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from tests.draws import drawn
 from twin.engine.weights import random_weights
 from twin.errors import PlanError
+from twin.hardware.load import load_node
 from twin.kernel.constants import pack_constants
+from twin.kernel.defaults import limits_of
 from twin.kernel.fields import FIELDS, record
 from twin.kernel.header import Control, RankMemory, Request, Status, header
 from twin.kernel.scan import check_cache_tiles
@@ -206,6 +208,24 @@ def test_constants_lie_where_the_stage_table_says() -> None:
     )
     assert row[fields.index("bias")] >= 0
     assert row[fields.index("q_norm")] == -1
+
+
+@pytest.mark.parametrize("node", ["1xh200", "1xmi300x", "1xhost"])
+def test_only_teams_of_warps_have_norms_in_another_order(node: str) -> None:
+    """An MI300X's and a CPU's blocks read a norm's weights from the first on."""
+    limits = limits_of(load_node(node))
+    spec = replace(SPEC, hidden=256, head_dim=64, ffn=128)
+    plan = build(
+        spec,
+        Options(blocks=4, context=8, max_context=32, slot_bytes=4096, weight_dtype=DType.FP16),
+        limits,
+    )
+    weights = random_weights(spec, 1, DType.FP16)
+    at = layout(plan).stages[1][FIELDS["stages"][1].index("norm")]
+    lies = pack_constants(plan, weights, 0)[at : at + 256]
+    given = weights["layers.0.attn_norm"].astype(np.float32)
+    assert np.array_equal(np.sort(lies), np.sort(given))
+    assert np.array_equal(lies, given) == (not limits.teams)
 
 
 def test_counters_wait_for_all_writers_of_the_copy() -> None:

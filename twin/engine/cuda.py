@@ -211,7 +211,7 @@ class CudaEngine(Session):
             if weights is not None and packed:
                 self._pack(weights, rank, gpu)
             if weights is not None:
-                memory.constants = gpu.copied(pack_constants(self.plan, weights, rank, teams=True))
+                memory.constants = gpu.copied(pack_constants(self.plan, weights, rank))
             self._allocate_work(gpu, memory)
 
     def _allocate_work(self, gpu: Gpu, memory: RankMemory) -> None:

@@ -90,11 +90,9 @@ def _rope_offsets(plan: Plan, at: int, number: int) -> tuple[int, int]:
     return at, at + _rope_floats(plan)
 
 
-def pack_constants(
-    plan: Plan, weights: Weights, rank: int, *, teams: bool = False
-) -> NDArray[np.float32]:
+def pack_constants(plan: Plan, weights: Weights, rank: int) -> NDArray[np.float32]:
     """Norm scales, biases and rotary tables of a rank, at the offsets that the stage table gives.
-    `teams`: scales of the residual in the order in which teams of warps load them.
+    Where teams of warps load the residual's scales, they lie in the order in which these do.
     """
     total, vectors = constant_offsets(plan)
     out = np.zeros(total, np.float32)
@@ -107,7 +105,8 @@ def pack_constants(
             if name == "rope":
                 continue
             vector = _vector(plan, stage, name, rank, weights)
-            put(at, in_norm_order(plan, vector) if teams and name in RESIDUAL_NORMS else vector)
+            ordered = plan.limits.teams and name in RESIDUAL_NORMS
+            put(at, in_norm_order(plan, vector) if ordered else vector)
     assert plan.spec is not None
     for number, tables in enumerate(shards.rope_tables(plan.spec, plan.options.max_context)):
         for at, table in zip(_rope_offsets(plan, vectors[-1]["rope"], number), tables, strict=True):
