@@ -89,10 +89,13 @@ struct Core {
                                Plan::ffn_ahead_chunks, Plan::ffn_ahead_groups, Reach::NEAR,
                                EXPERTS ? Experts::WIDTH : Plan::ffn_cols>;
   using WideFfn = WideVector<NarrowFfn::Division, only_code(FFN_CODES)>;
-  using Ffn = Either<CODED && wide_before<NarrowFfn>(FFN_CODES, EXPERTS), WideFfn, NarrowFfn>;
+  using Ffn = Either<CODED && wide_before<NarrowFfn>(FFN_CODES), WideFfn, NarrowFfn>;
   using Shared = typename SharedInput<Beside::SHARED, Ffn>::Type;
   using Dense = typename DenseInput<Beside::DENSE, Ffn>::Type;
-  using Residual = Held<Hidden>;
+  // `held_on_chip` in teams.py
+  static constexpr bool HELD_ON_CHIP = CODED && Hidden::PORTIONS > 1 && !Hidden::FULL &&
+                                       (Heads::PORTIONS > 1 || Ffn::WIDE);
+  using Residual = Held<Hidden, HELD_ON_CHIP>;
   using Piece = CachedPiece;
   using TileScan = twin::TileScan;
 
@@ -494,11 +497,11 @@ struct Core {
     }
   }
 
-  // The same of an input on the chip, whose tiles have no more rows than are multiplied at once.
+  // The same of an input on the chip, whose tiles have no more rows than are multiplied at once
+  // (`teams_of` in teams.py refuses others).
   template <class Vector, class At>
   __device__ __forceinline__ void dot_wide(const At& at, u32 base, float* to) {
     using As = typename Vector::As;
-    static_assert(RoutedDown::tile_rows <= As::ROWS, "a tile is a piece");
     float sum[As::ROWS] = {};
 #pragma unroll 1
     for (int c = 0; c < Vector::PORTIONS; ++c) {
@@ -543,7 +546,15 @@ struct Core {
   // Where the input of codes lies that tensor cores multiply; a parameter: other plans have none.
   template <class P = Plan>
   __device__ __forceinline__ u32 whole() const {
-    return ring.slots + u32(P::ring_slots * P::slot_bytes) + 4u * u32(P::whole);
+    return scratch() + 4u * u32(P::whole);
+  }
+  // Where the residual lies, in such plans.
+  template <class P = Plan>
+  __device__ __forceinline__ u32 held() const {
+    return scratch() + 4u * u32(P::held);
+  }
+  __device__ __forceinline__ u32 scratch() const {
+    return ring.slots + u32(Plan::ring_slots * Plan::slot_bytes);
   }
   template <class Coding, class Vector>
   __device__ __forceinline__ void dot_fragments(const Stage& stage, int rows, float* sums,

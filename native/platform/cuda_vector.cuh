@@ -313,7 +313,9 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
           const Pack<VECTOR> pack = got[j][c].settle(core.warp_thread());
 #pragma unroll
           for (int i = 0; i < VECTOR; ++i)
-            if (p + j < parts && valid(me, c))
+            if (CODED && Plan::ranks == 1)  // what was there before need not be kept
+              at[c][i] = valid(me, c) ? pack.at[i] : 0.0f;
+            else if (p + j < parts && valid(me, c))
               at[c][i] = p + j ? at[c][i] + pack.at[i] : pack.at[i];
         }
     }
@@ -394,22 +396,34 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
     }
   }
 
+  // make(first columns, which of them exist, where they go) of all packs of a thread; of more
+  // elements than a portion of few-bit weights those of one portion after the other: with all of
+  // them under way steps spilled up to 1,260 bytes.
   template <class Core, class Make>
   __device__ __forceinline__ bool packs(Core& core, Make make) {
-    constexpr int PACKS = VECTOR / PACK, COUNT = PORTIONS * PACKS;
+    constexpr int MOST = 16, ROUND = CODED && PORTIONS * VECTOR > MOST ? 1 : PORTIONS;
+    bool good = true;
+#pragma unroll
+    for (int c = 0; c < PORTIONS; c += ROUND) good = good && packs_of<ROUND>(core, c, make);
+    return good;
+  }
+  template <int ROUND, class Core, class Make>
+  __device__ __forceinline__ bool packs_of(Core& core, int from, Make& make) {
+    constexpr int PACKS = VECTOR / PACK, COUNT = ROUND * PACKS;
     int first[COUNT];
     bool here[COUNT];
     float* out[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      first[i] = column(core.thread(), i / PACKS) + i % PACKS * PACK;
-      here[i] = valid(core.thread(), i / PACKS);
-      out[i] = &at[i / PACKS][i % PACKS * PACK];
+      const int c = from + i / PACKS;
+      first[i] = column(core.thread(), c) + i % PACKS * PACK;
+      here[i] = valid(core.thread(), c);
+      out[i] = &at[c][i % PACKS * PACK];
     }
     const bool good = make(first, here, out);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      if (valid(core.thread(), i / PACKS)) continue;
+      if (here[i]) continue;
 #pragma unroll
       for (int d = 0; d < PACK; ++d) out[i][d] = 0.0f;
     }
@@ -450,9 +464,10 @@ struct Ahead {
   int held;  // pieces, in the order in which they are multiplied
 };
 
-// A vector between the stages that use it: in registers, too. In shared memory it would cost a slot
-// of the ring.
-template <class Vector>
+// A vector between the stages that use it: in registers, too. In shared memory it costs a slot of
+// the ring. There it lies where few-bit weights leave a thread no registers for more than one
+// portion: such steps spilled up to 2,400 bytes.
+template <class Vector, bool ON_CHIP>
 struct Held {
   Vector vector;
 
@@ -463,6 +478,42 @@ struct Held {
   template <class Core>
   __device__ __forceinline__ void close(Core&, const Vector& x) {
     vector = x;
+  }
+};
+template <class Vector>
+struct Held<Vector, true> {
+  static constexpr int FOUR = 4;
+
+  template <class Core>
+  __device__ __forceinline__ Vector open(Core& core) const {
+    Vector x;
+#pragma unroll
+    for (int c = 0; c < Vector::PORTIONS; ++c)
+#pragma unroll
+      for (int i = 0; i < Vector::VECTOR; i += FOUR) {
+        u32 bits[FOUR];
+        load_four(place(core, c, i), bits);
+#pragma unroll
+        for (int j = 0; j < FOUR; ++j) x.at[c][i + j] = bits_as<float>(bits[j]);
+      }
+    return x;
+  }
+  template <class Core>
+  __device__ __forceinline__ void close(Core& core, const Vector& x) {
+#pragma unroll
+    for (int c = 0; c < Vector::PORTIONS; ++c)
+#pragma unroll
+      for (int i = 0; i < Vector::VECTOR; i += FOUR)
+        store_four(place(core, c, i), {bits_as<u32>(x.at[c][i]), bits_as<u32>(x.at[c][i + 1]),
+                                       bits_as<u32>(x.at[c][i + 2]), bits_as<u32>(x.at[c][i + 3])});
+  }
+
+ private:
+  // [PORTIONS][fours of a portion][thread]
+  template <class Core>
+  __device__ __forceinline__ static u32 place(Core& core, int c, int i) {
+    const int four = (c * Vector::VECTOR + i) / FOUR;
+    return core.held() + 4u * u32(FOUR * (four * core.threads() + core.thread()));
   }
 };
 

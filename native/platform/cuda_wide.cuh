@@ -1,5 +1,5 @@
-// A stage's input that is too wide for registers: experts' columns, side by side, before few-bit
-// weights, and what tensor cores multiply. It is gathered a few slices at a time and lies in the
+// A stage's input before few-bit weights that is too wide for registers: a feed-forward's, or that of
+// experts' columns side by side. It is gathered a few slices at a time and lies in the
 // block's shared memory as whole numbers of 16 bits. A thread takes its part of a slice from there
 // when it multiplies the slice's tile, so that the products' code is there once, however many slices
 // a team has: with elements in registers, of 18,000 columns on steps spilled, and a layer was larger
@@ -190,13 +190,13 @@ struct WideVector : Division {
 __host__ __device__ constexpr Code only_code(u32 codes, int number = facts::CODE_KINDS) {
   return number == 0 || codes == 1u << number ? Code(number) : only_code(codes, number - 1);
 }
-// Does an input lie on the chip before weights of these codes (`wide_ffn` in teams.py)? `experts`:
-// it is of their columns.
+// Does an input lie on the chip before weights of these codes (`wide_ffn` in teams.py)?
 template <class Division>
-constexpr bool wide_before(u32 codes, bool experts) {
+constexpr bool wide_before(u32 codes) {
   const Code code = only_code(codes);
-  return Division::PORTIONS > facts::REGISTER_PORTIONS && code != Code::PLAIN &&
-         (experts || code_element(code) == Element::E2M1);
+  const bool whole = code_element(code) == Element::INT8 || code_element(code) == Element::INT4;
+  return code != Code::PLAIN &&
+         Division::PORTIONS > (whole ? facts::WHOLE_PORTIONS : facts::REGISTER_PORTIONS);
 }
 
 }  // namespace twin

@@ -46,7 +46,7 @@ def changed_table(rows: dict[str, Any]) -> str:
     """Speeds of the first run and after the changes, each after both prompts."""
     changed = json.loads(CHANGED.read_text(encoding="utf-8"))["rows"]
     lines = []
-    for row in ROWS:
+    for row in (row for row in ROWS if row.name in changed):
         first = [measured(row.name, TRACED, str(prompt)) for prompt in PROMPTS]
         later = [changed[row.name][str(prompt)]["tokens_per_s"] for prompt in PROMPTS]
         floor = rows[row.name][TRACED][SHORT]["floor"]

@@ -1,13 +1,16 @@
 """Predicts every row, with intervals: `python studies/few-bits/predict.py`.
 
-Writes predictions.json beside itself, once: it was committed before any expert or weight of few
-bits ran on a GPU. p10 to p90 are of draws of the nodes' numbers and of what decoding takes, each
-divided by the errors that the node's fit was seen to make on engine runs of dense 16-bit models.
+Adds the rows that predictions.json beside it lacks, each batch with its commit and fits. The first
+batch was committed before any expert or weight of few bits ran on a GPU. p10 to p90 are of draws of
+the nodes' numbers and of what decoding takes, each divided by the errors that the node's fit was
+seen to make on engine runs of dense 16-bit models.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Container
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,13 @@ import numpy as np
 
 from twin.calibrate.node import calibrated_node
 from twin.errors import PlanError
+from twin.files import write
 from twin.hardware.override import apply_fit, numbers
 from twin.hardware.types import Kind, Node, Number
 from twin.sim import consume
 from twin.sim.run import simulate
 from twin.study.few_bits import NODES, cells, spec_of, timed_plan
-from twin.study.foretold import DRAWS, fit_of, limits, spread, write_once
+from twin.study.foretold import DRAWS, FILE, commit_of, fit_of, limits, spread
 from twin.study.hardware import with_settings
 from twin.study.interval import settings
 
@@ -33,11 +37,19 @@ FREE = 1e-6  # decoding that takes no time
 
 
 def main() -> None:
-    write_once(HERE, predictions)
+    file = HERE / FILE
+    made = json.loads(file.read_text(encoding="utf-8"))
+    batch = {"commit": commit_of(HERE), **predictions(set(made["rows"]))}
+    rows = batch.pop("rows")
+    if rows:
+        made["rows"] |= rows
+        made["later"] = made.get("later", {}) | dict.fromkeys(rows, batch)
+        write({file: json.dumps(made, indent=1) + "\n"})
 
 
-def predictions() -> dict[str, Any]:
-    wanted = cells()
+def predictions(there: Container[str]) -> dict[str, Any]:
+    """Of the rows that are not there."""
+    wanted = [cell for cell in cells() if cell[0] not in there]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         found = dict(zip(wanted, pool.map(predicted, wanted), strict=True))
     devices = [calibrated_node(node).device.name for node in NODES]

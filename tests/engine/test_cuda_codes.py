@@ -16,7 +16,7 @@ from tests.engine.test_coded import WIDE
 from tests.engine.test_cuda_engine import EXECUTIONS, TOLERANCE, expected, gpu, planned, weights_of
 from tests.engine.test_experts import FEED, routed
 from twin.engine.cuda import CudaEngine
-from twin.kernel.teams import wide_ffn
+from twin.kernel.teams import held_on_chip, teams_of, wide_ffn
 from twin.models.codes import CODES
 from twin.models.feeds import Scoring
 from twin.models.formats import format_named
@@ -103,14 +103,36 @@ def test_experts_of_every_format_match_the_reference(name: str, width: int) -> N
     agree(checked(test_coded_experts.model(name, width=width), blocks=5))
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
-def test_inputs_of_tensor_cores_too_wide_for_registers_match_the_reference(name: str) -> None:
+@pytest.mark.parametrize("handoff", HandOffKind)
+@pytest.mark.parametrize("name", ["fp8", "fp8-128x128", "int8", "int4-g32-zp", "mxfp4", "nvfp4"])
+def test_feed_forwards_too_wide_for_registers_match_the_reference(
+    name: str, handoff: HandOffKind
+) -> None:
     plan = checked(
         requantized(replace(WIDE, ffn=8448), format_named(name)),
         weight_dtype=DType.BF16,
         slot_bytes=1168,
+        handoff=handoff,
     )
     assert wide_ffn(plan)
+    agree(plan)
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("name", ["fp8", "int8", "int4-g32", "mxfp4"])
+def test_residuals_on_the_chip_match_the_reference(name: str, execution: Any) -> None:
+    """A launch a stage, too: what outlives a kernel is read from there. Attention's outputs come in
+    several portions.
+    """
+    spec = replace(WIDE, hidden=1600, heads=200, kv_heads=40)
+    plan = checked(
+        requantized(spec, format_named(name)),
+        weight_dtype=DType.BF16,
+        slot_bytes=1168,
+        execution=execution,
+    )
+    assert held_on_chip(plan)
+    assert teams_of(plan).heads.portions > 1
     agree(plan)
 
 

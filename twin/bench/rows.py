@@ -63,8 +63,11 @@ def first_tokens(vocab: int, count: int) -> list[int]:
 
 
 def cut(spec: ModelSpec, layers: int = FEW_LAYERS) -> ModelSpec:
-    """A small model with the same kinds of layers, whose logits a NumPy reference computes soon."""
-    layers = min(layers, spec.layers)
+    """A small model with the same kinds of layers, at least `layers` where it has them, whose
+    logits a NumPy reference computes soon.
+    """
+    kinds = [(type(layer.mixer), type(layer.feed)) for layer in spec.layout]
+    layers = min(max([layers, *(kinds.index(kind) + 1 for kind in set(kinds))]), spec.layers)
     layout = tuple(replace(layer, feed=_fewer(layer.feed)) for layer in spec.layout[:layers])
     return replace(
         spec,

@@ -42,6 +42,11 @@ def tensor_products(matrix: Matrix) -> bool:
     return matrix.format is not None and matrix.format.name in TENSOR
 
 
+def whole_products(matrix: Matrix) -> bool:
+    """NVIDIA: whether threads multiply it as whole numbers (cuda_coded.cuh)."""
+    return matrix.format is not None and matrix.format.name.startswith("int")
+
+
 def stored_bytes(plan: Plan, matrix: Matrix, rows: int, cols: int) -> int:
     """Bytes of a tile."""
     if matrix.format is None:

@@ -29,7 +29,13 @@ from twin.kernel.layout import (
     SUMMARY_FLOATS,
 )
 from twin.kernel.streams import PAGE_BYTES
-from twin.kernel.teams import LATE_AT_ONCE, REGISTER_PORTIONS, ROWS_AT_ONCE, WIDE_AT_ONCE
+from twin.kernel.teams import (
+    LATE_AT_ONCE,
+    REGISTER_PORTIONS,
+    ROWS_AT_ONCE,
+    WHOLE_PORTIONS,
+    WIDE_AT_ONCE,
+)
 from twin.models.formats import INT4, SCALED_ROWS, UNIT_BYTES
 from twin.plan.splits import KEPT_HEAD, SPLITS_AT_ONCE, TENSOR_HEADS, TENSOR_POSITIONS
 from twin.plan.types import PARTIAL_EXTRA
@@ -50,6 +56,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
         REGISTER_PORTIONS,
         "column slices of few-bit weights whose input is in registers",
     ),
+    "WHOLE_PORTIONS": (WHOLE_PORTIONS, "the same where threads multiply whole numbers"),
     "WIDE_AT_ONCE": (WIDE_AT_ONCE, "slices of a wider one that are gathered together"),
     "CODE_INT8": (NUMBERS["int8"], "Stage.code of such weights"),
     "CODE_FP8": (NUMBERS["fp8"], "E4M3 with a scale for each row"),

@@ -12,7 +12,7 @@ from twin.kernel.constants import VECTOR_FLOATS, stage_extras
 from twin.kernel.fields import NUMBERS, up
 from twin.kernel.prompt import chip_bytes, prompt_of, tensor_pass
 from twin.kernel.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
-from twin.kernel.teams import WARP, Team, ahead_pieces, teams_of, wide_ffn
+from twin.kernel.teams import WARP, Team, ahead_pieces, held_on_chip, teams_of, wide_ffn
 from twin.models.formats import PACK, UNIT_BYTES
 from twin.models.spec import LaneHead, ModelSpec, RopeStyle
 from twin.plan.catalogue import ALWAYS
@@ -230,7 +230,8 @@ def _scratch_floats(plan: Plan) -> int:
         if stage.late:
             wanted += [hi - lo for read in stage.reads for spans in read.spans for lo, hi in spans]
     needed = up(max(wanted), LINE_FLOATS)
-    return needed + whole_floats(plan) + choice_floats(plan) + kept_floats(plan)
+    behind = whole_floats(plan) + choice_floats(plan) + kept_floats(plan)
+    return needed + held_floats(plan) + behind
 
 
 def _shared_floats(plan: Plan) -> int:
@@ -247,10 +248,20 @@ def _shared_floats(plan: Plan) -> int:
     return team.groups * record * team.slices * team.size * WARP
 
 
+def held_floats(plan: Plan) -> int:
+    """NVIDIA: behind what a stage needs, the residual between the stages that use it, where few-bit
+    weights leave it no registers (Held in cuda_vector.cuh).
+    """
+    if not plan.limits.teams or not held_on_chip(plan):
+        return 0
+    team = teams_of(plan).hidden
+    return team.portions * team.vector * team.warps * WARP
+
+
 def whole_floats(plan: Plan) -> int:
-    """NVIDIA: behind what a stage needs, the widest input of a matrix that tensor cores multiply as
-    whole numbers, and zeros for what a tile's last columns lack (cuda_fragments.cuh); or that of
-    experts which is too wide for registers (cuda_wide.cuh).
+    """NVIDIA: behind these, the widest input of a matrix that tensor cores multiply as whole
+    numbers, and zeros for what a tile's last columns lack (cuda_fragments.cuh); or the one that is
+    too wide for registers (cuda_wide.cuh).
     """
     units = whole_units(plan)
     # two bytes of each element, a scale of each unit; a load of zeros
@@ -260,7 +271,7 @@ def whole_floats(plan: Plan) -> int:
 
 
 def wide_units(plan: Plan) -> int:
-    """Of PACK elements, that an input of experts has on the chip: a thread's parts of all slices,
+    """Of PACK elements, that a feed-forward's input has on the chip: a thread's parts of all slices,
     those of threads without columns too. None where tensor cores have theirs.
     """
     if not plan.limits.teams or not wide_ffn(plan):

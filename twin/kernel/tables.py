@@ -30,6 +30,7 @@ from twin.kernel.fields import (
 from twin.kernel.layout import (
     LINE_FLOATS,
     choice_floats,
+    held_floats,
     kept_floats,
     sizes_of,
     whole_floats,
@@ -145,6 +146,8 @@ def layout(plan: Plan) -> Layout:
     sizes |= {"kept": int(sizes["scratch_floats"]) - kept} if kept else {}
     if whole := whole_floats(plan):
         sizes |= {"whole": behind - whole, "whole_units": whole_units(plan)}
+    if held := held_floats(plan):
+        sizes |= {"held": behind - whole - held}
     return Layout(
         sizes,
         stages,

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.errors import PlanError
-from twin.kernel.coded import tensor_products
+from twin.kernel.coded import tensor_products, whole_products
 from twin.kernel.experts import has_experts, multiplied
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
@@ -59,9 +59,9 @@ TURNED_PIECES = 1
 TURNED_MOST = 32
 PIECE_REGISTERS = 40  # of such a piece, as this table counts: of 8-bit weights
 REGISTER_BYTES = 4
-# column slices of which a thread keeps its elements in registers where experts of few-bit weights
-# or tensor cores multiply them; of more they lie in the block's memory (cuda_wide.cuh)
-REGISTER_PORTIONS = 4
+# column slices of which a thread keeps its elements in registers before few-bit weights; of more
+# they lie in the block's memory (cuda_wide.cuh). As whole numbers they take twice the registers.
+REGISTER_PORTIONS, WHOLE_PORTIONS = 4, 2
 WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 THREAD_REGISTERS = 120
@@ -290,16 +290,31 @@ def _piece_registers(matrix: Matrix) -> int:
 
 
 def wide_ffn(plan: Plan) -> bool:
-    """NVIDIA: is the input of the down projections too wide for registers: that of experts of
-    few-bit weights, or of tensor cores?
+    """NVIDIA: is the input of few-bit down projections, all of one format, too wide for
+    registers?
     """
-    if not plan.coded or teams_of(plan).ffn.portions <= REGISTER_PORTIONS:
+    if not plan.coded:
         return False
     kinds = plan.kinds_by_input["ffn"]
     found = [s.matrix for s in plan.stages if s.matrix and s.kind in kinds]
-    names = {matrix.format.name if matrix.format else "" for matrix in found}
-    taken = has_experts(plan) or any(map(tensor_products, found))
-    return len(names) == 1 and "" not in names and taken
+    forms = {matrix.format for matrix in found}
+    if len(forms) != 1 or not all(form and form.coded for form in forms):
+        return False
+    most = WHOLE_PORTIONS if whole_products(found[0]) else REGISTER_PORTIONS
+    return teams_of(plan).ffn.portions > most
+
+
+def held_on_chip(plan: Plan) -> bool:
+    """NVIDIA: does the residual lie in a block's shared memory between the stages that use it?
+
+    Where few-bit weights leave it no registers: beside another input of several portions, if
+    threads lack columns. In registers such steps spilled up to 468 bytes (eight layers of
+    Qwen3-14B in INT4 took 1,134 us instead of 1,120 on an H100). Where nothing spilled the ring's
+    room was worth more.
+    """
+    teams = teams_of(plan)
+    beside = teams.heads.portions > 1 or wide_ffn(plan)
+    return plan.coded and teams.hidden.portions > 1 and not teams.hidden.full and beside
 
 
 def in_norm_order(plan: Plan, weights: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -86,6 +86,14 @@ class Format:
         """Columns that no tile divides: a whole load, and a whole block unless it is the row."""
         return max(PACK, self.block[1] if self.block[1] != WHOLE_ROW else 1)
 
+    @property
+    def row_group(self) -> int:
+        """Neighbours in a row that share a scale of this row alone, which is not cut. 1: none, or
+        the whole row, whose scale each of its slices has.
+        """
+        high, wide = self.block
+        return wide if high == 1 and wide != WHOLE_ROW else 1
+
 
 UNIT_BYTES = 16  # a lane's load, and the grain of bulk copies
 SCALED_ROWS = 8  # of a tile, whose scales of a block column a lane loads at once

@@ -267,7 +267,7 @@ class ModelSpec:
         """
         if self.hyper is None and (self._layered_runs() if self.layout else self._formats_run()):
             return None
-        what = f"{self.name} ({', '.join(self.features())})"
+        what = f"{self.name} ({', '.join(self.features()) or 'layers that are not alike'})"
         return (
             f"{what} can be planned and simulated only; the engine runs dense models, and experts "
             f"behind grouped attention or gated DeltaNet, in {', '.join(RUN)}"

@@ -52,6 +52,8 @@ def _least_slot(spec: ModelSpec, options: Options, limits: Limits, refusal: Smal
         try:
             own = _build(spec, replace(options, slot_bytes=refusal.need), limits).attention
         except SmallSlot as more:
+            if more.need <= refusal.need:  # a slot of that size is refused, too
+                raise
             refusal = more
         except PlanError:  # what else is wrong with the options is said once the slot is not
             return refusal.need

@@ -211,6 +211,6 @@ def _slice(b: Builder, width: int, format: Format, ranks: int) -> int:
     grain = COLUMN_STEP
     if b.coding:
         grain = max(grain, b.coding.share)
-    elif ranks > 1 and format.block[0] == 1:  # scales of a row's elements cannot be cut
-        grain = max(grain, format.block[1])
+    elif ranks > 1:  # scales of a row's elements cannot be cut
+        grain = max(grain, format.row_group)
     return -(-width // (ranks * grain)) * grain

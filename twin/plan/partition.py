@@ -121,10 +121,7 @@ def cut(
     def size(high: int, wide: int) -> int:
         return format.bytes(high, wide) if format else high * wide * options.weight_dtype.bytes
 
-    # scales are not cut
-    grain = (
-        COLUMN_STEP if format is None or format.block[0] != 1 else max(COLUMN_STEP, format.block[1])
-    )
+    grain = max(COLUMN_STEP, format.row_group if format else 1)  # scales are not cut
     if size(options.tile_rows, cols) <= options.slot_bytes and (
         format is None or cols <= WIDEST_TILE
     ):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
+from twin.models.formats import WHOLE_ROW
 from twin.plan.types import Matrix, Routed, Span, Stage, StageKind, Value
 from twin.proof.layer_walk import LayerWalk
 from twin.proof.stored import DECODED
@@ -127,7 +128,7 @@ def _slice(layer: LayerWalk, width: int, pack: int, name: str, ranks: int) -> in
     """
     form = layer.weights[name].format
     high, wide = form.block
-    grain = max(8, wide) if ranks > 1 and high == 1 else 8
+    grain = max(8, wide) if ranks > 1 and high == 1 and wide != WHOLE_ROW else 8
     if pack:
         blocks = [DECODED[form.name][1] or pack for form in layer.walk.spec.coded]
         grain = max([pack, *blocks]) if ranks > 1 else pack

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from twin.errors import HardwareError
 from twin.hardware.types import Device, Number
-from twin.kernel.coded import TENSOR, tensor_products
+from twin.kernel.coded import TENSOR, tensor_products, whole_products
 from twin.kernel.experts import has_experts
 from twin.models.formats import INT4, INT8, Format
 from twin.models.spec import DType
@@ -130,7 +130,7 @@ def as_whole_numbers(matrix: Matrix, *, wide_ffn: bool) -> bool:
     form = matrix.format
     if form is None or not form.coded or tensor_products(matrix):
         return False
-    return wide_ffn or not form.name.startswith("fp8")
+    return wide_ffn or whole_products(matrix)
 
 
 def scan_requests(

@@ -241,7 +241,7 @@ def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int) -> int:
     Of attention's partial outputs (`splits` > 0) too, a few splits at once (combine.cuh).
     """
     if splits:
-        return -(-splits // parts_at_once(matrix))
+        return portion_rounds(matrix) * -(-splits // parts_at_once(matrix))
     several = matrix is not None and vector_portions(matrix) > 1
     at_once = PARTS_AT_ONCE // 2 if several else PARTS_AT_ONCE
     return -(-parts // at_once) if parts > 1 else 1
@@ -250,6 +250,13 @@ def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int) -> int:
 def parts_at_once(matrix: Matrix | None) -> int:
     """Attention's splits whose loads are under way together, as combine.cuh."""
     return PARTS_AT_ONCE if not matrix or vector_chunks(matrix) == 1 else PARTS_AT_ONCE // 2
+
+
+def portion_rounds(matrix: Matrix | None) -> int:
+    """Of a thread's column slices whose parts of splits are loaded one after the other (`packs` in
+    cuda_vector.cuh).
+    """
+    return vector_portions(matrix) if matrix and matrix.pack > PACK_ELEMENTS else 1
 
 
 def sharers(matrix: Matrix | None) -> int:

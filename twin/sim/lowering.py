@@ -232,7 +232,7 @@ class _Lowering:
         return picoseconds(self.device.warps.settle_s.value) if gathers else 0
 
     def _wide_ffn(self, stage: Stage) -> bool:
-        return stage.kind is StageKind.ROUTED_DOWN and self.gathers.wide_ffn
+        return self.gathers.wide_ffn and stage.kind in self.plan.kinds_by_input["ffn"]
 
     def _heads(self, stage: Stage, block: int) -> int:
         """New tokens' heads on their way to the scans of a block's items; one round of them where a

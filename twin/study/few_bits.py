@@ -49,7 +49,9 @@ PREPARING = 3  # small models at once, ahead of the row that runs
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A model in a stored format; `goal` in tokens/s of 128 tokens after 32, by node."""
+    """A model in a stored format; `goal` in tokens/s of 128 tokens after 32, by node. None for
+    models that need more than one H100's memory.
+    """
 
     name: str
     model: str
@@ -65,6 +67,8 @@ ROWS: Sequence[Row] = (
     Row("qwen3-8b INT4", "qwen3-8b@int4-g128", {"1xh200-sxm": 850}),
     Row("llama-3.2-1b INT8", "llama-3.2-1b@int8", {"1xh200-sxm": 2400}),
     Row("llama-3.2-1b FP8", "llama-3.2-1b@fp8", {"1xh200-sxm": 2400}),
+    Row("mixtral-8x7b BF16", "mixtral-8x7b", {}),
+    Row("qwen3-coder-next FP8", "qwen3-coder-next@fp8-128x128", {}),
 )
 
 
