@@ -59,6 +59,7 @@ struct WideVector : Division {
   static constexpr u32 QUADS = 4 * UNIT_BYTES * CONSUMERS / 4, LAST = 4 * CONSUMERS,
                        BYTES = 2 * QUADS + 2 * LAST;  // of a portion
   static_assert(VECTOR == Portion::VECTOR && VECTOR == 16, "eight words of an input's portion");
+  static_assert(Division::AHEAD_GROUPS == 0, "a tile is taken when its part of the input is");
 
   // Where thread `me` has its first words of portion c.
   __device__ __forceinline__ static u32 place(u32 whole, int me, int c) {
@@ -194,7 +195,7 @@ __host__ __device__ constexpr Code only_code(u32 codes, int number = facts::CODE
 template <class Division>
 constexpr bool wide_before(u32 codes) {
   const Code code = only_code(codes);
-  const bool whole = code_element(code) == Element::INT8 || code_element(code) == Element::INT4;
+  const bool whole = code_element(code) != Element::E4M3;
   return code != Code::PLAIN &&
          Division::PORTIONS > (whole ? facts::WHOLE_PORTIONS : facts::REGISTER_PORTIONS);
 }

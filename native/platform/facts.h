@@ -17,7 +17,7 @@ constexpr int LOGITS_TAKEN = -4;  // Control.hung_value: the host has not taken 
 constexpr int ROWS_AT_ONCE = 8;  // of a tile: their loads are under way together
 // column slices of few-bit weights whose input is in registers
 constexpr int REGISTER_PORTIONS = 4;
-constexpr int WHOLE_PORTIONS = 2;  // the same where threads multiply whole numbers
+constexpr int WHOLE_PORTIONS = 2;  // the same where whole numbers are multiplied
 constexpr int WIDE_AT_ONCE = 2;  // slices of a wider one that are gathered together
 constexpr int CODE_INT8 = 1;  // Stage.code of such weights
 constexpr int CODE_FP8 = 2;  // E4M3 with a scale for each row

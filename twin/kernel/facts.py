@@ -56,7 +56,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
         REGISTER_PORTIONS,
         "column slices of few-bit weights whose input is in registers",
     ),
-    "WHOLE_PORTIONS": (WHOLE_PORTIONS, "the same where threads multiply whole numbers"),
+    "WHOLE_PORTIONS": (WHOLE_PORTIONS, "the same where whole numbers are multiplied"),
     "WIDE_AT_ONCE": (WIDE_AT_ONCE, "slices of a wider one that are gathered together"),
     "CODE_INT8": (NUMBERS["int8"], "Stage.code of such weights"),
     "CODE_FP8": (NUMBERS["fp8"], "E4M3 with a scale for each row"),

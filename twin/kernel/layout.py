@@ -271,8 +271,8 @@ def whole_floats(plan: Plan) -> int:
 
 
 def wide_units(plan: Plan) -> int:
-    """Of PACK elements, that a feed-forward's input has on the chip: a thread's parts of all slices,
-    those of threads without columns too. None where tensor cores have theirs.
+    """Of PACK elements, that a feed-forward's input has on the chip: a thread's parts of all
+    slices, those of threads without columns too. None where tensor cores have theirs.
     """
     if not plan.limits.teams or not wide_ffn(plan):
         return 0

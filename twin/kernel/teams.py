@@ -60,7 +60,8 @@ TURNED_MOST = 32
 PIECE_REGISTERS = 40  # of such a piece, as this table counts: of 8-bit weights
 REGISTER_BYTES = 4
 # column slices of which a thread keeps its elements in registers before few-bit weights; of more
-# they lie in the block's memory (cuda_wide.cuh). As whole numbers they take twice the registers.
+# they lie in the block's memory (cuda_wide.cuh). Whole numbers beside them take as many again, and
+# tensor cores look for theirs there anyway.
 REGISTER_PORTIONS, WHOLE_PORTIONS = 4, 2
 WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
@@ -240,6 +241,8 @@ def ahead_registers(plan: Plan, name: str) -> int:
         return 0
     if any(tensor_products(m) for stage in plan.stages for m in stage.matrices):
         return 0  # a warp's pieces are not a thread's
+    if name == "ffn" and wide_ffn(plan):
+        return 0  # its tiles are taken when their part of the input is
     teams = teams_of(plan)
     divided: dict[str, Team] = {kind: getattr(teams, kind) for kind in ALWAYS}
     elements = {kind: team.portions * team.vector for kind, team in divided.items()}
@@ -300,7 +303,8 @@ def wide_ffn(plan: Plan) -> bool:
     forms = {matrix.format for matrix in found}
     if len(forms) != 1 or not all(form and form.coded for form in forms):
         return False
-    most = WHOLE_PORTIONS if whole_products(found[0]) else REGISTER_PORTIONS
+    whole = whole_products(found[0]) or tensor_products(found[0])
+    most = WHOLE_PORTIONS if whole else REGISTER_PORTIONS
     return teams_of(plan).ffn.portions > most
 
 
