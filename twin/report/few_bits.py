@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from twin.calibrate.node import calibrated_node
 from twin.engine.opening import check_runs_here
 from twin.hardware.types import Node
 from twin.report.tables import table
-from twin.study.few_bits import PROMPTS, run_rows, study
+from twin.study.few_bits import PROMPTS, ROWS, run_rows, study
 from twin.study.foretold import beside, read_cells
 
 
@@ -45,9 +46,16 @@ def _equal(check: dict[str, Any]) -> str:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="studies/few-bits/run.sh", description=__doc__)
     parser.add_argument("node", help="1xh200 or 1xh100")
+    names = [row.name for row in ROWS]
+    parser.add_argument(
+        "rows", nargs="*", metavar="ROW", help=f"of {', '.join(names)}; default all"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     args = parser.parse_args(words)
+    if unknown := [name for name in args.rows if name not in names]:
+        parser.error(f"no row {unknown[0]!r}: choose from {', '.join(names)}")
     node = calibrated_node(args.node)
     check_runs_here(node)
-    rows = run_rows(node, args.out, lambda said: print(said, file=sys.stderr, flush=True))
+    show = partial(print, file=sys.stderr, flush=True)
+    rows = run_rows(node, args.out, show, args.rows or names)
     print(told(node, rows, read_cells(study())))

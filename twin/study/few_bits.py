@@ -151,14 +151,17 @@ def measured(node: Node, row: Ready) -> dict[str, Any]:
     return found
 
 
-def run_rows(node: Node, out: Path, show: Callable[[str], None]) -> dict[str, Any]:
-    """All rows; those that are in the file already are passed by."""
+def run_rows(
+    node: Node, out: Path, show: Callable[[str], None], names: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """All rows, or those of these names; what is in the file already is passed by."""
     began = time.monotonic()
     kept: dict[str, Any] = {}
     if out.is_file():
         kept = json.loads(out.read_text(encoding="utf-8"))["rows"]
     plans: dict[str, dict[str, Plan]] = {}
-    for name in (row.name for row in ROWS if row.name not in kept):
+    wanted = [row.name for row in ROWS] if names is None else names
+    for name in (name for name in wanted if name not in kept):
         try:
             plans[name] = plans_of(name, node)
         except TwinError as error:
