@@ -65,15 +65,19 @@ def rows_table(cells: dict[str, Cells], by_two: dict[str, Cells]) -> str:
     )  # fmt: skip
     lines, found = [], measured()
     for row in ROWS:
-        for node, cell in cells[row.name].items():
-            kog, later = KOG.get((row.name, node)), by_two[row.name].get(node)
+        first, second = cells.get(row.name, {}), by_two.get(row.name, {})
+        for node in first or second:
+            cell, later = first.get(node), second.get(node)
+            kog = KOG.get((row.name, node))
             speed = found.get(node, {}).get("row", {}).get(row.name, {}).get("tokens_per_s")
-            off = f"{cell['p50'] / speed - 1:+.1%}" if speed else ""
+            told = cell or later
+            off = f"{told['p50'] / speed - 1:+.1%}" if told and speed else ""
+            between = (_between(one) if one else "" for one in (cell, later))
             lines.append(
                 (
-                    *(row.name, node, _between(cell), f"{speed:,.0f}" if speed else "", off),
-                    _between(later) if later else "",
-                    limits_text(later or cell),
+                    *(row.name, node, next(between), f"{speed:,.0f}" if speed else "", off),
+                    next(between),
+                    limits_text(later or cell or {}),
                     f"{kog:,.0f}" if kog else "",
                 )
             )

@@ -6,15 +6,18 @@ of the nodes' numbers, each divided by the errors that the fit of one H200 was s
 engine runs, give p10 to p90. Link numbers are on file, not fitted.
 
 `by-two-gpus` writes predictions-by-two-gpus.json, of the nodes that did not run yet: with the links
-that were fitted on two H100, and the errors that two H100 were seen to make.
+that were fitted on two H100, and the errors that two H100 were seen to make. `later` adds the rows
+that it lacks, each with its commit and fits.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import statistics
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,13 +26,14 @@ from typing import Any
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.peer_probes import peer_probes, reduce_seconds
 from twin.errors import TwinError
+from twin.files import write
 from twin.hardware.floor import exchange_floor_s
 from twin.hardware.types import Node
 from twin.kernel.defaults import limits_of
 from twin.models.spec import ModelSpec
 from twin.sim.run import Result, simulate
 from twin.study.case import Case
-from twin.study.foretold import DRAWS, fit_of, limits, spread, write_once
+from twin.study.foretold import DRAWS, commit_of, fit_of, limits, spread, write_once
 from twin.study.hardware import with_settings
 from twin.study.interval import settings
 from twin.study.many_gpus import BY_TWO, KOG, ROWS, Row, spec_of
@@ -44,16 +48,33 @@ DEPTHS = (4, 8)  # layers of a dense model that are simulated; the rest is propo
 
 
 def main() -> None:
-    if sys.argv[1:] == ["by-two-gpus"]:
+    if sys.argv[1:] == ["later"]:
+        add_rows()
+    elif sys.argv[1:] == ["by-two-gpus"]:
         nodes = tuple(node for node in NODES if node != RAN)
         write_once(HERE, lambda: predictions(nodes, RAN), BY_TWO)
     else:
         write_once(HERE, lambda: predictions(NODES, FITTED))
 
 
-def predictions(nodes: tuple[str, ...], judged: str) -> dict[str, Any]:
+def add_rows() -> None:
+    """Those that the second file lacks, with their own commit and fits."""
+    file = HERE / BY_TWO
+    made = json.loads(file.read_text(encoding="utf-8"))
+    rows = [row for row in ROWS if row.name not in made["rows"]]
+    nodes = tuple(node for node in NODES if node != RAN)
+    batch = {"commit": commit_of(HERE), **predictions(nodes, RAN, rows)}
+    made["rows"] |= batch["rows"]
+    said = {what: batch[what] for what in ("commit", "fits")}
+    made["later"] = made.get("later", {}) | {row.name: said for row in rows}
+    write({file: json.dumps(made, indent=1) + "\n"})
+
+
+def predictions(
+    nodes: tuple[str, ...], judged: str, asked: Sequence[Row] = ROWS
+) -> dict[str, Any]:
     """`judged`: the node whose held-out runs say how wrong the twin is."""
-    cells = [(row.name, node) for row in ROWS for node in nodes]
+    cells = [(row.name, node) for row in asked for node in nodes]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         found = pool.map(partial(predicted_row, judged=judged), cells)
         rows = dict(zip(cells, found, strict=True))
@@ -66,7 +87,7 @@ def predictions(nodes: tuple[str, ...], judged: str) -> dict[str, Any]:
         "published": {f"{row}, {node}": speed for (row, node), speed in KOG.items()},
         "rows": {
             row.name: {node: rows[row.name, node] for node in nodes if rows[row.name, node]}
-            for row in ROWS
+            for row in asked
         },
         "all_reduce": reduced,
     }

@@ -77,6 +77,7 @@ ROWS = (
     Row("qwen3-8b", "qwen3-8b", context=1000),
     Row("llama-3.1-70b", "llama-3.1-70b"),
     Row("gpt-oss-120b", "gpt-oss-120b"),
+    Row("qwen3-235b-a22b FP8", "qwen3-235b-a22b@fp8-128x128"),  # two H200 hold it, two H100 do not
 )
 BY_TWO = "predictions-by-two-gpus.json"  # of the nodes that had not run when two H100 had
 # published by Kog for FP16, delay 2, batch 1 (blog.kog.ai); on eight H200
