@@ -70,9 +70,7 @@ def add_rows() -> None:
     write({file: json.dumps(made, indent=1) + "\n"})
 
 
-def predictions(
-    nodes: tuple[str, ...], judged: str, asked: Sequence[Row] = ROWS
-) -> dict[str, Any]:
+def predictions(nodes: tuple[str, ...], judged: str, asked: Sequence[Row] = ROWS) -> dict[str, Any]:
     """`judged`: the node whose held-out runs say how wrong the twin is."""
     cells = [(row.name, node) for row in asked for node in nodes]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
