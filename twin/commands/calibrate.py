@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from twin.calibrate import far_fences, store
 from twin.calibrate.far_fences import ADDED, drawn_on_several
-from twin.calibrate.measure import measure_probes
+from twin.calibrate.measure import measure_probes, of_groups
 from twin.calibrate.node import uncalibrated_node
 from twin.calibrate.peer_probes import FENCES
 from twin.calibrate.probes import Probe
@@ -77,8 +77,8 @@ def add(commands: Subparsers) -> None:
     parser.add_argument(
         "--groups",
         metavar="GROUP[,GROUP]",
-        help="only the probes of these groups, such as decoding,routing; the numbers of the others "
-        "stay as the fit on file has them",
+        help="only the probes of these groups, such as decoding,routing, also of what --from names; "
+        "the numbers of the others stay as the fit on file has them",
     )
     add_measuring(parser).add_argument(
         "--judge",
@@ -106,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
         emit(args, {"node": node.name, "binding": strengths}, binding_text(node, strengths))
         return 0
     groups = tuple(args.groups.split(",")) if args.groups else ()
-    if groups and (args.measured or args.judge):
-        raise ConfigError("--groups says what is measured: leave out --from and --judge")
+    if groups and args.judge:
+        raise ConfigError("--judge looks at all groups of the fit on file: leave out --groups")
     if args.measure_only:
         made = measure(node, folder, quick=args.quick, groups=groups)
         emit(args, measured_json(made), measured_text(made))
@@ -118,7 +118,8 @@ def run(args: argparse.Namespace) -> int:
         if folder is None
         else store.adopt_run(folder, node.name, NAME)
     )
-    fit = fit_and_store(node, run, [store.adopt_run(one, node.name, NAME) for one in args.also])
+    also = [store.adopt_run(one, node.name, NAME) for one in args.also]
+    fit = fit_and_store(node, run, also, groups)
     emit(args, to_json(node, fit), text(node, fit))
     return 0
 
@@ -157,13 +158,20 @@ def calibrate_host(*, quick: bool) -> Fit:
     return fit_and_store(node, measure(node, None, quick=quick))
 
 
-def fit_and_store(node: Node, run: store.Run, also: Sequence[store.Run] = ()) -> Fit:
-    """Fit what a run holds, and `also` of other devices of this name, and put it on file."""
+def fit_and_store(
+    node: Node, run: store.Run, also: Sequence[store.Run] = (), groups: Collection[str] = ()
+) -> Fit:
+    """Fit what a run holds, or some `groups` of it, and `also` of other devices of this name, and
+    put it on file.
+    """
     # not above: a computer that only measures needs neither SciPy nor the simulator
     from twin.calibrate.fit import fit_node
 
-    probes = probes_of(node, run)
-    some: list[str] = run.meta.get("groups") or _engine_runs(run, node)
+    held: list[str] = run.meta.get("groups") or []
+    if missing := [group for group in groups if held and group not in held]:
+        raise CalibrationError(f"{run.id} has no probes of {missing[0]}, only of {', '.join(held)}")
+    probes = of_groups(probes_of(node, run), groups or held)
+    some: list[str] = list(groups) or held or _engine_runs(run, node)
     kept = store.read_fit(node.name) if some else None
     if some and kept is None:
         raise CalibrationError(

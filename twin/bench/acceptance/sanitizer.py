@@ -21,7 +21,7 @@ from twin.bench.acceptance.runs import Failed
 from twin.bench.shapes import Bench, prompt_of
 from twin.engine.cuda_build import compile_kernels
 from twin.engine.cuda_lines import Kernel, read_kernel
-from twin.plan.types import Execution, HandOffKind, Plan
+from twin.plan.types import CollectiveKind, Execution, HandOffKind, Plan
 
 TOOLS = ("memcheck", "racecheck", "synccheck")  # racecheck looks at shared memory only
 CLEAN = "ERROR SUMMARY: 0 errors"
@@ -74,7 +74,8 @@ def several_plans(bench: Bench) -> list[Plan]:
         for name in MODELS
         for handoff in HandOffKind
     ]
-    return [*plans, bench.plan("tiny", max_context=64, gpus=2, execution=Execution.GRAPH)]
+    launched = {"execution": Execution.GRAPH, "collective": CollectiveKind.PUSH}
+    return [*plans, bench.plan("tiny", max_context=64, gpus=2, **launched)]
 
 
 PLANS: dict[str, Callable[[Bench], list[Plan]]] = {
