@@ -54,3 +54,12 @@ def test_what_is_kept_replaces_the_file_whole(tmp_path: Path) -> None:
         keep(file, {"rows": list(range(count))})
         assert json.loads(file.read_text()) == {"rows": list(range(count))}
     assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_small_model_has_every_kind_of_layer() -> None:
+    whole = load_model("qwen3-coder-next")
+    small = cut(whole)
+    kinds = [{type(layer.mixer) for layer in spec.layout} for spec in (whole, small)]
+    assert kinds[0] == kinds[1]
+    assert small.layers == 4  # the first with attention
+    assert cut(load_model("qwen3-30b-a3b")).layers == 2

@@ -199,6 +199,31 @@ def test_some_groups_are_probed_and_fitted_beside_the_others_on_file(
     assert about["residuals"]["another"] == 0.5
 
 
+def test_some_groups_of_a_run_that_has_more_are_fitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend(monkeypatch)
+    probe_only(("exchange", "sample"), monkeypatch, without=SLOW)
+    both, one = str(tmp_path / "both"), str(tmp_path / "one")
+    asked = ["calibrate", "1xh200", "--quick", "--measure-only", "--out"]
+    assert main([*asked, both]) == 0
+    assert main([*asked, one, "--groups", "exchange"]) == 0
+    kept = {"handoff.hop_s": Number(9e-7, Kind.FITTED, "test", 8e-7, 1e-6)}
+    store.write_fit("1xh200-sxm", kept, {"run": "old"})
+    assert main(["calibrate", "1xh200", "--groups", "sample", "--from", one]) != 0
+    assert "has no probes of sample, only of exchange" in capsys.readouterr().err
+    assert main(["calibrate", "1xh200", "--groups", "sample", "--judge"]) != 0
+    assert "leave out --groups" in capsys.readouterr().err
+    assert main(["calibrate", "1xh200", "--groups", "sample", "--from", both]) == 0
+    found = store.read_fit("1xh200-sxm")
+    assert found is not None
+    assert found[0].keys() == {"handoff.hop_s", "block.sample_element_s"}
+    assert found[0]["handoff.hop_s"] == kept["handoff.hop_s"]
+    assert found[1]["run"] == "old"
+    held = store.read_run(store.runs_folder("1xh200-sxm") / found[1]["added"]["sample"])
+    assert any(name.startswith("exchange") for name in held.samples)  # nothing of it is lost
+
+
 @pytest.mark.slow
 def test_the_numbers_of_a_gpu_are_found_and_predict_its_engine_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

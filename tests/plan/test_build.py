@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 from tests.draws import drawn
 from tests.proof.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
 from twin.errors import PlanError
+from twin.hardware.load import load_node
+from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.tables import tile_inverse
+from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes
-from twin.plan.build import dies
-from twin.plan.partition import MOST_ROWS, cut, scatter, spread
+from twin.plan import build as build_module
+from twin.plan.build import build, dies
+from twin.plan.partition import MOST_ROWS, WIDEST_TILE, SmallSlot, cut, scatter, spread
 from twin.plan.probe import exchange_probe, sample_probe
 from twin.plan.types import (
     CollectiveKind,
@@ -295,3 +299,25 @@ def test_the_kernel_divides_a_batchs_rows_exactly() -> None:
         assert all(
             rows * inverse >> 16 == rows // height for rows in range(matrix.batch_rows + height)
         )
+
+
+@pytest.mark.parametrize(
+    ("model", "node"), [("gemma-4-31b@fp8", "1xh200"), ("deepseek-v3@int8", "8xh200")]
+)
+def test_a_scale_a_row_does_not_widen_the_tiles_of_models_that_are_only_planned(
+    model: str, node: str
+) -> None:
+    """Their slots were to hold 2^31 columns, and the search for one did not end."""
+    plan = plan_for(load_model(model), load_node(node))
+    prove(plan)
+    tiles = [m.tile_cols for s in plan.stages for m in s.matrices if m.format and m.format.coded]
+    assert max(tiles) <= WIDEST_TILE
+
+
+def test_a_slot_that_no_size_satisfies_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*args: object) -> None:
+        raise SmallSlot(1024, 8, 4096)
+
+    monkeypatch.setattr(build_module, "_build", refuses)
+    with pytest.raises(SmallSlot, match="use at least 4096"):
+        build(load_model("llama-3.2-1b"), Options(), limits_of(load_node("1xh200")))

@@ -77,8 +77,8 @@ def add(commands: Subparsers) -> None:
     parser.add_argument(
         "--groups",
         metavar="GROUP[,GROUP]",
-        help="only the probes of these groups, such as decoding,routing, also of what --from names; "
-        "the numbers of the others stay as the fit on file has them",
+        help="only the probes of these groups, such as decoding,routing, of what is measured or of "
+        "--from; the numbers of the others stay as the fit on file has them",
     )
     add_measuring(parser).add_argument(
         "--judge",
@@ -101,13 +101,13 @@ def run(args: argparse.Namespace) -> int:
     folder = measured_folder(args)
     if args.also and args.measured is None:
         raise ConfigError("--also FOLDER adds to what --from FOLDER names: give both")
+    if args.groups and args.judge:
+        raise ConfigError("--judge looks at all groups of the fit on file: leave out --groups")
     if args.judge:
         strengths = judge_and_store(node)
         emit(args, {"node": node.name, "binding": strengths}, binding_text(node, strengths))
         return 0
     groups = tuple(args.groups.split(",")) if args.groups else ()
-    if groups and args.judge:
-        raise ConfigError("--judge looks at all groups of the fit on file: leave out --groups")
     if args.measure_only:
         made = measure(node, folder, quick=args.quick, groups=groups)
         emit(args, measured_json(made), measured_text(made))

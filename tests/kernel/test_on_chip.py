@@ -1,0 +1,93 @@
+"""What an NVIDIA block of a few-bit plan keeps in its shared memory instead of registers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from twin.hardware.load import load_node
+from twin.kernel import teams
+from twin.kernel.defaults import plan_for
+from twin.kernel.layout import choice_floats, held_floats, whole_floats
+from twin.kernel.tables import layout
+from twin.kernel.teams import (
+    REGISTER_PORTIONS,
+    WHOLE_PORTIONS,
+    ahead_registers,
+    held_on_chip,
+    teams_of,
+    wide_ffn,
+)
+from twin.models.formats import format_named
+from twin.models.load import load_model
+from twin.models.quantized import requantized
+from twin.plan.types import Plan
+
+
+def planned(name: str, hidden: int, heads: int, ffn: int, node: str = "1xh200") -> Plan:
+    base = load_model("llama-3.1-8b")
+    sized = replace(base, hidden=hidden, heads=heads, ffn=ffn, layers=2, windows=base.windows[:2])
+    return plan_for(requantized(sized, format_named(name)), load_node(node))
+
+
+@pytest.mark.parametrize(
+    ("name", "ffn", "wide"),
+    [
+        ("fp8", 14_336, False),  # four slices of a team
+        ("fp8", 17_408, True),
+        ("int8", 8192, False),  # two
+        ("int8", 12_288, True),
+        ("int4-g128", 12_288, True),
+        ("mxfp4", 8192, False),
+        ("nvfp4", 12_288, True),
+    ],
+)
+def test_inputs_of_wide_feed_forwards_lie_on_the_chip(name: str, ffn: int, wide: bool) -> None:
+    plan = planned(name, 4096, 32, ffn)
+    most = REGISTER_PORTIONS if name == "fp8" else WHOLE_PORTIONS
+    assert (teams_of(plan).ffn.portions > most) is wide
+    assert wide_ffn(plan) is wide
+    if wide and "fp4" not in name:  # tensor cores have room of their own
+        assert whole_floats(plan) > 0
+
+
+def test_nothing_is_taken_ahead_of_such_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tiles are multiplied as they come: what was taken before would stay, and the block
+    wait.
+    """
+    plan = planned("int8", 2048, 16, 8192)
+    assert not wide_ffn(plan)
+    assert ahead_registers(plan, "ffn") > 0
+    monkeypatch.setattr(teams, "WHOLE_PORTIONS", 1)
+    assert wide_ffn(plan)
+    assert ahead_registers(plan, "ffn") == 0
+
+
+@pytest.mark.parametrize("name", ["fp8", "int8", "int4-g128", "mxfp4"])
+@pytest.mark.parametrize(
+    ("hidden", "heads", "ffn", "held"),
+    [
+        (5120, 40, 17_408, True),
+        (5120, 32, 27_648, True),  # one slice of the heads' outputs, and a wide feed-forward
+        (8192, 64, 28_672, False),  # all threads have columns: nothing spilled
+        (4096, 32, 14_336, False),
+    ],
+)
+def test_a_residual_lies_on_the_chip_where_it_has_no_registers(
+    name: str, hidden: int, heads: int, ffn: int, held: bool
+) -> None:
+    plan = planned(name, hidden, heads, ffn)
+    assert held_on_chip(plan) is held
+    sizes, team = layout(plan).sizes, teams_of(plan).hidden
+    assert ("held" in sizes) is held
+    if held:
+        assert held_floats(plan) == team.portions * 16 * 256  # of each of eight warps' threads
+        assert sizes["held"] + held_floats(plan) == sizes["whole"]
+        assert sizes["whole"] + whole_floats(plan) + choice_floats(plan) == sizes["scratch_floats"]
+
+
+@pytest.mark.parametrize("node", ["1xmi300x", "1xhost"])
+def test_other_devices_keep_neither_there(node: str) -> None:
+    sizes = layout(planned("int8", 5120, 40, 17_408, node)).sizes
+    assert {"held", "whole"}.isdisjoint(sizes)
