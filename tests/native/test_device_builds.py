@@ -248,6 +248,32 @@ def test_few_bits_of_threads_without_columns_spill_nothing(
     without_spills(plan_for(requantized(sized, format_named(name)), load_node("1xh200")))
 
 
+# Hidden size, heads, KV heads, feed-forward, format, weights beside it: what is too wide for
+# registers lies on the chip. Such steps had up to 2,700 bytes of spills.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "name", "dtype"),
+    [
+        ((5120, 40, 8, 17_408), "int8", DType.BF16),
+        ((5120, 40, 10, 17_920), "fp8", DType.BF16),
+        ((5120, 64, 8, 25_600), "int4-g128", DType.BF16),
+        ((5120, 40, 8, 13_824), "nvfp4", DType.BF16),
+        ((3584, 28, 4, 18_944), "int4-g128", DType.BF16),
+        ((8192, 64, 8, 28_672), "int8", DType.BF16),
+        ((3264, 24, 8, 10_240), "nvfp4", DType.FP16),
+    ],
+    ids=str,
+)
+def test_wide_feed_forwards_in_few_bits_spill_nothing(
+    shape: tuple[int, int, int, int], name: str, dtype: DType
+) -> None:
+    hidden, heads, kv_heads, ffn = shape
+    base = load_model("llama-3.1-8b")
+    sized = replace(base, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, head_dim=128)
+    spec = requantized(sized, format_named(name))
+    without_spills(plan_for(spec, load_node("1xh200"), weight_dtype=dtype, kv_dtype=dtype))
+
+
 # Columns of an expert, experts of a token, format: their input lies on the chip. Such steps had up
 # to 4,464 bytes of spills.
 @pytest.mark.slow
