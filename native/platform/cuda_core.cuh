@@ -93,8 +93,9 @@ struct Core {
   using Shared = typename SharedInput<Beside::SHARED, Ffn>::Type;
   using Dense = typename DenseInput<Beside::DENSE, Ffn>::Type;
   // `held_on_chip` in teams.py
-  static constexpr bool HELD_ON_CHIP = CODED && Hidden::PORTIONS > 1 && !Hidden::FULL &&
-                                       (Heads::PORTIONS > 1 || Ffn::WIDE);
+  static constexpr bool HELD_ON_CHIP =
+      CODED && Hidden::PORTIONS > 1 && Hidden::PORTIONS <= facts::REGISTER_PORTIONS &&
+      !Hidden::FULL && (Heads::PORTIONS > 1 || Ffn::WIDE);
   using Residual = Held<Hidden, HELD_ON_CHIP>;
   using Piece = CachedPiece;
   using TileScan = twin::TileScan;

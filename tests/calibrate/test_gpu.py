@@ -195,6 +195,8 @@ def test_some_groups_are_probed_and_fitted_beside_the_others_on_file(
     assert numbers["block.sample_element_s"].value > 2 * kept["block.sample_element_s"].value
     assert about["run"] == "old"
     assert set(about["added"]) == {"sample"}
+    assert main(["calibrate", "1xh200", "--from", str(first), "--groups", "exchange"]) != 0
+    assert "has no probes of exchange, only of sample" in capsys.readouterr().err
     assert about["binding"]["handoff.hop_s"] == 3.0
     assert about["residuals"]["another"] == 0.5
 
@@ -204,14 +206,10 @@ def test_some_groups_of_a_run_that_has_more_are_fitted(
 ) -> None:
     pretend(monkeypatch)
     probe_only(("exchange", "sample"), monkeypatch, without=SLOW)
-    both, one = str(tmp_path / "both"), str(tmp_path / "one")
-    asked = ["calibrate", "1xh200", "--quick", "--measure-only", "--out"]
-    assert main([*asked, both]) == 0
-    assert main([*asked, one, "--groups", "exchange"]) == 0
+    both = str(tmp_path / "both")
+    assert main(["calibrate", "1xh200", "--quick", "--measure-only", "--out", both]) == 0
     kept = {"handoff.hop_s": Number(9e-7, Kind.FITTED, "test", 8e-7, 1e-6)}
     store.write_fit("1xh200-sxm", kept, {"run": "old"})
-    assert main(["calibrate", "1xh200", "--groups", "sample", "--from", one]) != 0
-    assert "has no probes of sample, only of exchange" in capsys.readouterr().err
     assert main(["calibrate", "1xh200", "--groups", "sample", "--judge"]) != 0
     assert "leave out --groups" in capsys.readouterr().err
     assert main(["calibrate", "1xh200", "--groups", "sample", "--from", both]) == 0

@@ -318,7 +318,8 @@ def held_on_chip(plan: Plan) -> bool:
     """
     teams = teams_of(plan)
     beside = teams.heads.portions > 1 or wide_ffn(plan)
-    return plan.coded and teams.hidden.portions > 1 and not teams.hidden.full and beside
+    several = 1 < teams.hidden.portions <= REGISTER_PORTIONS  # of more it would fill the chip
+    return plan.coded and several and not teams.hidden.full and beside
 
 
 def in_norm_order(plan: Plan, weights: NDArray[np.float32]) -> NDArray[np.float32]:
