@@ -15,7 +15,7 @@ from twin.study.few_bits import PROMPTS, ROWS
 from twin.study.foretold import FILE as PREDICTIONS
 from twin.study.foretold import limits_text, series
 from twin.study.inputs import files_digest
-from twin.study.outcome import Bars
+from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / PREDICTIONS
@@ -110,7 +110,11 @@ def chart(rows: dict[str, Any]) -> Bars:
     bars = [
         series(node, [of.get(node, {}).get(SHORT, {}) for of in rows.values()]) for node in nodes
     ]
-    return Bars(tuple(rows), tuple(bars), "tokens/s after 32 tokens (predicted, p10 to p90)")
+    found = [
+        Series(f"{node}, measured", tuple(measured(row, node, SHORT) for row in rows), marks=True)
+        for node in nodes
+    ]
+    return Bars(tuple(rows), (*bars, *found), "tokens/s after 32 tokens (predicted, p10 to p90)")
 
 
 if __name__ == "__main__":

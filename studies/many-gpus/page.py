@@ -125,11 +125,20 @@ def chart(cells: dict[str, Cells]) -> Bars:
         if node.endswith("h200-sxm")
     ]
     kog = Series(
-        "Kog, 8xh200 (published)",
+        "8xh200-sxm, published by Kog",
         tuple(KOG.get((name, "8xh200-sxm")) for name in shown),
         marks=True,
     )
-    return Bars(tuple(shown), (*bars, kog), "tokens/s (predicted, p10 to p90)")
+    ran = [
+        Series(
+            f"{node}, measured",
+            tuple(one["row"].get(name, {}).get("tokens_per_s") for name in shown),
+            marks=True,
+        )
+        for node, one in measured().items()
+        if node in nodes and node.endswith("h200-sxm")
+    ]
+    return Bars(tuple(shown), (*bars, *ran, kog), "tokens/s (predicted, p10 to p90)")
 
 
 if __name__ == "__main__":

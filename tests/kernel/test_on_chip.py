@@ -22,7 +22,8 @@ from twin.kernel.teams import (
 from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
-from twin.plan.types import Plan
+from twin.plan.types import Plan, StageKind
+from twin.sim import cost
 
 
 def planned(name: str, hidden: int, heads: int, ffn: int, node: str = "1xh200") -> Plan:
@@ -91,3 +92,13 @@ def test_a_residual_lies_on_the_chip_where_it_has_no_registers(
 def test_other_devices_keep_neither_there(node: str) -> None:
     sizes = layout(planned("int8", 5120, 40, 17_408, node)).sizes
     assert {"held", "whole"}.isdisjoint(sizes)
+
+
+def test_the_twin_counts_a_round_of_loads_for_each_slice_of_the_heads_outputs() -> None:
+    """`packs` in cuda_vector.cuh: beside few-bit weights one slice after the other."""
+    rounds = []
+    for heads in (32, 40):  # one slice of a team, and two
+        plan = planned("int8", 5120, heads, 17_408)
+        output = next(stage.matrix for stage in plan.stages if stage.kind is StageKind.O_PROJ)
+        rounds.append(cost.vector_rounds(output, parts=1, splits=4))
+    assert rounds[1] == 2 * rounds[0] > 0
