@@ -121,6 +121,11 @@ struct Core {
   static constexpr bool APART = PEERS;  // ranks have GPUs of their own
   static constexpr bool TENSOR_SCAN = Plan::tensor_scan;  // they are looked at by TileScan
 
+  // Where a block's scratch begins, behind its ring; a probe's behind its input as well. Models keep
+  // vectors in registers.
+  static constexpr int SCRATCH = Plan::ring_slots * Plan::slot_bytes +
+                                 (Plan::probe ? (4 * Plan::input_floats + 15) / 16 * 16 : 0);
+
   // What is computed from it in one stage is not kept in registers for the next ones.
   __device__ __forceinline__ void forget() { asm volatile("" : "+r"(me)); }
 
@@ -554,9 +559,7 @@ struct Core {
   __device__ __forceinline__ u32 held() const {
     return scratch() + 4u * u32(P::held);
   }
-  __device__ __forceinline__ u32 scratch() const {
-    return ring.slots + u32(Plan::ring_slots * Plan::slot_bytes);
-  }
+  __device__ __forceinline__ u32 scratch() const { return ring.slots + u32(SCRATCH); }
   template <class Coding, class Vector>
   __device__ __forceinline__ void dot_fragments(const Stage& stage, int rows, float* sums,
                                                 int batch) {

@@ -12,8 +12,7 @@ __host__ __device__ constexpr int up16(int bytes) { return (bytes + 15) / 16 * 1
 // 128-byte alignment.
 struct Shared {
   static constexpr int input = Plan::ring_slots * Plan::slot_bytes;
-  // models keep vectors in registers
-  static constexpr int scratch = input + (Plan::probe ? up16(4 * Plan::input_floats) : 0);
+  static constexpr int scratch = Core::SCRATCH;
   static constexpr int step = scratch + up16(4 * Plan::scratch_floats);
   static constexpr int barriers =
       Plan::prompt_chunk > 1 && ChunkShared::bytes > step ? ChunkShared::bytes : step;
