@@ -32,6 +32,8 @@ constexpr int CONSUMER_BARRIER = 1;       // barrier 0 is __syncthreads
 // other GPUs write this one's exchange memory
 constexpr bool PEERS = Plan::ranks > Plan::ranks_per_gpu;
 
+__host__ __device__ constexpr int up16(int bytes) { return (bytes + 15) / 16 * 16; }
+
 __device__ __forceinline__ void keep_here(int& x) { asm volatile("" : "+r"(x)); }
 template <class T>
 __device__ __forceinline__ void keep_here(T*& x) {

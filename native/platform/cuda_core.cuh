@@ -89,14 +89,10 @@ struct Core {
                                Plan::ffn_ahead_chunks, Plan::ffn_ahead_groups, Reach::NEAR,
                                EXPERTS ? Experts::WIDTH : Plan::ffn_cols>;
   using WideFfn = WideVector<NarrowFfn::Division, only_code(FFN_CODES)>;
-  using Ffn = Either<CODED && wide_before<NarrowFfn>(FFN_CODES), WideFfn, NarrowFfn>;
+  using Ffn = Either<Plan::wide_ffn, WideFfn, NarrowFfn>;
   using Shared = typename SharedInput<Beside::SHARED, Ffn>::Type;
   using Dense = typename DenseInput<Beside::DENSE, Ffn>::Type;
-  // `held_on_chip` in teams.py
-  static constexpr bool HELD_ON_CHIP =
-      CODED && Hidden::PORTIONS > 1 && Hidden::PORTIONS <= facts::REGISTER_PORTIONS &&
-      !Hidden::FULL && (Heads::PORTIONS > 1 || Ffn::WIDE);
-  using Residual = Held<Hidden, HELD_ON_CHIP>;
+  using Residual = Held<Hidden, Plan::held_on_chip>;
   using Piece = CachedPiece;
   using TileScan = twin::TileScan;
 
@@ -124,7 +120,7 @@ struct Core {
   // Where a block's scratch begins, behind its ring; a probe's behind its input as well. Models keep
   // vectors in registers.
   static constexpr int SCRATCH = Plan::ring_slots * Plan::slot_bytes +
-                                 (Plan::probe ? (4 * Plan::input_floats + 15) / 16 * 16 : 0);
+                                 (Plan::probe ? up16(4 * Plan::input_floats) : 0);
 
   // What is computed from it in one stage is not kept in registers for the next ones.
   __device__ __forceinline__ void forget() { asm volatile("" : "+r"(me)); }

@@ -6,8 +6,6 @@
 
 namespace twin {
 
-__host__ __device__ constexpr int up16(int bytes) { return (bytes + 15) / 16 * 16; }
-
 // Shared memory of a block, in bytes from its start. The ring comes first: bulk copies want
 // 128-byte alignment.
 struct Shared {

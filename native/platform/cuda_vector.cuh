@@ -396,12 +396,12 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
     }
   }
 
-  // make(first columns, which of them exist, where they go) of all packs of a thread; of more
-  // elements than a portion of few-bit weights those of one portion after the other: with all of
-  // them under way steps spilled up to 1,260 bytes.
+  // make(first columns, which of them exist, where they go) of all packs of a thread; beside few-bit
+  // weights those of one portion after the other: with all of them under way steps spilled up to
+  // 1,260 bytes.
   template <class Core, class Make>
   __device__ __forceinline__ bool packs(Core& core, Make make) {
-    constexpr int MOST = 16, ROUND = CODED && PORTIONS * VECTOR > MOST ? 1 : PORTIONS;
+    constexpr int ROUND = CODED ? 1 : PORTIONS;
     bool good = true;
 #pragma unroll
     for (int c = 0; c < PORTIONS; c += ROUND) good = good && packs_of<ROUND>(core, c, make);
@@ -465,8 +465,7 @@ struct Ahead {
 };
 
 // A vector between the stages that use it: in registers, too. In shared memory it costs a slot of
-// the ring. There it lies where few-bit weights leave a thread no registers for more than one
-// portion: such steps spilled up to 2,400 bytes.
+// the ring. There it lies where few-bit weights leave it no registers (`held_on_chip` in teams.py).
 template <class Vector, bool ON_CHIP>
 struct Held {
   Vector vector;

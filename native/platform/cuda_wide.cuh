@@ -1,9 +1,10 @@
-// A stage's input before few-bit weights that is too wide for registers: a feed-forward's, or that of
-// experts' columns side by side. It is gathered a few slices at a time and lies in the
-// block's shared memory as whole numbers of 16 bits. A thread takes its part of a slice from there
-// when it multiplies the slice's tile, so that the products' code is there once, however many slices
-// a team has: with elements in registers, of 18,000 columns on steps spilled, and a layer was larger
-// than the instruction cache. Tensor cores find theirs where they always do (cuda_fragments.cuh).
+// A stage's input before few-bit weights that is too wide for registers (`wide_ffn` in teams.py): a
+// feed-forward's, or that of experts' columns side by side. It is gathered a few slices at a time
+// and lies in the block's shared memory as whole numbers of 16 bits. A thread takes its part of a
+// slice from there when it multiplies the slice's tile, so that the products' code is there once,
+// however many slices a team has: with elements in registers, of 18,000 columns on steps spilled,
+// and a layer was larger than the instruction cache. Tensor cores find theirs where they always do
+// (cuda_fragments.cuh).
 #pragma once
 
 namespace twin {
@@ -190,14 +191,6 @@ struct WideVector : Division {
 // Of codes with a bit each: the only one, else PLAIN.
 __host__ __device__ constexpr Code only_code(u32 codes, int number = facts::CODE_KINDS) {
   return number == 0 || codes == 1u << number ? Code(number) : only_code(codes, number - 1);
-}
-// Does an input lie on the chip before weights of these codes (`wide_ffn` in teams.py)?
-template <class Division>
-constexpr bool wide_before(u32 codes) {
-  const Code code = only_code(codes);
-  const bool whole = code_element(code) != Element::E4M3;
-  return code != Code::PLAIN &&
-         Division::PORTIONS > (whole ? facts::WHOLE_PORTIONS : facts::REGISTER_PORTIONS);
 }
 
 }  // namespace twin

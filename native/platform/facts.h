@@ -15,10 +15,7 @@ constexpr int PASS_BARRIER = -2;  // Control.hung_value: the barrier of a prompt
 constexpr int START_BARRIER = -3;  // Control.hung_value: the start of GPUs and of their blocks
 constexpr int LOGITS_TAKEN = -4;  // Control.hung_value: the host has not taken logits
 constexpr int ROWS_AT_ONCE = 8;  // of a tile: their loads are under way together
-// column slices of few-bit weights whose input is in registers
-constexpr int REGISTER_PORTIONS = 4;
-constexpr int WHOLE_PORTIONS = 2;  // the same where whole numbers are multiplied
-constexpr int WIDE_AT_ONCE = 2;  // slices of a wider one that are gathered together
+constexpr int WIDE_AT_ONCE = 2;  // slices of an input on the chip that are gathered together
 constexpr int CODE_INT8 = 1;  // Stage.code of such weights
 constexpr int CODE_FP8 = 2;  // E4M3 with a scale for each row
 constexpr int CODE_FP8_BLOCKS = 3;  // for each 128 columns of a row

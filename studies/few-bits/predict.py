@@ -8,7 +8,6 @@ seen to make on engine runs of dense 16-bit models.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Container
 from concurrent.futures import ProcessPoolExecutor
@@ -19,13 +18,12 @@ import numpy as np
 
 from twin.calibrate.node import calibrated_node
 from twin.errors import PlanError
-from twin.files import write
 from twin.hardware.override import apply_fit, numbers
 from twin.hardware.types import Kind, Node, Number
 from twin.sim import consume
 from twin.sim.run import simulate
 from twin.study.few_bits import NODES, cells, spec_of, timed_plan
-from twin.study.foretold import DRAWS, FILE, commit_of, fit_of, limits, spread
+from twin.study.foretold import DRAWS, add_rows, fit_of, limits, spread
 from twin.study.hardware import with_settings
 from twin.study.interval import settings
 
@@ -37,14 +35,7 @@ FREE = 1e-6  # decoding that takes no time
 
 
 def main() -> None:
-    file = HERE / FILE
-    made = json.loads(file.read_text(encoding="utf-8"))
-    batch = {"commit": commit_of(HERE), **predictions(set(made["rows"]))}
-    rows = batch.pop("rows")
-    if rows:
-        made["rows"] |= rows
-        made["later"] = made.get("later", {}) | dict.fromkeys(rows, batch)
-        write({file: json.dumps(made, indent=1) + "\n"})
+    add_rows(HERE, predictions)
 
 
 def predictions(there: Container[str]) -> dict[str, Any]:

@@ -72,11 +72,10 @@ def rows_table(cells: dict[str, Cells], by_two: dict[str, Cells]) -> str:
             speed = found.get(node, {}).get("row", {}).get(row.name, {}).get("tokens_per_s")
             told = cell or later
             off = f"{told['p50'] / speed - 1:+.1%}" if told and speed else ""
-            between = (_between(one) if one else "" for one in (cell, later))
             lines.append(
                 (
-                    *(row.name, node, next(between), f"{speed:,.0f}" if speed else "", off),
-                    next(between),
+                    *(row.name, node, _between(cell), f"{speed:,.0f}" if speed else "", off),
+                    _between(later),
                     limits_text(later or cell or {}),
                     f"{kog:,.0f}" if kog else "",
                 )
@@ -84,7 +83,9 @@ def rows_table(cells: dict[str, Cells], by_two: dict[str, Cells]) -> str:
     return markdown_table(head, lines)
 
 
-def _between(cell: dict[str, Any]) -> str:
+def _between(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return ""
     return f"{cell['p50']:,.0f} ({cell['p10']:,.0f} to {cell['p90']:,.0f})"
 
 

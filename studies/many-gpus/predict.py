@@ -13,11 +13,10 @@ that it lacks, each with its commit and fits.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Container
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,14 +25,13 @@ from typing import Any
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.peer_probes import peer_probes, reduce_seconds
 from twin.errors import TwinError
-from twin.files import write
 from twin.hardware.floor import exchange_floor_s
 from twin.hardware.types import Node
 from twin.kernel.defaults import limits_of
 from twin.models.spec import ModelSpec
 from twin.sim.run import Result, simulate
 from twin.study.case import Case
-from twin.study.foretold import DRAWS, commit_of, fit_of, limits, spread, write_once
+from twin.study.foretold import DRAWS, add_rows, fit_of, limits, spread, write_once
 from twin.study.hardware import with_settings
 from twin.study.interval import settings
 from twin.study.many_gpus import BY_TWO, KOG, ROWS, Row, spec_of
@@ -48,30 +46,20 @@ DEPTHS = (4, 8)  # layers of a dense model that are simulated; the rest is propo
 
 
 def main() -> None:
+    nodes = tuple(node for node in NODES if node != RAN)
     if sys.argv[1:] == ["later"]:
-        add_rows()
+        add_rows(HERE, lambda there: predictions(nodes, RAN, there), BY_TWO)
     elif sys.argv[1:] == ["by-two-gpus"]:
-        nodes = tuple(node for node in NODES if node != RAN)
         write_once(HERE, lambda: predictions(nodes, RAN), BY_TWO)
     else:
         write_once(HERE, lambda: predictions(NODES, FITTED))
 
 
-def add_rows() -> None:
-    """Those that the second file lacks, with their own commit and fits."""
-    file = HERE / BY_TWO
-    made = json.loads(file.read_text(encoding="utf-8"))
-    rows = [row for row in ROWS if row.name not in made["rows"]]
-    nodes = tuple(node for node in NODES if node != RAN)
-    batch = {"commit": commit_of(HERE), **predictions(nodes, RAN, rows)}
-    made["rows"] |= batch["rows"]
-    said = {what: batch[what] for what in ("commit", "fits")}
-    made["later"] = made.get("later", {}) | {row.name: said for row in rows}
-    write({file: json.dumps(made, indent=1) + "\n"})
-
-
-def predictions(nodes: tuple[str, ...], judged: str, asked: Sequence[Row] = ROWS) -> dict[str, Any]:
-    """`judged`: the node whose held-out runs say how wrong the twin is."""
+def predictions(nodes: tuple[str, ...], judged: str, there: Container[str] = ()) -> dict[str, Any]:
+    """Of the rows that are not `there`. `judged`: the node whose held-out runs say how wrong the
+    twin is.
+    """
+    asked = [row for row in ROWS if row.name not in there]
     cells = [(row.name, node) for row in asked for node in nodes]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         found = pool.map(partial(predicted_row, judged=judged), cells)

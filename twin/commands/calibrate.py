@@ -170,8 +170,9 @@ def fit_and_store(
     held: list[str] = run.meta.get("groups") or []
     if missing := [group for group in groups if held and group not in held]:
         raise CalibrationError(f"{run.id} has no probes of {missing[0]}, only of {', '.join(held)}")
-    probes = of_groups(probes_of(node, run), groups or held)
-    some: list[str] = list(groups) or held or _engine_runs(run, node)
+    chosen = list(groups) or held
+    probes = of_groups(probes_of(node, run), chosen)
+    some = chosen or _engine_runs(run, node)
     kept = store.read_fit(node.name) if some else None
     if some and kept is None:
         raise CalibrationError(

@@ -29,13 +29,7 @@ from twin.kernel.layout import (
     SUMMARY_FLOATS,
 )
 from twin.kernel.streams import PAGE_BYTES
-from twin.kernel.teams import (
-    LATE_AT_ONCE,
-    REGISTER_PORTIONS,
-    ROWS_AT_ONCE,
-    WHOLE_PORTIONS,
-    WIDE_AT_ONCE,
-)
+from twin.kernel.teams import LATE_AT_ONCE, ROWS_AT_ONCE, WIDE_AT_ONCE
 from twin.models.formats import INT4, SCALED_ROWS, UNIT_BYTES
 from twin.plan.splits import KEPT_HEAD, SPLITS_AT_ONCE, TENSOR_HEADS, TENSOR_POSITIONS
 from twin.plan.types import PARTIAL_EXTRA
@@ -52,12 +46,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "START_BARRIER": (START_BARRIER, "Control.hung_value: the start of GPUs and of their blocks"),
     "LOGITS_TAKEN": (LOGITS_TAKEN, "Control.hung_value: the host has not taken logits"),
     "ROWS_AT_ONCE": (ROWS_AT_ONCE, "of a tile: their loads are under way together"),
-    "REGISTER_PORTIONS": (
-        REGISTER_PORTIONS,
-        "column slices of few-bit weights whose input is in registers",
-    ),
-    "WHOLE_PORTIONS": (WHOLE_PORTIONS, "the same where whole numbers are multiplied"),
-    "WIDE_AT_ONCE": (WIDE_AT_ONCE, "slices of a wider one that are gathered together"),
+    "WIDE_AT_ONCE": (WIDE_AT_ONCE, "slices of an input on the chip that are gathered together"),
     "CODE_INT8": (NUMBERS["int8"], "Stage.code of such weights"),
     "CODE_FP8": (NUMBERS["fp8"], "E4M3 with a scale for each row"),
     "CODE_FP8_BLOCKS": (NUMBERS["fp8-128x128"], "for each 128 columns of a row"),

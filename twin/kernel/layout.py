@@ -51,6 +51,8 @@ TEAM_SIZES = (  # of NVIDIA's blocks
     "scan_heads",
     "cache_tile",
     "tensor_scan",
+    "wide_ffn",
+    "held_on_chip",
     *(
         f"{use}_{what}"
         for use in ALWAYS
@@ -137,6 +139,8 @@ def _team_sizes(plan: Plan) -> dict[str, int]:
         "scan_heads": scan_heads(plan),
         "cache_tile": cache_tile(plan),
         "tensor_scan": int(tensor_scan(plan)),
+        "wide_ffn": int(wide_ffn(plan)),
+        "held_on_chip": int(held_on_chip(plan)),
     }
     kinds = {stage.kind for stage in plan.stages}
     used = (n for n, its in plan.kinds_by_input.items() if n in ALWAYS or kinds & set(its))

@@ -57,5 +57,5 @@ def main(words: Sequence[str] | None = None) -> None:
     node = calibrated_node(args.node)
     check_runs_here(node)
     show = partial(print, file=sys.stderr, flush=True)
-    rows = run_rows(node, args.out, show, args.rows or names)
+    rows = run_rows(node, args.out, show, args.rows)
     print(told(node, rows, read_cells(study())))

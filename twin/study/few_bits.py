@@ -49,9 +49,7 @@ PREPARING = 3  # small models at once, ahead of the row that runs
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A model in a stored format; `goal` in tokens/s of 128 tokens after 32, by node. None for
-    models that need more than one H100's memory.
-    """
+    """A model in a stored format; `goal` in tokens/s of 128 tokens after 32, by node with one."""
 
     name: str
     model: str
@@ -152,7 +150,7 @@ def measured(node: Node, row: Ready) -> dict[str, Any]:
 
 
 def run_rows(
-    node: Node, out: Path, show: Callable[[str], None], names: Sequence[str] | None = None
+    node: Node, out: Path, show: Callable[[str], None], names: Sequence[str] = ()
 ) -> dict[str, Any]:
     """All rows, or those of these names; what is in the file already is passed by."""
     began = time.monotonic()
@@ -160,7 +158,7 @@ def run_rows(
     if out.is_file():
         kept = json.loads(out.read_text(encoding="utf-8"))["rows"]
     plans: dict[str, dict[str, Plan]] = {}
-    wanted = [row.name for row in ROWS] if names is None else names
+    wanted = names or [row.name for row in ROWS]
     for name in (name for name in wanted if name not in kept):
         try:
             plans[name] = plans_of(name, node)

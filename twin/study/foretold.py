@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,22 @@ def write_once(folder: Path, make: Callable[[], Mapping[str, Any]], name: str = 
         raise ConfigError(f"{file} is there: predictions are written once, before the runs")
     commit = commit_of(folder)
     write({file: json.dumps({"commit": commit, **make()}, indent=1) + "\n"})
+
+
+def add_rows(
+    folder: Path, make: Callable[[Container[str]], Mapping[str, Any]], name: str = FILE
+) -> None:
+    """Rows that the predictions on file lack, of which `make` is told those that are there. Each
+    names its batch's commit and fits under "later".
+    """
+    file = folder / name
+    made = json.loads(file.read_text(encoding="utf-8"))
+    batch = make(made["rows"])
+    if batch["rows"]:
+        said = {"commit": commit_of(folder), "fits": batch["fits"]}
+        made["later"] = made.get("later", {}) | dict.fromkeys(batch["rows"], said)
+        made["rows"] |= batch["rows"]
+        write({file: json.dumps(made, indent=1) + "\n"})
 
 
 def commit_of(folder: Path) -> str:
