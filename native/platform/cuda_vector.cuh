@@ -279,45 +279,36 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
   }
   template <class Core, class Stall, class Far>
   __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall, Far) {
-    constexpr int AT_ONCE = Plan::ranks == 1 ? 1 : PORTIONS == 1 ? 4 : 2;  // parts
     // without lanes a residual's read is of all ranks
     constexpr bool ALL = Plan::ranks == 1 || REACH == Reach::FAR;
     const int me = core.thread(), parts = ALL ? Plan::ranks : source.parts;
     bool good = true;
+    // One part after the other: who waits for two asks for twice as many words again and again.
 #pragma unroll 1
-    for (int p = 0; p < parts && good; p += AT_ONCE) {
-      // all under way before the first is looked at
-      Side<VECTOR, 16, alike(VECTOR / 4)> got[AT_ONCE][PORTIONS];
+    for (int p = 0; p < parts && good; ++p) {
+      Side<VECTOR, 16, alike(VECTOR / 4)> got[PORTIONS];  // all under way before the first is looked at
       for (;;) {
-        int late = -1, place = 0;
+        int late = -1;  // the column
 #pragma unroll
-        for (int j = 0; j < AT_ONCE; ++j)
+        for (int c = 0; c < PORTIONS; ++c)
+          if (valid(me, c)) got[c].load(core.warp_thread(), source.at(p) + column(me, c), Far::value);
 #pragma unroll
-          for (int c = 0; c < PORTIONS; ++c)
-            if (p + j < parts && valid(me, c))
-              got[j][c].load(core.warp_thread(), source.at(p + j) + column(me, c), Far::value);
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; ++j)
-#pragma unroll
-          for (int c = 0; c < PORTIONS; ++c)
-            if (p + j < parts && valid(me, c) && got[j][c].late())
-              late = p + j, place = column(me, c);
+        for (int c = 0; c < PORTIONS; ++c)
+          if (valid(me, c) && got[c].late()) late = column(me, c);
         if (late < 0 || !source.polled) break;
-        good = stall(source.part(late), place);
+        good = stall(source.part(p), late);
         if (!good) break;
       }
 #pragma unroll
-      for (int j = 0; j < AT_ONCE; ++j)
+      for (int c = 0; c < PORTIONS; ++c) {
+        const Pack<VECTOR> pack = got[c].settle(core.warp_thread());
 #pragma unroll
-        for (int c = 0; c < PORTIONS; ++c) {
-          const Pack<VECTOR> pack = got[j][c].settle(core.warp_thread());
-#pragma unroll
-          for (int i = 0; i < VECTOR; ++i)
-            if (CODED && Plan::ranks == 1)  // what was there before need not be kept
-              at[c][i] = valid(me, c) ? pack.at[i] : 0.0f;
-            else if (p + j < parts && valid(me, c))
-              at[c][i] = p + j ? at[c][i] + pack.at[i] : pack.at[i];
-        }
+        for (int i = 0; i < VECTOR; ++i)
+          if (CODED && Plan::ranks == 1)  // what was there before need not be kept
+            at[c][i] = valid(me, c) ? pack.at[i] : 0.0f;
+          else if (valid(me, c))
+            at[c][i] = p ? at[c][i] + pack.at[i] : pack.at[i];
+      }
     }
     return good;
   }

@@ -39,8 +39,7 @@ POSITION_PARTS, FIXED_PARTS = 3, 4
 ROUND_PARTS = 16  # with the four positions of most heads
 # besides one part for each bit of the threads of a position; of eight threads in all
 SUM_PARTS, EIGHT_THREADS_SUM = 5, 9
-# attention's splits, or parts of a vector that ranks push; half of those where a thread holds
-# several portions
+# attention's splits; half of those where a thread holds several portions
 PARTS_AT_ONCE = 4
 PACK_ELEMENTS = 8  # of one attention head, at most: TeamVector::PACK in cuda_vector.cuh
 LOOPED_ROWS = 4  # of a tile at once, in a loop over its rows; of four bits in one slice, four times
@@ -236,15 +235,13 @@ def span_rounds(elements: int, *, parts: int, at_once: int, polled: bool) -> int
 
 def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int) -> int:
     """Rounds in which a block of warps gathers a whole vector, as cuda_vector.cuh: all its elements
-    at once, of several parts a few.
+    at once, of several parts one after the other.
 
     Of attention's partial outputs (`splits` > 0) too, a few splits at once (combine.cuh).
     """
     if splits:
         return portion_rounds(matrix) * -(-splits // parts_at_once(matrix))
-    several = matrix is not None and vector_portions(matrix) > 1
-    at_once = PARTS_AT_ONCE // 2 if several else PARTS_AT_ONCE
-    return -(-parts // at_once) if parts > 1 else 1
+    return max(1, parts)
 
 
 def parts_at_once(matrix: Matrix | None) -> int:

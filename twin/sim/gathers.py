@@ -162,7 +162,7 @@ class Gathers:
                 * min(words, whole)
                 // whole
             )
-            size, at_once = size * parts, size * min(parts, cost.PARTS_AT_ONCE)
+            size, at_once = size * parts, size  # one part after the other
         waited_for = value.stage == max(plan.values[other.value].stage for other in stage.reads)
         return size + at_once if polled(self.plan) and waited_for else size
 
