@@ -304,6 +304,7 @@ def warped(**changed: float) -> Device:
         "crowd_s",
         "split_s",
         "vector_s",
+        "ahead_s",
         "tile_s",
         "whole_s",
         "step_s",

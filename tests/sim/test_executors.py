@@ -119,6 +119,7 @@ WARP_COSTS = (
     "crowd_s",
     "split_s",
     "vector_s",
+    "ahead_s",
     "tile_s",
     "whole_s",
     "step_s",
@@ -141,6 +142,7 @@ def variations(draw: st.DrawFn, node: Node) -> Node:
             "round_s": 1e-7,
             "unit_s": 2e-7,
             "vector_s": 4e-8,
+            "ahead_s": 3e-8,
             "tile_s": 3e-8,
         }
         device = replace(device, warps=Warps(**numbers(**WARP_RATES, **costs)))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.sim.machines import MODEL, ideal, limits_of, node_of, number, plan_for, streamed, warped
+from twin.kernel.teams import taken_ahead
 from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.catalogue import ROWS
@@ -214,3 +215,21 @@ def test_a_block_of_warps_norms_a_vector_at_once() -> None:
     steps = [simulate(plan, node_of(warped(vector_s=seconds))).step_s for seconds in (0.0, 1e-6)]
     best = 2  # of all candidates: of a block's, of all blocks'
     assert steps[1] - steps[0] == pytest.approx((normed + best) * 1e-6, rel=0.01)
+
+
+def test_a_normed_input_costs_more_behind_weights_that_were_taken_ahead() -> None:
+    plan = plan_for(
+        node_of(ideal()), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256)
+    )
+    taken = taken_ahead(plan)
+    behind = [
+        stage
+        for stage in plan.stages
+        if stage.vector_elements
+        and stage.kind is not StageKind.O_PROJ
+        and stage.kind in taken
+        and taken[stage.kind].portions
+    ]
+    assert {stage.kind for stage in behind} >= {StageKind.QKV, StageKind.GATE_UP}
+    steps = [simulate(plan, node_of(warped(ahead_s=seconds))).step_s for seconds in (0.0, 1e-6)]
+    assert steps[1] - steps[0] == pytest.approx(len(behind) * 1e-6, rel=0.01)

@@ -102,6 +102,7 @@ GPU_GROUPS: Groups = {
         "warps.crowd_s",
         "warps.split_s",
         "warps.vector_s",
+        "warps.ahead_s",
         "warps.heads_s",
         "warps.jitter_s",
     ),

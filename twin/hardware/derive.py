@@ -73,6 +73,7 @@ FOLLOWS = {
             "warps.reduction_s",
             "warps.item_s",
             "warps.vector_s",
+            "warps.ahead_s",
             "warps.tile_s",
             "warps.heads_s",
             "warps.round_s",

@@ -187,6 +187,7 @@ class Warps:
     # elements
     split_s: Number
     vector_s: Number  # a gathered vector normed
+    ahead_s: Number  # more for it where the stage's first weights were taken ahead of it
     # from the last tile of a batch of rows to its sums, beyond the time in which that tile is
     # consumed
     tile_s: Number

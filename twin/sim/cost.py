@@ -307,16 +307,24 @@ def partial_alignment(width: int) -> int:
 
 
 def stage_cost(
-    device: Device, *, resets: int, vector: int, published: int = 0, normed: int = 0
+    device: Device,
+    *,
+    resets: int,
+    vector: int,
+    published: int = 0,
+    normed: int = 0,
+    behind: int = 0,
 ) -> Cost:
     """What a block pays once per stage, after its inputs are there. `published`: elements that no
     matrix row pays for.
 
     `normed`: vectors that a block of warps norms or combines in its registers, instead of touching
-    `vector` elements.
+    `vector` elements; `behind`: of them those behind weights that were taken ahead.
     """
     element = device.block.element_s.value
-    touched = normed * device.warps.vector_s.value if device.warps and normed else vector * element
+    touched = vector * element
+    if device.warps and normed:
+        touched = normed * device.warps.vector_s.value + behind * device.warps.ahead_s.value
     return Cost(
         (
             ("published", picoseconds(published * element)),
