@@ -286,12 +286,14 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
     // One part after the other: who waits for two asks for twice as many words again and again.
 #pragma unroll 1
     for (int p = 0; p < parts && good; ++p) {
-      Side<VECTOR, 16, alike(VECTOR / 4)> got[PORTIONS];  // all under way before the first is looked at
+      // all under way before the first is looked at
+      Side<VECTOR, 16, alike(VECTOR / 4)> got[PORTIONS];
       for (;;) {
         int late = -1;  // the column
 #pragma unroll
         for (int c = 0; c < PORTIONS; ++c)
-          if (valid(me, c)) got[c].load(core.warp_thread(), source.at(p) + column(me, c), Far::value);
+          if (valid(me, c))
+            got[c].load(core.warp_thread(), source.at(p) + column(me, c), Far::value);
 #pragma unroll
         for (int c = 0; c < PORTIONS; ++c)
           if (valid(me, c) && got[c].late()) late = column(me, c);

@@ -28,11 +28,27 @@ from twin.plan.types import Plan
 
 NODE = "1xh200"
 PROMPT, TOKENS = 32, 128
-REASONS = (
-    "barrier branch_resolving dispatch_stall drain gmma imc_miss lg_throttle long_scoreboard "
-    "math_pipe_throttle membar mio_throttle misc no_instructions not_selected selected "
-    "short_scoreboard sleeping tex_throttle wait"
-).split()
+REASONS = [
+    "barrier",
+    "branch_resolving",
+    "dispatch_stall",
+    "drain",
+    "gmma",
+    "imc_miss",
+    "lg_throttle",
+    "long_scoreboard",
+    "math_pipe_throttle",
+    "membar",
+    "mio_throttle",
+    "misc",
+    "no_instructions",
+    "not_selected",
+    "selected",
+    "short_scoreboard",
+    "sleeping",
+    "tex_throttle",
+    "wait",
+]
 METRIC = "smsp__pcsamp_warps_issue_stalled_"
 SIDE_FILES = ("cuda_loader.cuh", "cuda_keeper.cuh")  # warps that do not multiply
 DEPTH = 3  # places of a row: the innermost, and whose code it was inlined into
@@ -41,9 +57,7 @@ OWN = 2  # places of the kernel's main function alone: what the side warps run b
 
 def plan_of(name: str) -> Plan:
     """Default options, for a prompt that is read by steps: all samples are of steps."""
-    return plan_for(
-        load_model(name), load_node(NODE), context=96, max_context=168, prompt_chunk=1
-    )
+    return plan_for(load_model(name), load_node(NODE), context=96, max_context=168, prompt_chunk=1)
 
 
 def measure(out: Path, names: list[str]) -> None:

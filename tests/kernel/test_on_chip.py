@@ -88,6 +88,21 @@ def test_a_residual_lies_on_the_chip_where_it_has_no_registers(
         assert sizes["whole"] + whole_floats(plan) + choice_floats(plan) == sizes["scratch_floats"]
 
 
+@pytest.mark.parametrize(
+    ("name", "hidden", "heads", "ffn", "held"),
+    [
+        ("fp8", 5120, 32, 14_336, True),  # threads lack columns
+        ("fp8", 8192, 64, 28_672, False),
+        ("int4-g128", 8192, 64, 28_672, True),  # beside a feed-forward that lies there
+        ("fp8", 4096, 32, 14_336, False),  # one slice of a team
+    ],
+)
+def test_who_adds_up_several_ranks_parts_keeps_more_on_the_chip(
+    name: str, hidden: int, heads: int, ffn: int, held: bool
+) -> None:
+    assert held_on_chip(planned(name, hidden, heads, ffn, "2xh200")) is held
+
+
 @pytest.mark.parametrize("node", ["1xmi300x", "1xhost"])
 def test_other_devices_keep_neither_there(node: str) -> None:
     sizes = layout(planned("int8", 5120, 40, 17_408, node)).sizes

@@ -261,7 +261,7 @@ class Streams:
 
     def taken_ahead_of(self, stage: Stage) -> bool:
         """Does it, or would it: of a plan that the kernel has no code for nobody knows."""
-        return not self.taken or self._takes_ahead(stage)
+        return self.device.warps is not None and (not self.taken or self._takes_ahead(stage))
 
     def _takes_ahead(self, stage: Stage) -> bool:
         """Does a block of warps ever take weights of a stage of this kind from the ring before its
