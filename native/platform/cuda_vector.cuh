@@ -15,6 +15,12 @@ struct Constant {  // known where it is compiled
 // now those. The code for either is there twice, which costs registers.
 enum class Reach { NEAR, FAR, EITHER };
 
+// Parts of many GPUs that a vector of so many portions looks at together, behind the first one.
+// More spilled: few-bit steps with any, 16-bit ones of four portions. twin/sim/cost.py has the same.
+__device__ __host__ constexpr int parts_at_once(int portions) {
+  return Plan::ranks < 4 || CODED || portions > 3 ? 1 : portions == 1 ? 4 : 2;
+}
+
 // The sum of a source's parts at elements first..first+N-1, polled where the protocol asks for it.
 // The loads of several parts are under way before the first is looked at.
 // Whoever reads so reads few words, or other GPUs' (probes): one scope serves all of them.
@@ -279,6 +285,8 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
   }
   template <class Core, class Stall, class Far>
   __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall, Far) {
+    if constexpr (REACH == Reach::FAR && parts_at_once(PORTIONS) > 1)
+      return gather_some(core, source, stall);
     // without lanes a residual's read is of all ranks
     constexpr bool ALL = Plan::ranks == 1 || REACH == Reach::FAR;
     const int me = core.thread(), parts = ALL ? Plan::ranks : source.parts;
@@ -311,6 +319,48 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
           else if (valid(me, c))
             at[c][i] = p ? at[c][i] + pack.at[i] : pack.at[i];
       }
+    }
+    return good;
+  }
+
+  // The same of many GPUs: behind the first part the others are there, mostly, and some are looked
+  // at together.
+  template <class Core, class Stall>
+  __device__ __forceinline__ bool gather_some(Core& core, const Source& source, Stall stall) {
+    constexpr int AT_ONCE = parts_at_once(PORTIONS);
+    const int me = core.thread();
+    bool good = true;
+#pragma unroll 1
+    for (int p = 0, end = 1; p < Plan::ranks && good; p = end, end += AT_ONCE) {
+      Side<VECTOR, 16, alike(VECTOR / 4)> got[AT_ONCE][PORTIONS];
+      const auto asked = [&](int j) { return p + j < end && p + j < Plan::ranks; };
+      for (;;) {
+        int late = -1, place = 0;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j)
+#pragma unroll
+          for (int c = 0; c < PORTIONS; ++c)
+            if (asked(j) && valid(me, c))
+              got[j][c].load(core.warp_thread(), source.at(p + j) + column(me, c), true);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j)
+#pragma unroll
+          for (int c = 0; c < PORTIONS; ++c)
+            if (asked(j) && valid(me, c) && got[j][c].late()) late = p + j, place = column(me, c);
+        if (late < 0 || !source.polled) break;
+        good = stall(source.part(late), place);
+        if (!good) break;
+      }
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; ++j)
+#pragma unroll
+        for (int c = 0; c < PORTIONS; ++c) {
+          const Pack<VECTOR> pack = got[j][c].settle(core.warp_thread());
+#pragma unroll
+          for (int i = 0; i < VECTOR; ++i)
+            if (asked(j) && valid(me, c))
+              at[c][i] = p + j ? at[c][i] + pack.at[i] : pack.at[i];
+        }
     }
     return good;
   }

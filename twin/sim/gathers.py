@@ -229,7 +229,12 @@ class Gathers:
             rounds = cost.late_rounds(words // max(1, plan.ranks - 1))
         elif ROWS[stage.kind].vector:
             parts = part_count(plan, plan.values[read.value], read.parts)
-            rounds = cost.vector_rounds(stage.matrix, parts=parts, splits=self.splits(stage, read))
+            rounds = cost.vector_rounds(
+                stage.matrix,
+                parts=parts,
+                splits=self.splits(stage, read),
+                together=self._parts_together(stage),
+            )
             if self.wide_ffn and stage.kind in self.plan.kinds_by_input["ffn"]:
                 rounds = -(-cost.vector_portions(self._multiplied(stage)) // WIDE_AT_ONCE)
         else:
@@ -238,6 +243,13 @@ class Gathers:
                 words // parts, parts=parts, at_once=self._parts_at_once, polled=polled(plan)
             )
         return rounds - 1
+
+    def _parts_together(self, stage: Stage) -> int:
+        """Of a vector, as `gather` in cuda_vector.cuh; lanes, and AMD, take them in turn."""
+        plan = self.plan
+        if not plan.limits.teams or plan.spec is None or plan.spec.lanes:
+            return 1
+        return cost.parts_together(stage.matrix, plan.ranks)
 
     @property
     def _parts_at_once(self) -> int:
