@@ -65,7 +65,8 @@ def test_two_depths_tell_the_speed_of_all_layers(name: str) -> None:
     depths = repeating(point.spec())
     assert depths
     whole, *short = compute([point, *depths.short(point)])
-    assert depths.extended(point, tuple(short)) == pytest.approx(whole.step_s, rel=0.01)
+    # blocks draw the memory's answers: a deep model's are others than twice a short one's
+    assert depths.extended(point, tuple(short)) == pytest.approx(whole.step_s, rel=0.02)
 
 
 def test_first_layers_keep_what_each_layer_is() -> None:

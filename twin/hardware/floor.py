@@ -4,7 +4,7 @@ and share is taken from here.
 Two rates are told apart. `memory.ceiling_bytes_per_s` is what plain reads were measured to reach,
 the denominator of a stream fraction. `memory.stream_bytes_per_s` is the rate of the pipe by which
 the twin serves a stream: it is fitted together with latencies and windows, so it is a number of the
-model and not of the memory. On an H200 they are 2 % apart.
+model and not of the memory. On an H200 they are half a percent apart.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from twin.hardware.types import Device, Node, Number
 def ceiling(device: Device) -> Number:
     """The rate at which the device's memory is read at most.
 
-    A file without a measured ceiling means the rate of the pipe. So does a pipe that is faster,
-    such as a what-if's: a step that the twin serves by it would else take less time than its floor.
+    A file without a measured ceiling means the rate of the pipe. So does a pipe that is faster than
+    the ceiling's range, such as a what-if's: a step that the twin serves by it would else take less
+    time than its floor. A fitted one within that range says no other than the measurement.
     """
     measured, pipe = device.memory.ceiling_bytes_per_s, device.memory.stream_bytes_per_s
-    return pipe if measured is None or pipe.value > measured.value else measured
+    if measured is None:
+        return pipe
+    most = measured.value if measured.high is None else measured.high
+    return pipe if pipe.value > most else measured
 
 
 def floor_s(device: Device, gpus: int, moved_bytes: float) -> float:
