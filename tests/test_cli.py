@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import TINY, Twin
+from twin.calibrate.known_error import known_error
 from twin.calibrate.node import calibrated_node
 from twin.cli import COMMANDS, build_parser
 from twin.commands import demo
@@ -522,9 +523,11 @@ def test_a_model_a_little_too_large_does_not_seem_to_fit(twin: Twin) -> None:
 
 def test_a_prediction_says_what_is_known_of_its_error(twin: Twin, tiny: str) -> None:
     said = twin("simulate", tiny, *ONE).out
+    known = known_error(calibrated_node("1xh200"))
+    assert known is not None
     assert re.search(
-        r"the fit of 1xh200-sxm .* missed 212 engine runs that it had not seen .* by \d\.\d% in "
-        r"the median, [+-]\d+\.\d% at",
+        rf"the fit of 1xh200-sxm .* missed {len(known.every)} engine runs that it had not seen .* "
+        r"by \d\.\d% in the median, [+-]\d+\.\d% at",
         said,
     )
     assert re.search(r"interval +[\d,]+ \.\. [\d,]+ tokens/s", said)

@@ -15,12 +15,6 @@ struct Constant {  // known where it is compiled
 // now those. The code for either is there twice, which costs registers.
 enum class Reach { NEAR, FAR, EITHER };
 
-// Parts of many GPUs that a vector of so many portions looks at together, behind the first one.
-// More spilled: few-bit steps with any, 16-bit ones of four portions. twin/sim/cost.py has the same.
-__device__ __host__ constexpr int parts_at_once(int portions) {
-  return Plan::ranks < 4 || CODED || portions > 3 ? 1 : portions == 1 ? 4 : 2;
-}
-
 // The sum of a source's parts at elements first..first+N-1, polled where the protocol asks for it.
 // The loads of several parts are under way before the first is looked at.
 // Whoever reads so reads few words, or other GPUs' (probes): one scope serves all of them.
@@ -285,7 +279,7 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
   }
   template <class Core, class Stall, class Far>
   __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall, Far) {
-    if constexpr (REACH == Reach::FAR && parts_at_once(PORTIONS) > 1)
+    if constexpr (REACH == Reach::FAR && Plan::parts_together > 1)
       return gather_some(core, source, stall);
     // without lanes a residual's read is of all ranks
     constexpr bool ALL = Plan::ranks == 1 || REACH == Reach::FAR;
@@ -324,10 +318,11 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
   }
 
   // The same of many GPUs: behind the first part the others are there, mostly, and some are looked
-  // at together.
+  // at together. Not of two: with one part at a time this code spilled 656 bytes where the loop
+  // above spills 96 (Qwen3-14B in INT8).
   template <class Core, class Stall>
   __device__ __forceinline__ bool gather_some(Core& core, const Source& source, Stall stall) {
-    constexpr int AT_ONCE = parts_at_once(PORTIONS);
+    constexpr int AT_ONCE = Plan::parts_together;
     const int me = core.thread();
     bool good = true;
 #pragma unroll 1

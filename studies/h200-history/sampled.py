@@ -4,9 +4,9 @@ kernel, by source line.
     PYTHONPATH=. python3 studies/h200-history/sampled.py measure OUT llama-3.2-1b@int8   # one GPU
     python studies/h200-history/sampled.py table OUT/0.csv                               # no GPU
 
-Sampling needs no second pass over the weights and no mark in the kernel; it took 5 % of the speed.
-The table's microseconds are those of a consumer warp, the mean of all blocks: who waits for a
-publication stands in the same row as who waits for memory behind it. Clocks are left as they are.
+Sampling needs no mark in the kernel. The table's microseconds are those of a consumer warp, the
+mean of all blocks: who waits for a publication stands in the same row as who waits for memory
+behind it. Clocks are left as they are.
 """
 
 from __future__ import annotations

@@ -103,6 +103,24 @@ def test_who_adds_up_several_ranks_parts_keeps_more_on_the_chip(
     assert held_on_chip(planned(name, hidden, heads, ffn, "2xh200")) is held
 
 
+@pytest.mark.parametrize(
+    ("model", "node", "together"),
+    [
+        ("llama-3.2-1b", "2xh200", 1),
+        ("llama-3.2-1b", "8xh200", 4),  # one portion of a thread
+        ("llama-3.1-8b", "4xh200", 2),
+        ("llama-3.1-70b", "8xh200", 1),  # four
+        ("llama-3.1-8b@fp8", "4xh200", 1),
+        ("laneformer-2b", "8xh200", 1),
+        ("llama-3.1-8b", "4xmi300x", 0),  # has no such size
+    ],
+)
+def test_parts_of_many_gpus_are_looked_at_together_where_registers_are_left(
+    model: str, node: str, together: int
+) -> None:
+    assert layout(plan_for(load_model(model), load_node(node))).sizes["parts_together"] == together
+
+
 @pytest.mark.parametrize("node", ["1xmi300x", "1xhost"])
 def test_other_devices_keep_neither_there(node: str) -> None:
     sizes = layout(planned("int8", 5120, 40, 17_408, node)).sizes

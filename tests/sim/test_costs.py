@@ -21,7 +21,6 @@ from twin.plan.types import CollectiveKind, Matrix, Options, StageKind
 from twin.sim import consume, cost
 from twin.sim.cost import (
     partial_alignment,
-    parts_together,
     rolled_rows,
     team_work,
     vector_bytes,
@@ -155,13 +154,12 @@ def test_vectors_of_parts_and_splits_are_gathered_in_rounds() -> None:
         stream_probe(Options(blocks=1), limits_of(warped()), rows=8, cols=cols).stages[0].matrix
         for cols in (2048, 8192)
     )
-    for matrix, together, rounds in ((narrow, 4, [1, 2, 3, 3]), (wide, 1, [1, 4, 7, 8])):
-        assert [parts_together(matrix, ranks) for ranks in (2, 8)] == [1, together]
+    for together, rounds in ((4, [1, 2, 3, 3]), (1, [1, 4, 7, 8])):  # the first part alone
         found = [
-            vector_rounds(matrix, parts=parts, splits=0, together=together)
+            vector_rounds(narrow, parts=parts, splits=0, together=together)
             for parts in (1, 4, 7, 8)
         ]
-        assert found == rounds  # the first part alone
+        assert found == rounds
     assert [vector_rounds(narrow, parts=1, splits=splits) for splits in (1, 8, 16)] == [1, 2, 4]
     # of all chunks together, half as many splits
     assert vector_rounds(wide, parts=1, splits=8) == 4
@@ -176,7 +174,6 @@ def test_splits_are_weighed_in_packs_of_eight_elements() -> None:
     narrow, wide = coded_matrix(2048, "fp8"), coded_matrix(8192, "fp8")
     assert [vector_chunks(matrix) for matrix in (narrow, wide)] == [2, 4]
     assert [vector_rounds(narrow, parts=1, splits=splits) for splits in (1, 4, 16)] == [1, 2, 8]
-    assert parts_together(narrow, 8) == 1  # parts of ranks one after the other
 
 
 def test_tensor_cores_multiply_no_columns_beyond_a_slice() -> None:

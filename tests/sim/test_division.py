@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from twin.calibrate.node import calibrated_node
+from twin.hardware.override import with_number
 from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
@@ -17,6 +18,8 @@ from twin.sim.division import choice
 from twin.sim.run import simulate
 
 NODE = calibrated_node("1xh200")
+# one whose memory answers evenly: else blocks draw when, and plans differ by a percent for that
+QUIET = replace(NODE, device=with_number(NODE.device, "warps.jitter", "0 s"))
 LLAMA = load_model("llama-3.2-1b")
 
 
@@ -60,10 +63,9 @@ def _nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_searched_a_plan_for_few_positions_is_not_slower_than_one_for_many(spec: ModelSpec) -> None:
     def step_s(most: int) -> float:
         chosen = {"context": 128, "max_context": most}
-        return simulate(plan_for(spec, NODE, **searched(spec, chosen)), NODE).step_s
+        return simulate(plan_for(spec, NODE, **searched(spec, chosen)), QUIET).step_s
 
-    # blocks draw the memory's answers, up to 0.4 us sooner or later: a percent apart is alike
-    assert step_s(300) <= 1.01 * step_s(131072)
+    assert step_s(300) <= 1.001 * step_s(131072)
 
 
 def test_what_a_user_chooses_wins() -> None:

@@ -12,7 +12,15 @@ from twin.kernel.constants import VECTOR_FLOATS, stage_extras
 from twin.kernel.fields import NUMBERS, up
 from twin.kernel.prompt import chip_bytes, prompt_of, tensor_pass
 from twin.kernel.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
-from twin.kernel.teams import WARP, Team, ahead_pieces, held_on_chip, teams_of, wide_ffn
+from twin.kernel.teams import (
+    WARP,
+    Team,
+    ahead_pieces,
+    held_on_chip,
+    parts_together,
+    teams_of,
+    wide_ffn,
+)
 from twin.models.formats import PACK, UNIT_BYTES
 from twin.models.spec import LaneHead, ModelSpec, RopeStyle
 from twin.plan.catalogue import ALWAYS
@@ -53,6 +61,7 @@ TEAM_SIZES = (  # of NVIDIA's blocks
     "tensor_scan",
     "wide_ffn",
     "held_on_chip",
+    "parts_together",
     *(
         f"{use}_{what}"
         for use in ALWAYS
@@ -141,6 +150,7 @@ def _team_sizes(plan: Plan) -> dict[str, int]:
         "tensor_scan": int(tensor_scan(plan)),
         "wide_ffn": int(wide_ffn(plan)),
         "held_on_chip": int(held_on_chip(plan)),
+        "parts_together": parts_together(plan, teams.hidden.portions, coded=plan.coded),
     }
     kinds = {stage.kind for stage in plan.stages}
     used = (n for n, its in plan.kinds_by_input.items() if n in ALWAYS or kinds & set(its))

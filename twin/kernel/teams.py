@@ -29,6 +29,8 @@ from twin.plan.types import Matrix, Plan, StageKind
 # consumer warps, whole warp groups: with more, 96 to 160 registers a thread spilled, and filled the
 # first-level cache
 WARPS = (TEAM_WARPS,)
+MANY_RANKS = 4  # of whose parts a block looks at several together
+MOST_TOGETHER = 3  # portions of a residual, at most, where it does
 LATE_AT_ONCE = 2  # elements of a thread of the keeper whose late parts are loaded together
 VECTORS = (8, 4)  # elements that a thread loads at once
 # of a thread, most of a hidden or a heads' vector for which weights are taken before a stage's
@@ -327,6 +329,20 @@ def held_on_chip(plan: Plan) -> bool:
     if plan.ranks > 1:
         return not teams.hidden.full or wide_ffn(plan)
     return not teams.hidden.full and (teams.heads.portions > 1 or wide_ffn(plan))
+
+
+def parts_together(plan: Plan, portions: int, *, coded: bool) -> int:
+    """NVIDIA: of the parts of a residual that other GPUs push, those that a block looks at together
+    behind the first one, with so many portions of a thread; 1: one after the other.
+
+    Fewer round trips of four GPUs and more, where registers are left: few-bit steps spilled with
+    any, 16-bit ones with four portions. No four GPUs have run it. Lanes, and AMD, take parts in
+    turn.
+    """
+    lanes = plan.spec is None or plan.spec.lanes is not None
+    if not plan.limits.teams or lanes or plan.ranks < MANY_RANKS or coded:
+        return 1
+    return 1 if portions > MOST_TOGETHER else 4 if portions == 1 else 2
 
 
 def in_norm_order(plan: Plan, weights: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -41,8 +41,6 @@ ROUND_PARTS = 16  # with the four positions of most heads
 SUM_PARTS, EIGHT_THREADS_SUM = 5, 9
 # attention's splits; half of those where a thread holds several portions
 PARTS_AT_ONCE = 4
-MANY_RANKS = 4  # of whose parts a block looks at several together
-MOST_TOGETHER = 3  # portions of a thread, at most, where it does
 PACK_ELEMENTS = 8  # of one attention head, at most: TeamVector::PACK in cuda_vector.cuh
 LOOPED_ROWS = 4  # of a tile at once, in a loop over its rows; of four bits in one slice, four times
 CHAIN_GROUPS = 4  # of columns that share a scale, which a chain of FP4's products keeps apart
@@ -244,16 +242,6 @@ def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int, together: i
     if splits:
         return portion_rounds(matrix) * -(-splits // parts_at_once(matrix))
     return 1 + -(-max(0, parts - 1) // together)
-
-
-def parts_together(matrix: Matrix | None, ranks: int) -> int:
-    """Parts that ranks of GPUs push, looked at together behind the first one: the kernel's
-    `parts_at_once` in cuda_vector.cuh.
-    """
-    if matrix is None or ranks < MANY_RANKS or matrix.pack > PACK_ELEMENTS:
-        return 1
-    portions = vector_portions(matrix)
-    return 1 if portions > MOST_TOGETHER else 4 if portions == 1 else 2
 
 
 def parts_at_once(matrix: Matrix | None) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from twin.hardware.types import Device
 from twin.kernel.experts import multiplied
-from twin.kernel.teams import WIDE_AT_ONCE, wide_ffn
+from twin.kernel.teams import WIDE_AT_ONCE, parts_together, wide_ffn
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
 from twin.plan.types import (
@@ -233,7 +233,7 @@ class Gathers:
                 stage.matrix,
                 parts=parts,
                 splits=self.splits(stage, read),
-                together=self._parts_together(stage),
+                together=self._parts_together(stage.matrix),
             )
             if self.wide_ffn and stage.kind in self.plan.kinds_by_input["ffn"]:
                 rounds = -(-cost.vector_portions(self._multiplied(stage)) // WIDE_AT_ONCE)
@@ -244,12 +244,11 @@ class Gathers:
             )
         return rounds - 1
 
-    def _parts_together(self, stage: Stage) -> int:
-        """Of a vector, as `gather` in cuda_vector.cuh; lanes, and AMD, take them in turn."""
-        plan = self.plan
-        if not plan.limits.teams or plan.spec is None or plan.spec.lanes:
+    def _parts_together(self, matrix: Matrix | None) -> int:
+        if matrix is None:
             return 1
-        return cost.parts_together(stage.matrix, plan.ranks)
+        coded = matrix.pack > cost.PACK_ELEMENTS
+        return parts_together(self.plan, cost.vector_portions(matrix), coded=coded)
 
     @property
     def _parts_at_once(self) -> int:
