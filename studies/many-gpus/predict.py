@@ -1,5 +1,5 @@
 """Predicts the rows and the all-reduces of 2, 4 and 8 GPUs, with intervals:
-`python studies/many-gpus/predict.py [by-two-gpus]`.
+`python studies/many-gpus/predict.py [by-two-gpus | later | by-two-h200]`.
 
 Writes predictions.json beside itself, once: it was committed before any run on several GPUs. Draws
 of the nodes' numbers, each divided by the errors that the fit of one H200 was seen to make on
@@ -7,7 +7,8 @@ engine runs, give p10 to p90. Link numbers are on file, not fitted.
 
 `by-two-gpus` writes predictions-by-two-gpus.json, of the nodes that did not run yet: with the links
 that were fitted on two H100, and the errors that two H100 were seen to make. `later` adds the rows
-that it lacks, each with its commit and fits.
+that it lacks, each with its commit and fits. `by-two-h200` writes predictions-by-two-h200.json: of
+four and eight H200, with the links and the errors of two.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ from twin.study.case import Case
 from twin.study.foretold import DRAWS, add_rows, fit_of, limits, spread, write_once
 from twin.study.hardware import with_settings
 from twin.study.interval import settings
-from twin.study.many_gpus import BY_TWO, KOG, ROWS, Row, spec_of
+from twin.study.many_gpus import BY_TWO, BY_TWO_H200, KOG, ROWS, Row, spec_of
 
 HERE = Path(__file__).resolve().parent
 DEVICES = ("h200-sxm", "h100-sxm")
 NODES = tuple(f"{gpus}x{device}" for device in DEVICES for gpus in (2, 4, 8))
 FITTED = "1xh200-sxm"  # whose held-out runs say how wrong the twin is
 RAN = "2xh100-sxm"  # whose links are fitted, and whose runs say it in the second file
+TWO_H200, LARGER_H200 = "2xh200-sxm", ("4xh200-sxm", "8xh200-sxm")
 REDUCED_KIB = (6, 16)
 DEPTHS = (4, 8)  # layers of a dense model that are simulated; the rest is proportional
 
@@ -49,6 +51,8 @@ def main() -> None:
     nodes = tuple(node for node in NODES if node != RAN)
     if sys.argv[1:] == ["later"]:
         add_rows(HERE, lambda there: predictions(nodes, RAN, there), BY_TWO)
+    elif sys.argv[1:] == ["by-two-h200"]:
+        write_once(HERE, lambda: predictions(LARGER_H200, TWO_H200), BY_TWO_H200)
     elif sys.argv[1:] == ["by-two-gpus"]:
         write_once(HERE, lambda: predictions(nodes, RAN), BY_TWO)
     else:
@@ -67,7 +71,7 @@ def predictions(nodes: tuple[str, ...], judged: str, there: Container[str] = ())
         reduced = dict(zip(nodes, pool.map(predicted_reduce, nodes), strict=True))
     print(f"{len(cells)} cells predicted")
     return {
-        "fits": {name: fit_of(name) for name in (*DEVICES, *([RAN] if judged == RAN else []))},
+        "fits": {name: fit_of(name) for name in (*DEVICES, *([judged] if judged != FITTED else []))},
         "judged_by": judged,
         "draws": DRAWS.count,
         "published": {f"{row}, {node}": speed for (row, node), speed in KOG.items()},

@@ -336,11 +336,12 @@ def parts_together(plan: Plan, portions: int, *, coded: bool) -> int:
     behind the first one, with so many portions of a thread; 1: one after the other.
 
     Fewer round trips of four GPUs and more, where registers are left: few-bit steps spilled with
-    any, 16-bit ones with four portions. No four GPUs have run it. Lanes, and AMD, take parts in
-    turn.
+    any, 16-bit ones with four portions or recurrent states. No four GPUs have run it. Lanes, and
+    AMD, take parts in turn.
     """
-    lanes = plan.spec is None or plan.spec.lanes is not None
-    if not plan.limits.teams or lanes or plan.ranks < MANY_RANKS or coded:
+    if not plan.limits.teams or plan.ranks < MANY_RANKS or coded:
+        return 1
+    if plan.spec is None or plan.spec.lanes or plan.spec.delta:
         return 1
     return 1 if portions > MOST_TOGETHER else 4 if portions == 1 else 2
 

@@ -80,6 +80,7 @@ ROWS = (
     Row("qwen3-235b-a22b FP8", "qwen3-235b-a22b@fp8-128x128"),  # two H200 hold it, two H100 do not
 )
 BY_TWO = "predictions-by-two-gpus.json"  # of the nodes that had not run when two H100 had
+BY_TWO_H200 = "predictions-by-two-h200.json"  # of four and eight H200, before four had run
 # published by Kog for FP16, delay 2, batch 1 (blog.kog.ai); on eight H200
 KOG = {("laneformer-2b, delay 2", "8xh200-sxm"): 2100.0}
 
