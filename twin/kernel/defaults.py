@@ -227,10 +227,10 @@ def _ringed(
     """
     limits = limits_of(node)
     plan = _of_one_slot(spec, options, options.slot_bytes, limits)
-    room = _most_slots(plan)
+    room = most_slots(plan)
     while "slot_bytes" not in chosen and plan.options.slot_bytes > 1024 and room < FEWEST_SLOTS:
         plan = _of_one_slot(spec, options, plan.options.slot_bytes // 2, limits)
-        room = _most_slots(plan)
+        room = most_slots(plan)
     slot, slots = plan.options.slot_bytes, options.ring_slots
     in_strips = node.device.amd and has_strips(plan)
     if "ring_slots" not in chosen:
@@ -265,7 +265,7 @@ def _window(node: Node, slot_bytes: int, options: Options) -> int:
     )
 
 
-def _most_slots(plan: Plan) -> int:
+def most_slots(plan: Plan) -> int:
     """The largest ring that fits, at least one slot; what lies beside it may grow with it."""
     room, slot_bytes = plan.limits.on_chip_bytes, plan.options.slot_bytes
     slots = max(1, room // slot_bytes)
