@@ -1,4 +1,4 @@
-"""The page of both sets of predictions: `python studies/many-gpus/page.py`. What was measured is
+"""The page of all sets of predictions: `python studies/many-gpus/page.py`. What was measured is
 set beside them when a run of several GPUs is on file.
 """
 
@@ -14,7 +14,7 @@ from twin.report.study_page import write_page
 from twin.study.foretold import FILE as PREDICTIONS
 from twin.study.foretold import limits_text, series
 from twin.study.inputs import files_digest
-from twin.study.many_gpus import BY_TWO, KOG, ROWS
+from twin.study.many_gpus import BY_TWO, BY_TWO_H200, KOG, ROWS
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
@@ -26,15 +26,17 @@ def stamp() -> Stamp:
     fits = _made(BY_TWO)["fits"]
     return Stamp(
         "+".join(fits[device] for device in sorted(fits)),
-        files_digest([FILE, HERE / BY_TWO, *sorted(HERE.glob("measured-*.json"))]),
+        files_digest(
+            [FILE, HERE / BY_TWO, HERE / BY_TWO_H200, *sorted(HERE.glob("measured-*.json"))]
+        ),
     )
 
 
 def main() -> None:
-    first, second = _made(PREDICTIONS), _made(BY_TWO)
+    first, second, third = (_made(name) for name in (PREDICTIONS, BY_TWO, BY_TWO_H200))
     bodies = {
-        "rows": rows_table(first["rows"], second["rows"]),
-        "reduce": reduce_table(first["all_reduce"], second["all_reduce"]),
+        "rows": rows_table(first["rows"], second["rows"], third["rows"]),
+        "reduce": reduce_table(first["all_reduce"], second["all_reduce"], third["all_reduce"]),
     }
     write_page(HERE, stamp(), bodies, chart(second["rows"]))
 
@@ -57,11 +59,13 @@ def measured() -> dict[str, dict[str, Any]]:
     return found
 
 
-def rows_table(cells: dict[str, Cells], by_two: dict[str, Cells]) -> str:
-    """Before any run, and by the fit of two H100 where that was before the node's first run."""
+def rows_table(
+    cells: dict[str, Cells], by_two: dict[str, Cells], by_two_h200: dict[str, Cells]
+) -> str:
+    """Before any run, and by the fits of two GPUs where that was before the node's first run."""
     head = (
         "row", "node", "before any run, tokens/s", "measured", "off", "by two H100, tokens/s",
-        "of the step", "Kog",
+        "by two H200, tokens/s", "of the step", "Kog",
     )  # fmt: skip
     lines, found = [], measured()
     for row in ROWS:
@@ -76,6 +80,7 @@ def rows_table(cells: dict[str, Cells], by_two: dict[str, Cells]) -> str:
                 (
                     *(row.name, node, _between(cell), f"{speed:,.0f}" if speed else "", off),
                     _between(later),
+                    _between(by_two_h200.get(row.name, {}).get(node)),
                     limits_text(later or cell or {}),
                     f"{kog:,.0f}" if kog else "",
                 )
@@ -89,12 +94,16 @@ def _between(cell: dict[str, Any] | None) -> str:
     return f"{cell['p50']:,.0f} ({cell['p10']:,.0f} to {cell['p90']:,.0f})"
 
 
-def reduce_table(before: Cells, by_two: Cells) -> str:
+def reduce_table(before: Cells, by_two: Cells, by_two_h200: Cells) -> str:
     """Microseconds, with the lowest and highest draw."""
     asked = [what for what in next(iter(before.values())) if what != "bound_us"]
     found, lines = measured(), []
     for node, cell in before.items():
-        for by, one in (("before any run", cell), ("by two H100", by_two.get(node))):
+        for by, one in (
+            ("before any run", cell),
+            ("by two H100", by_two.get(node)),
+            ("by two H200", by_two_h200.get(node)),
+        ):
             if one:
                 lines.append((node, by, *(_reduction(one[what]) for what in asked), _bound(one)))
         if node in found:

@@ -71,7 +71,9 @@ def predictions(nodes: tuple[str, ...], judged: str, there: Container[str] = ())
         reduced = dict(zip(nodes, pool.map(predicted_reduce, nodes), strict=True))
     print(f"{len(cells)} cells predicted")
     return {
-        "fits": {name: fit_of(name) for name in (*DEVICES, *([judged] if judged != FITTED else []))},
+        "fits": {
+            name: fit_of(name) for name in (*DEVICES, *([judged] if judged != FITTED else []))
+        },
         "judged_by": judged,
         "draws": DRAWS.count,
         "published": {f"{row}, {node}": speed for (row, node), speed in KOG.items()},

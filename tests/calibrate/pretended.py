@@ -41,6 +41,7 @@ HIDDEN = {
     "warps.split_s": 9e-8,
     "warps.vector_s": 3e-7,
     "warps.ahead_s": 6e-7,
+    "warps.group_s": 5e-7,
     "warps.tile_s": 3e-7,
     "warps.watch_s": 9e-8,
     "warps.heads_s": 8e-7,

@@ -305,6 +305,7 @@ def warped(**changed: float) -> Device:
         "split_s",
         "vector_s",
         "ahead_s",
+        "group_s",
         "tile_s",
         "whole_s",
         "step_s",

@@ -120,6 +120,7 @@ WARP_COSTS = (
     "split_s",
     "vector_s",
     "ahead_s",
+    "group_s",
     "tile_s",
     "whole_s",
     "step_s",
@@ -143,6 +144,7 @@ def variations(draw: st.DrawFn, node: Node) -> Node:
             "unit_s": 2e-7,
             "vector_s": 4e-8,
             "ahead_s": 3e-8,
+            "group_s": 2e-8,
             "tile_s": 3e-8,
         }
         device = replace(device, warps=Warps(**numbers(**WARP_RATES, **costs)))

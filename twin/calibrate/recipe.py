@@ -103,6 +103,7 @@ GPU_GROUPS: Groups = {
         "warps.split_s",
         "warps.vector_s",
         "warps.ahead_s",
+        "warps.group_s",
         "warps.heads_s",
         "warps.jitter_s",
     ),

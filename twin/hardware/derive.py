@@ -74,6 +74,7 @@ FOLLOWS = {
             "warps.item_s",
             "warps.vector_s",
             "warps.ahead_s",
+            "warps.group_s",
             "warps.tile_s",
             "warps.heads_s",
             "warps.round_s",

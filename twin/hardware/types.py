@@ -188,6 +188,9 @@ class Warps:
     split_s: Number
     vector_s: Number  # a gathered vector normed
     ahead_s: Number  # more for it where the stage's first weights were taken ahead of it
+    # more for a down projection whose teams hold all slices of their first rows before its inputs
+    # are there
+    group_s: Number
     # from the last tile of a batch of rows to its sums, beyond the time in which that tile is
     # consumed
     tile_s: Number

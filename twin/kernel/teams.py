@@ -336,8 +336,8 @@ def parts_together(plan: Plan, portions: int, *, coded: bool) -> int:
     behind the first one, with so many portions of a thread; 1: one after the other.
 
     Fewer round trips of four GPUs and more, where registers are left: few-bit steps spilled with
-    any, 16-bit ones with four portions or recurrent states. No four GPUs have run it. Lanes, and
-    AMD, take parts in turn.
+    any, 16-bit ones with four portions or recurrent states. Lanes, and AMD, take parts in
+    turn.
     """
     if not plan.limits.teams or plan.ranks < MANY_RANKS or coded:
         return 1
@@ -367,6 +367,11 @@ class Ahead:
     portions: int  # slices of a row group, at most
     groups: int
     dtype: DType
+
+    @property
+    def whole(self) -> bool:
+        """Does a team of few warps hold all its slices of a row group, more than one?"""
+        return 1 < self.portions == self.team.portions and self.team.teams > 1
 
     @property
     def group(self) -> int:

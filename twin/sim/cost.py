@@ -29,8 +29,8 @@ SECTOR_BYTES = 32  # of L2
 QUAD_BYTES = 16  # most that a thread reads at once
 ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
 SCAN_STEP = 16  # elements of a head, two products of a scan on tensor cores: of keys, and of values
-# a unit's softmax, in steps. Judged: 212 instructions with four steps, 264 with eight
-SCAN_FIXED = 12
+# a unit's softmax, in steps: with five the probes of heads of 64 and of 128 elements agree best
+SCAN_FIXED = 5
 # What part of a cost grows with what, as probes of attention say (studies/h200-validation).
 # half of a head's or an item's time comes once, half with each round of the warps
 ONCE_AND_AGAIN = 2
@@ -314,17 +314,21 @@ def stage_cost(
     published: int = 0,
     normed: int = 0,
     behind: int = 0,
+    groups: int = 0,
 ) -> Cost:
     """What a block pays once per stage, after its inputs are there. `published`: elements that no
     matrix row pays for.
 
     `normed`: vectors that a block of warps norms or combines in its registers, instead of touching
-    `vector` elements; `behind`: of them those behind weights that were taken ahead.
+    `vector` elements; `behind`: of them those behind weights that were taken ahead. `groups`:
+    vectors behind whole row groups of a down projection.
     """
     element = device.block.element_s.value
     touched = vector * element
     if device.warps and normed:
         touched = normed * device.warps.vector_s.value + behind * device.warps.ahead_s.value
+    if device.warps and groups:
+        touched += groups * device.warps.group_s.value
     return Cost(
         (
             ("published", picoseconds(published * element)),

@@ -191,6 +191,7 @@ class _Lowering:
         vector = 0 if combined else stage.vector_elements
         normed = plan.tokens if ROWS[stage.kind].vector and vector else 0
         behind = normed if stage.matrix and self.streams.taken_ahead_of(stage) else 0
+        groups = plan.tokens if self.streams.holds_group(stage) else 0
         if (
             self.device.warps
             and stage.kind in (StageKind.LM_HEAD, StageKind.SAMPLE)
@@ -198,7 +199,7 @@ class _Lowering:
         ):
             normed += plan.tokens  # the best of all threads' candidates is found as a sum is
         numbers = self._whole_numbers(stage) + self._settled(stage)
-        key = (resets, vector, published, normed, behind, numbers)
+        key = (resets, vector, published, normed, behind, groups, numbers)
         if key not in self.fixed:
             self.fixed[key] = (
                 cost.stage_cost(
@@ -208,6 +209,7 @@ class _Lowering:
                     published=published,
                     normed=normed,
                     behind=behind,
+                    groups=groups,
                 ).ps
                 + numbers
             )

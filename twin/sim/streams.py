@@ -263,6 +263,14 @@ class Streams:
         """Does it, or would it: of a plan that the kernel has no code for nobody knows."""
         return self.device.warps is not None and (not self.taken or self._takes_ahead(stage))
 
+    def holds_group(self, stage: Stage) -> bool:
+        """Do teams hold a down projection's first row group before its inputs are there?"""
+        return (
+            stage.kind is StageKind.DOWN
+            and self._takes_ahead(stage)
+            and self.taken[stage.kind].whole
+        )
+
     def _takes_ahead(self, stage: Stage) -> bool:
         """Does a block of warps ever take weights of a stage of this kind from the ring before its
         inputs are there?
