@@ -533,7 +533,7 @@ def test_a_prediction_says_what_is_known_of_its_error(twin: Twin, tiny: str) -> 
     assert re.search(r"interval +[\d,]+ \.\. [\d,]+ tokens/s", said)
     eight = twin("simulate", "llama-3.2-1b", "8xh200").out
     there = "8xh200-sxm has the numbers of its devices from there"
-    assert f"{there}, what is assumed of its link is as between 2xh200-sxm" in eight
+    assert f"{there}, what is assumed of its link is as between 4xh200-sxm" in eight
     mesh = twin("simulate", "llama-3.2-1b", "2xmi300x").out
     assert "no held-out runs of the fit of 1xmi300x are on file" in mesh
     unknown = twin("simulate", tiny, "1xmi355x", "--blocks", "8").out

@@ -36,7 +36,7 @@ def main() -> None:
     first, second, third = (_made(name) for name in (PREDICTIONS, BY_TWO, BY_TWO_H200))
     bodies = {
         "rows": rows_table(first["rows"], second["rows"], third["rows"]),
-        "reduce": reduce_table(first["all_reduce"], second["all_reduce"], third["all_reduce"]),
+        "reduce": reduce_table(first["all_reduce"], second["all_reduce"]),
     }
     write_page(HERE, stamp(), bodies, chart(second["rows"]))
 
@@ -94,16 +94,12 @@ def _between(cell: dict[str, Any] | None) -> str:
     return f"{cell['p50']:,.0f} ({cell['p10']:,.0f} to {cell['p90']:,.0f})"
 
 
-def reduce_table(before: Cells, by_two: Cells, by_two_h200: Cells) -> str:
+def reduce_table(before: Cells, by_two: Cells) -> str:
     """Microseconds, with the lowest and highest draw."""
     asked = [what for what in next(iter(before.values())) if what != "bound_us"]
     found, lines = measured(), []
     for node, cell in before.items():
-        for by, one in (
-            ("before any run", cell),
-            ("by two H100", by_two.get(node)),
-            ("by two H200", by_two_h200.get(node)),
-        ):
+        for by, one in (("before any run", cell), ("by two H100", by_two.get(node))):
             if one:
                 lines.append((node, by, *(_reduction(one[what]) for what in asked), _bound(one)))
         if node in found:
