@@ -17,13 +17,13 @@ from twin.calibrate.gpu_designed import (
     SHAPES,
     design,
 )
-from twin.calibrate.gpu_layers import TOKENS
+from twin.calibrate.gpu_layers import RING, TOKENS
 from twin.calibrate.gpu_probes import BYTES_PER_S, STAGE_S, gpu_probes
 from twin.calibrate.recipe import GPU_RECIPE
 from twin.engine.cuda_build import compile_cubin
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import limits_of
+from twin.kernel.defaults import limits_of, most_slots
 from twin.proof.prove import prove
 
 NODES = ("1xh200", "1xh100")
@@ -56,6 +56,8 @@ def test_every_shape_is_proven_and_all_fit_the_budget(name: str) -> None:
     took = 0.0
     for probe, shape in zip(probes, SHAPES, strict=True):
         prove(probe.plan)
+        # the engine's default
+        assert probe.plan.options.ring_slots == most_slots(probe.plan) > RING
         steps = (shape.positions + 2 * TOKENS) * GPU_RECIPE.repeats  # those that warm up are fewer
         took += steps * (probe.plan.weight_bytes() / BYTES_PER_S + STAGE_S * len(probe.plan.stages))
     assert took < GPU_SECONDS

@@ -112,6 +112,7 @@ def test_who_adds_up_several_ranks_parts_keeps_more_on_the_chip(
         ("llama-3.1-70b", "8xh200", 1),  # four
         ("llama-3.1-8b@fp8", "4xh200", 1),
         ("laneformer-2b", "8xh200", 1),
+        ("qwen3-coder-next", "8xh200", 1),  # recurrent states
         ("llama-3.1-8b", "4xmi300x", 0),  # has no such size
     ],
 )

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from tests.sim.machines import MODEL, ideal, limits_of, node_of, number, plan_for, streamed, warped
+from twin.calibrate.gpu_layers import chain_plan, chain_spec
+from twin.hardware.load import load_node
+from twin.kernel import defaults
 from twin.kernel.teams import taken_ahead
 from twin.models.spec import DType
 from twin.plan.build import build
@@ -233,3 +236,31 @@ def test_a_normed_input_costs_more_behind_weights_that_were_taken_ahead() -> Non
     assert {stage.kind for stage in behind} >= {StageKind.QKV, StageKind.GATE_UP}
     steps = [simulate(plan, node_of(warped(ahead_s=seconds))).step_s for seconds in (0.0, 1e-6)]
     assert steps[1] - steps[0] == pytest.approx(len(behind) * 1e-6, rel=0.01)
+
+
+@pytest.mark.parametrize(("ffn", "held"), [(3072, False), (4096, True), (8192, False)])
+def test_a_down_projection_ends_later_where_its_teams_hold_whole_row_groups(
+    ffn: int, *, held: bool
+) -> None:
+    """Three slices for one team; two for each of two, all taken ahead; four, of which three are."""
+    node = load_node("1xh200")
+    spec = chain_spec("held", layers=2, hidden=896, heads=12, kv_heads=4, head_dim=128, ffn=ffn)
+    plan = chain_plan(defaults.limits_of(node), spec)
+    assert taken_ahead(plan)[StageKind.DOWN].whole is held
+    costs = node.device.warps
+    assert costs is not None
+    steps = [
+        simulate(
+            plan,
+            replace(
+                node,
+                device=replace(
+                    node.device,
+                    warps=replace(costs, group_s=replace(costs.group_s, value=seconds)),
+                ),
+            ),
+        ).step_s
+        for seconds in (0.0, 2e-6)
+    ]
+    longer = steps[1] - steps[0]
+    assert 2e-6 < longer < 4.1e-6 if held else longer == 0
