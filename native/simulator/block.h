@@ -376,6 +376,8 @@ inline Int finish(State& s, Int b) {
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
   if (work.sample) log(s, b, block.clock += work.sample, SAMPLING);
+  if (work.pushed && s.machine->further)
+    log(s, b, block.clock += s.machine->further, COLLECTIVE);
   if (const Int fence = work.fence + work.far_fences * s.machine->link_fence)
     log(s, b, block.clock += fence + 2 * queueing(s, block.package, s.machine->now), HAND_OFF);
   return wait_beyond_now(s, b, PUBLISH, block.clock);

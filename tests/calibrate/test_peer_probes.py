@@ -15,7 +15,7 @@ from twin.calibrate.peer_probes import (
     peer_probes,
     reduce_seconds,
 )
-from twin.calibrate.recipe import LINK_GROUPS
+from twin.calibrate.recipe import link_groups
 from twin.engine.cuda_build import compile_cubin
 from twin.engine.host import run_probe
 from twin.errors import PlanError, ToolchainError
@@ -98,7 +98,7 @@ def test_every_probe_is_proven_and_compiles_for_hopper(gpus: int) -> None:
 def test_lanes_are_probed_with_their_stages_and_settle_nothing(gpus: int) -> None:
     probes = lane_probes(H200, gpus)
     assert [one.name for one in traced(probes)] == [probe.name for probe in probes]
-    assert all(probe.group not in LINK_GROUPS for probe in probes)
+    assert all(probe.group not in link_groups(2) for probe in probes)
     for probe in probes:
         prove(probe.plan)
         assert (probe.plan.ranks, probe.plan.ranks_per_gpu) == (8, 8 // gpus)

@@ -249,6 +249,7 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
         ("device", "h100-sxm", "must be the file's name"),
         ("link.topology", "ring", "allowed: mesh, switch, memory"),
         ("link.hop_s", None, "link.hop_s: missing"),
+        ("link.peer_s", None, "link.peer_s: missing"),
         ("link.like", "h1OO", "link.like: unknown device 'h1OO'"),
         ("link.latency", {}, "link.latency: unknown key"),
         ("link.library_allreduce_s.8", None, "8 is missing"),

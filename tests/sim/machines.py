@@ -155,6 +155,7 @@ def node_of(
     hop_s: float = 1e-6,
     loaded_hop_s: float | None = None,
     spread_s: float = 0.0,
+    peer_s: float = 0.0,
     fence_s: float = 0.0,
 ) -> Node:
     if gpus == 1:
@@ -162,7 +163,7 @@ def node_of(
     loaded = hop_s if loaded_hop_s is None else loaded_hop_s
     rates = numbers(
         bytes_per_s=5e10, hop_s=hop_s, loaded_hop_s=loaded, spread_s=spread_s,
-        fence_s=fence_s, library_allreduce_s=4e-6,
+        peer_s=peer_s, fence_s=fence_s, library_allreduce_s=4e-6,
     )  # fmt: skip
     return Node("synthetic", device, gpus, Link(topology, **rates))
 
@@ -236,6 +237,7 @@ def nodes(
         hop_s=hop,
         loaded_hop_s=hop * draw(st.sampled_from(loads)),
         spread_s=draw(st.sampled_from([0.0, 3e-7])),
+        peer_s=draw(st.sampled_from([0.0, 1.5e-7])),
         fence_s=draw(st.sampled_from([0.0, 2e-7])),
     )
 

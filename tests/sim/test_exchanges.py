@@ -6,11 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from tests.sim.machines import fitted, ideal, limits_of, node_of, number, plan_for, warped
+from tests.sim.machines import (
+    LANES,
+    fitted,
+    ideal,
+    limits_of,
+    node_of,
+    number,
+    plan_for,
+    warped,
+)
 from twin.hardware.types import Device
 from twin.plan.peer_probes import over_gpus
 from twin.plan.probe import exchange_probe, sample_probe, turns_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Options, Sampling, StageKind
+from twin.sim.machine import Machine
 from twin.sim.run import simulate
 
 
@@ -187,6 +197,40 @@ def test_the_last_of_many_blocks_words_comes_later_than_one_words_hop_says() -> 
             for spread in (0.0, 2e-7)
         )
         assert (far - near) // 6 == later
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+@pytest.mark.parametrize("topology", ["switch", "mesh"])
+def test_each_further_rank_costs_who_pushes_to_it_time_of_its_own(topology: str, gpus: int) -> None:
+    """With sentinels alone: arrivals at counters and barriers wait for fences instead."""
+    for kind in HandOffKind:
+        plan = exchange_probe(Options(handoff=kind), limits_of(ideal()), elements=32, stages=6)
+        plan = over_gpus(plan, gpus)
+        without, with_it = (
+            simulate(plan, node_of(ideal(), gpus, topology=topology, peer_s=peer), steps=3)
+            for peer in (0.0, 2e-7)
+        )
+        further = gpus - 2 if kind is HandOffKind.SENTINEL else 0
+        cost = pytest.approx(6 * further * 200_000, abs=100)
+        assert with_it.step_ps - without.step_ps == cost
+        assert with_it.attribution_ps["collective"] - without.attribution_ps["collective"] == cost
+
+
+@pytest.mark.parametrize(("gpus", "further"), [(1, 0), (2, 2), (4, 2)])
+def test_a_lane_pushes_to_the_ranks_of_its_own_gpu_too(gpus: int, further: int) -> None:
+    """Of four two ranks beyond the other one of two, wherever they are. One GPU has no link."""
+    options = Options(
+        gpus=gpus,
+        blocks=4,
+        slot_bytes=512,
+        tile_rows=2,
+        max_context=256,
+        delay=1,
+        collective=CollectiveKind.PUSH,
+    )
+    node = node_of(ideal(per_die=16), gpus, peer_s=2e-7)
+    machine = Machine(plan_for(node, options, lanes=LANES), node, steps=1, keep_all=False)
+    assert machine.further == further * 200_000
 
 
 def test_a_push_waits_for_a_fence_of_all_gpus_and_for_each_ranks_arrival_behind_it() -> None:

@@ -276,6 +276,7 @@ BETTER = {  # path -> factor that improves it
     "handoff.atomic_s": 0.5,
     "handoff.poll_s": 0.5,
     "link.hop_s": 0.5,
+    "link.peer_s": 0.5,
     "link.bytes_per_s": 2.0,
     "launch.graph_edge_s": 0.5,
     "launch.restart_s": 0.5,

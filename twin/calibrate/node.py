@@ -3,7 +3,8 @@
 A fit belongs to a node. That of a node of one serves every node of such devices for the device's
 numbers; the fit of a larger node comes on top, with the numbers of its link. Links that nobody
 probed are assumed to be as those between another number of the same devices, or of devices whose
-links they are like.
+links they are like. What a larger node's own probes do not settle is as the fit of a smaller one
+says.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from twin.hardware.load import load_device, load_node
 from twin.hardware.override import apply_fit, numbers, resolve
 from twin.hardware.types import HOST, Device, Kind, Node, Number
 
+COUNTS = (2, 4, 8)  # GPUs of a node with links
+# what sentinels say of a link: of two GPUs, and of more, which differ from two by the ranks that a
+# block pushes to
+OF_TWO = ("link.hop_s", "link.loaded_hop_s", "link.spread_s")
+OF_MORE = ("link.peer_s",)
+
 
 def calibrated_node(name: str) -> Node:
     """The node with the fits that hold for it, where there are any."""
@@ -25,33 +32,52 @@ def calibrated_node(name: str) -> Node:
 
 def with_links(node: Node) -> Node:
     """The node with the fit of its links, or with what those of others say."""
+    like: dict[str, Number] = {}
+    for found in _like_others(node).values():
+        like |= found
     own = _fit_of(node.name, node.device) if node.gpus > 1 else None
-    if own:
-        return apply_fit(node, own)
-    return apply_fit(node, _like_others(node))
+    return apply_fit(node, like | (own or {}))
 
 
-def _like_others(node: Node) -> dict[str, Number]:
-    """Of a link that nobody probed: what is assumed in its file, as it was fitted elsewhere."""
-    other, known = other_links(node), numbers(node)
-    if other is None:
-        return {}
+def _like_others(node: Node) -> dict[str, dict[str, Number]]:
+    """By probed node: what is assumed in this node's file, as it was fitted there. The last one is
+    in force.
+    """
+    known = numbers(node)
     return {
-        path: _as_of(other, number)
-        for path, number in (_fit_of(other, node.device) or {}).items()
-        if path.startswith("link.") and known[path].kind is Kind.ASSUMED
+        other: {
+            path: _as_of(other, number)
+            for path, number in (_fit_of(other, node.device) or {}).items()
+            if path.startswith("link.") and known[path].kind is Kind.ASSUMED
+        }
+        for other in _others(node)
     }
 
 
-def other_links(node: Node) -> str | None:
-    """The probed node whose links those of this one are assumed to be like: of this device with the
-    most GPUs, else of the device that its file names; None where nobody probed any.
+def _others(node: Node) -> list[str]:
+    """The probed nodes whose links those of this one are like, the most GPUs last: of this device,
+    else of the device that its file names. With a fit of its own, those of this device with fewer
+    GPUs.
     """
-    if node.link is None or store.read_fit(node.name) is not None:
+    if node.link is None:
+        return []
+    if store.read_fit(node.name) is not None:
+        return _probed(node.device.name, below=node.gpus)
+    return _probed(node.device.name) or (_probed(node.link.like) if node.link.like else [])
+
+
+def _probed(device: str, *, below: int = COUNTS[-1] + 1) -> list[str]:
+    names = [f"{gpus}x{device}" for gpus in COUNTS if gpus < below]
+    return [name for name in names if store.read_fit(name) is not None]
+
+
+def other_links(node: Node) -> str | None:
+    """The probed node whose links those of this one are assumed to be like; None where nobody
+    probed any, or this one has a fit of its own.
+    """
+    if store.read_fit(node.name) is not None:
         return None
-    devices = [node.device.name, *([node.link.like] if node.link.like else [])]
-    names = [f"{gpus}x{device}" for device in devices for gpus in (8, 4, 2)]
-    return next((name for name in names if store.read_fit(name) is not None), None)
+    return next(reversed(_others(node)), None)
 
 
 def _as_of(node: str, number: Number) -> Number:
@@ -79,25 +105,35 @@ def following(device: Device) -> Device:
 
 
 def uncalibrated_node(name: str) -> Node:
-    """What a fit of the node begins with, and what a number that its probes do not bind stays."""
+    """What a fit of the node begins with, and what a number that its probes do not bind stays: of
+    more than two GPUs what two of them have settled.
+    """
     node = load_node(name)
-    device = following(node.device) if node.gpus == 1 else calibrated(node.device)
-    return dataclasses.replace(node, device=device)
+    if node.gpus == 1:
+        return dataclasses.replace(node, device=following(node.device))
+    node = dataclasses.replace(node, device=calibrated(node.device))
+    two = f"2x{node.device.name}"
+    return apply_fit(
+        node,
+        {
+            path: number
+            for path, number in _like_others(node).get(two, {}).items()
+            if node.gpus > 2 and path in OF_TWO
+        },
+    )
 
 
 def fits_of(node: Node) -> dict[str, set[str]]:
     """The nodes whose fits hold for this one, and the paths of the node's numbers that stand in
     each; the last one is in force.
     """
-    own, links = f"1x{node.device.name}", other_links(node)
-    found: dict[str, dict[str, Number] | None] = {
-        name: _fit_of(name, node.device) for name in (own, node.name)
-    }
-    if links:
-        like: dict[str, dict[str, Number] | None] = {links: _like_others(load_node(node.name))}
-        # the links of another device say less of this one's steps than its own fit
-        found = found | like if _same_device(links, node) else like | found
-    return {name: {resolve(node, path) for path in fit} for name, fit in found.items() if fit}
+    device = f"1x{node.device.name}"
+    like = _like_others(load_node(node.name))
+    # the links of another device say less of this one's steps than its own fit
+    foreign = [name for name in like if not _same_device(name, node)]
+    names = dict.fromkeys((*foreign, device, *like, node.name))
+    fits = {name: like[name] if name in like else _fit_of(name, node.device) for name in names}
+    return {name: {resolve(node, path) for path in fit} for name, fit in fits.items() if fit}
 
 
 def _same_device(name: str, node: Node) -> bool:

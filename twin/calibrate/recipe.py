@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from twin.calibrate.amd_probes import amd_probes
 from twin.calibrate.gpu_formats import CHOOSING, DECODING
 from twin.calibrate.gpu_probes import gpu_probes
+from twin.calibrate.node import OF_MORE, OF_TWO
 from twin.calibrate.peer_probes import FENCES, GROUP, lane_probes, peer_probes
 from twin.calibrate.probes import Probe, host_probes
 from twin.calibrate.published import is_published
@@ -148,11 +149,13 @@ AMD_RECIPE = replace(
     probes=lambda limits, quick: amd_probes(limits, quick=quick),
     conditions=amd_conditions,
 )
-# of a link; all others are the device's, whose fit a node of one has
-LINK_GROUPS: Groups = {
-    GROUP: ("link.hop_s", "link.loaded_hop_s", "link.spread_s"),
-    FENCES: ("link.fence_s",),
-}
+
+
+def link_groups(gpus: int) -> Groups:
+    """Of a link; all others are the device's, whose fit a node of one has. A hop and a further rank
+    cost probes of more than two GPUs the same, so these take the hop of two.
+    """
+    return {GROUP: OF_TWO if gpus == 2 else OF_MORE, FENCES: ("link.fence_s",)}
 
 
 # what figures of others settle; hops and latencies are read off by themselves (hwmodels), and only
@@ -207,6 +210,6 @@ def _link_recipe(device: Device, gpus: int) -> Recipe:
     return replace(
         GPU_RECIPE,
         probes=lambda limits, quick: [*peer_probes(limits, gpus), *lane_probes(limits, gpus)],
-        groups=LINK_GROUPS,
+        groups=link_groups(gpus),
         starts=lambda group, probes, seconds, device: {},
     )

@@ -291,6 +291,8 @@ class Link:
     # of all GPUs: until a block's stores into other GPUs are there; with counters and barriers
     fence_s: Number
     spread_s: Number  # how much later the last word is there where many blocks store one
+    # of a block that pushes, with sentinels: its time for each rank beyond the other one of two
+    peer_s: Number
     # a vendor library's small all-reduce inside a graph, all GPUs of the node
     library_allreduce_s: Number
     like: str = ""  # device whose links these are: what is assumed here follows their fit

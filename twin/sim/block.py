@@ -54,6 +54,7 @@ class Shared:
     times: Times
     library: int  # ps
     far_fence: int  # ps, of all GPUs
+    further: int  # ps of a block that pushes, for all ranks beyond the other one of two
 
 
 class Keeper:
@@ -210,6 +211,9 @@ class Block:
         if work.sample_ps:
             clock += work.sample_ps
             log.append((clock, SAMPLING, None))
+        if work.publication is not None and work.publication.pushed and self.shared.further:
+            clock += self.shared.further
+            log.append((clock, COLLECTIVE, None))
         fence = work.fence_ps + work.far_fences * self.shared.far_fence
         if fence:
             clock += fence + self.place.package.fencing(self.env.now)

@@ -33,6 +33,7 @@ class Links:
         self.hop = picoseconds(link.hop_s.value)
         self.loaded_hop = max(self.hop, picoseconds(link.loaded_hop_s.value))
         self.spread = picoseconds(link.spread_s.value)
+        self.peer = picoseconds(link.peer_s.value)  # of a block's time
         self.fence = picoseconds(link.fence_s.value)
         self.library = picoseconds(link.library_allreduce_s.value)
         self.meshed = link.topology == "mesh"

@@ -93,6 +93,14 @@ class Machine:
             for index in range(plan.blocks)
         ]
 
+    @property
+    def further(self) -> int:
+        """Ps by which a block takes longer to push to all ranks than to one other. With sentinels
+        alone: counters and barriers of four GPUs are told well without it.
+        """
+        polls = self.resident and self.plan.options.handoff is HandOffKind.SENTINEL
+        return max(0, self.plan.ranks - 2) * self.links.peer if self.links and polls else 0
+
     def run(self) -> None:
         """Until the last block has finished its last step. The loaders are then already in the next
         one.
@@ -184,6 +192,7 @@ class Machine:
             times=self.times,
             library=self.links.library if self.links else 0,
             far_fence=self.links.fence if self.links else 0,
+            further=self.further,
         )
 
     def _block(self, shared: Shared, rank: int, index: int) -> Block:

@@ -405,6 +405,7 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "link_window": links.loaded_hop if links else 0,
         "link_spread": links.spread if links else 0,
         "link_fence": links.fence if links else 0,
+        "further": machine.further,
         "counter_total": flat_wires(machine.program.wiring).counter_total,
         "mirrors": machine.stands_for - 1,
         "sends": 1 if links and links.meshed else machine.stands_for - 1,

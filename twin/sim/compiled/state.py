@@ -40,7 +40,7 @@ MACHINE = _record(
     "resident borders barriers on_demand fetch memory_latency restart library switch_time",
     "capacity window pace leave answers kv_arrivals gated ahead gates has_keepers",
     "hop cross atomic poll growth fetch_growth load link_hop link_growth link_window link_spread",
-    "link_fence counter_total",
+    "link_fence further counter_total",
     # where one GPU stands for all: see native/simulator/mirror.h
     "mirrors sends group parent requests pushed hop_then see plain loose loosened die",
 )
