@@ -14,12 +14,19 @@ from twin.report.study_page import write_page
 from twin.study.foretold import FILE as PREDICTIONS
 from twin.study.foretold import limits_text, series
 from twin.study.inputs import files_digest
-from twin.study.many_gpus import BY_TWO, BY_TWO_H200, KOG, ROWS
+from twin.study.many_gpus import BY_FOUR_H200, BY_TWO, BY_TWO_H200, KOG, ROWS
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
-FILE = HERE / PREDICTIONS
+# sets of predictions in the order in which they were made: what they are by, and their file
+SETS = {
+    "before any run": PREDICTIONS,
+    "by two H100": BY_TWO,
+    "by two H200": BY_TWO_H200,
+    "by four H200": BY_FOUR_H200,
+}
 Cells = dict[str, dict[str, Any]]
+Sets = dict[str, dict[str, Cells]]
 
 
 def stamp() -> Stamp:
@@ -27,18 +34,19 @@ def stamp() -> Stamp:
     return Stamp(
         "+".join(fits[device] for device in sorted(fits)),
         files_digest(
-            [FILE, HERE / BY_TWO, HERE / BY_TWO_H200, *sorted(HERE.glob("measured-*.json"))]
+            [*(HERE / name for name in SETS.values()), *sorted(HERE.glob("measured-*.json"))]
         ),
     )
 
 
 def main() -> None:
-    first, second, third = (_made(name) for name in (PREDICTIONS, BY_TWO, BY_TWO_H200))
+    sets = {by: _made(name) for by, name in SETS.items()}
+    rows: Sets = {by: one["rows"] for by, one in sets.items()}
     bodies = {
-        "rows": rows_table(first["rows"], second["rows"], third["rows"]),
-        "reduce": reduce_table(first["all_reduce"], second["all_reduce"]),
+        "rows": rows_table(rows),
+        "reduce": reduce_table({by: one["all_reduce"] for by, one in sets.items()}),
     }
-    write_page(HERE, stamp(), bodies, chart(second["rows"]))
+    write_page(HERE, stamp(), bodies, chart(rows["by two H100"]))
 
 
 def _made(name: str) -> dict[str, Any]:
@@ -59,29 +67,27 @@ def measured() -> dict[str, dict[str, Any]]:
     return found
 
 
-def rows_table(
-    cells: dict[str, Cells], by_two: dict[str, Cells], by_two_h200: dict[str, Cells]
-) -> str:
-    """Before any run, and by the fits of two GPUs where that was before the node's first run."""
+def rows_table(sets: Sets) -> str:
+    """By every set of predictions that was made before the node's first run."""
+    first, *later = sets
     head = (
-        "row", "node", "before any run, tokens/s", "measured", "off", "by two H100, tokens/s",
-        "by two H200, tokens/s", "of the step", "Kog",
+        "row", "node", f"{first}, tokens/s", "measured", "off",
+        *(f"{by}, tokens/s" for by in later), "of the step", "Kog",
     )  # fmt: skip
     lines, found = [], measured()
     for row in ROWS:
-        first, second = cells.get(row.name, {}), by_two.get(row.name, {})
-        for node in first or second:
-            cell, later = first.get(node), second.get(node)
+        by_set = {by: rows.get(row.name, {}) for by, rows in sets.items()}
+        for node in dict.fromkeys(node for cells in by_set.values() for node in cells):
+            told = [cells[node] for cells in by_set.values() if node in cells]
             kog = KOG.get((row.name, node))
             speed = found.get(node, {}).get("row", {}).get(row.name, {}).get("tokens_per_s")
-            told = cell or later
-            off = f"{told['p50'] / speed - 1:+.1%}" if told and speed else ""
             lines.append(
                 (
-                    *(row.name, node, _between(cell), f"{speed:,.0f}" if speed else "", off),
-                    _between(later),
-                    _between(by_two_h200.get(row.name, {}).get(node)),
-                    limits_text(later or cell or {}),
+                    *(row.name, node, _between(by_set[first].get(node))),
+                    f"{speed:,.0f}" if speed else "",
+                    f"{told[0]['p50'] / speed - 1:+.1%}" if speed else "",
+                    *(_between(by_set[by].get(node)) for by in later),
+                    limits_text(told[-1]),
                     f"{kog:,.0f}" if kog else "",
                 )
             )
@@ -94,14 +100,18 @@ def _between(cell: dict[str, Any] | None) -> str:
     return f"{cell['p50']:,.0f} ({cell['p10']:,.0f} to {cell['p90']:,.0f})"
 
 
-def reduce_table(before: Cells, by_two: Cells) -> str:
-    """Microseconds, with the lowest and highest draw."""
+def reduce_table(sets: dict[str, Cells]) -> str:
+    """Microseconds, with the lowest and highest draw: by the first set and by the last that has the
+    node.
+    """
+    before = next(iter(sets.values()))
     asked = [what for what in next(iter(before.values())) if what != "bound_us"]
     found, lines = measured(), []
-    for node, cell in before.items():
-        for by, one in (("before any run", cell), ("by two H100", by_two.get(node))):
-            if one:
-                lines.append((node, by, *(_reduction(one[what]) for what in asked), _bound(one)))
+    for node in before:
+        told = {by: cells[node] for by, cells in sets.items() if node in cells}
+        for by in dict.fromkeys((next(iter(told)), next(reversed(told)))):
+            one = told[by]
+            lines.append((node, by, *(_reduction(one[what]) for what in asked), _bound(one)))
         if node in found:
             took = [_reduced(found[node], what) for what in asked]
             lines.append((node, "measured", *took, ""))

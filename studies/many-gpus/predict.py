@@ -1,5 +1,5 @@
 """Predicts the rows and the all-reduces of 2, 4 and 8 GPUs, with intervals:
-`python studies/many-gpus/predict.py [by-two-gpus | later | by-two-h200]`.
+`python studies/many-gpus/predict.py [by-two-gpus | later | by-two-h200 | by-four-h200]`.
 
 Writes predictions.json beside itself, once: it was committed before any run on several GPUs. Draws
 of the nodes' numbers, each divided by the errors that the fit of one H200 was seen to make on
@@ -8,7 +8,9 @@ engine runs, give p10 to p90. Link numbers are on file, not fitted.
 `by-two-gpus` writes predictions-by-two-gpus.json, of the nodes that did not run yet: with the links
 that were fitted on two H100, and the errors that two H100 were seen to make. `later` adds the rows
 that it lacks, each with its commit and fits. `by-two-h200` writes predictions-by-two-h200.json: of
-four and eight H200, with the links and the errors of two.
+four and eight H200, with the links and the errors of two. `by-four-h200` writes
+predictions-by-four-h200.json: of the nodes that did not run yet, with what a further rank costs
+four H200, and their errors.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from twin.study.case import Case
 from twin.study.foretold import DRAWS, add_rows, fit_of, limits, spread, write_once
 from twin.study.hardware import with_settings
 from twin.study.interval import settings
-from twin.study.many_gpus import BY_TWO, BY_TWO_H200, KOG, ROWS, Row, spec_of
+from twin.study.many_gpus import BY_FOUR_H200, BY_TWO, BY_TWO_H200, KOG, ROWS, Row, spec_of
 
 HERE = Path(__file__).resolve().parent
 DEVICES = ("h200-sxm", "h100-sxm")
@@ -43,6 +45,7 @@ NODES = tuple(f"{gpus}x{device}" for device in DEVICES for gpus in (2, 4, 8))
 FITTED = "1xh200-sxm"  # whose held-out runs say how wrong the twin is
 RAN = "2xh100-sxm"  # whose links are fitted, and whose runs say it in the second file
 TWO_H200, LARGER_H200 = "2xh200-sxm", ("4xh200-sxm", "8xh200-sxm")
+FOUR_H200, NOT_RUN = "4xh200-sxm", ("8xh200-sxm", "4xh100-sxm", "8xh100-sxm")
 REDUCED_KIB = (6, 16)
 DEPTHS = (4, 8)  # layers of a dense model that are simulated; the rest is proportional
 
@@ -53,6 +56,8 @@ def main() -> None:
         add_rows(HERE, lambda there: predictions(nodes, RAN, there), BY_TWO)
     elif sys.argv[1:] == ["by-two-h200"]:
         write_once(HERE, lambda: predictions(LARGER_H200, TWO_H200), BY_TWO_H200)
+    elif sys.argv[1:] == ["by-four-h200"]:
+        write_once(HERE, lambda: predictions(NOT_RUN, FOUR_H200), BY_FOUR_H200)
     elif sys.argv[1:] == ["by-two-gpus"]:
         write_once(HERE, lambda: predictions(nodes, RAN), BY_TWO)
     else:

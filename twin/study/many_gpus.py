@@ -81,6 +81,8 @@ ROWS = (
 )
 BY_TWO = "predictions-by-two-gpus.json"  # of the nodes that had not run when two H100 had
 BY_TWO_H200 = "predictions-by-two-h200.json"  # of four and eight H200, before four had run
+# of the nodes that had not run when four H200 had, by the law of further ranks
+BY_FOUR_H200 = "predictions-by-four-h200.json"
 # published by Kog for FP16, delay 2, batch 1 (blog.kog.ai); on eight H200
 KOG = {("laneformer-2b, delay 2", "8xh200-sxm"): 2100.0}
 
