@@ -126,6 +126,15 @@ __device__ __forceinline__ float load_shared(const float* at, bool far = false) 
   return value;
 }
 
+// Goes on when a loaded word is here. The compiler takes a load out whose word nothing uses, also
+// one of an asm volatile (ptxas 13.0): so an instruction looks at it. The pause after one word in
+// four billion harms nobody.
+__device__ __forceinline__ void await_word(u32 word) {
+  asm volatile("{ .reg .pred odd; setp.eq.u32 odd, %0, 0x7FC0DEAD; @odd nanosleep.u32 20; }" ::"r"(
+                   word)
+               : "memory");
+}
+
 __device__ __forceinline__ float2 load_pair(const float* at, bool far = false) {
   float2 v;
 #define TWIN_CODE(scope) "ld.relaxed." scope ".global.v2.f32 {%0, %1}, [%2];"
@@ -141,6 +150,22 @@ __device__ __forceinline__ float4 load_quad(const float* at, bool far = false) {
 #undef TWIN_CODE
   return v;
 }
+
+// Words that a thread reads back, four neighbours each time, on their way together.
+struct Confirmed {
+  static constexpr int AT_ONCE = 4, WORDS = 4;
+  float4 seen[AT_ONCE];
+
+  __device__ __forceinline__ void load(int j, const float* at) { seen[j] = load_quad(at, true); }
+  __device__ __forceinline__ void await() const {
+    u32 all = 0;
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j)
+      all |= bits_as<u32>(seen[j].x) | bits_as<u32>(seen[j].y) | bits_as<u32>(seen[j].z) |
+             bits_as<u32>(seen[j].w);
+    await_word(all);
+  }
+};
 
 __device__ __forceinline__ void store_shared(float* at, float value, bool far = false) {
 #define TWIN_CODE(scope) "st.relaxed." scope ".global.f32 [%0], %1;"

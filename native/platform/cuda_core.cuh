@@ -264,8 +264,8 @@ struct Core {
       }
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
-        asm volatile("" ::"f"(seen[j].x), "f"(seen[j].y), "f"(seen[j].z), "f"(seen[j].w)
-                     : "memory");
+        await_word(bits_as<u32>(seen[j].x) | bits_as<u32>(seen[j].y) | bits_as<u32>(seen[j].z) |
+                   bits_as<u32>(seen[j].w));
     }
   }
 

@@ -104,16 +104,26 @@ __device__ __forceinline__ void erase_words(float* words, int count, int thread)
   for (int i = thread; i < count; i += 32) store_shared(words + i, bits_as<float>(SENTINEL), true);
 }
 
-// Reads the words back: they lie then where all blocks look.
-__device__ __forceinline__ void confirm_words(const float* words, int count, int thread) {
-  constexpr int AT_ONCE = 4;
-  for (int i = thread; i < count; i += 32 * AT_ONCE) {
-    float seen[AT_ONCE];
+// Reads spans of words back, by the whole warp: the words lie then where all blocks look. Their
+// neighbours in the same 16 bytes come along.
+__device__ __forceinline__ void confirm_spans(const Words* spans, int count, int thread) {
+  constexpr int WORDS = Confirmed::WORDS;
+  Confirmed seen;
+  int turn = 0;  // first of this turn's words of the span
+#pragma unroll 1
+  for (int s = 0; s < count;) {
 #pragma unroll
-    for (int j = 0; j < AT_ONCE; ++j)
-      seen[j] = load_shared(words + (i + 32 * j < count ? i + 32 * j : i), true);
-#pragma unroll
-    for (int j = 0; j < AT_ONCE; ++j) asm volatile("" ::"f"(seen[j]) : "memory");
+    for (int j = 0; j < Confirmed::AT_ONCE; ++j) {
+      const Words span = spans[s < count ? s : count - 1];
+      const int before = int(reinterpret_cast<size_t>(span.at) / sizeof(float) % WORDS);
+      const int at = turn + WORDS * thread, all = before + span.count;
+      seen.load(j, span.at - before + (at < all ? at : 0));
+      turn += 32 * WORDS;
+      if (turn < all) continue;
+      turn = 0;
+      ++s;
+    }
+    seen.await();
   }
 }
 
@@ -137,6 +147,7 @@ __device__ __forceinline__ int look_up_resets(const Plan& plan, const RankMemory
   int spans = 0;
   __syncwarp();
   reset(plan, memory, block, step, stage, [&](float* words, int count) {
+    if (count == 0) return;
     if (thread == 0 && spans < MOST_RESETS) resets[spans] = {words, count};
     ++spans;
   });
@@ -144,20 +155,29 @@ __device__ __forceinline__ int look_up_resets(const Plan& plan, const RankMemory
   return spans;
 }
 
-// The words that a stage resets: erased, then seen where all blocks look. Those of a resident plan
-// were looked up in `resets`.
+// The words that a stage resets. Those of a resident plan were looked up in `resets`.
 __device__ __forceinline__ void make_resets(const Plan& plan, const RankMemory& memory, int block,
                                             int step, const Stage& stage, const Words* resets,
                                             int spans, int thread) {
   auto erase = [&](float* words, int count) { erase_words(words, count, thread); };
-  auto confirm = [&](float* words, int count) { confirm_words(words, count, thread); };
-  if (Plan::resident && spans <= MOST_RESETS) {
+  if (Plan::resident && spans <= MOST_RESETS)
     for (int i = 0; i < spans; ++i) erase(resets[i].at, resets[i].count);
-    for (int i = 0; i < spans; ++i) confirm(resets[i].at, resets[i].count);
-  } else {
+  else
     reset(plan, memory, block, step, stage, erase);
-    reset(plan, memory, block, step, stage, confirm);
-  }
+}
+
+// The same words seen where all blocks look.
+__device__ __forceinline__ void confirm_resets(const Plan& plan, const RankMemory& memory,
+                                               int block, int step, const Stage& stage,
+                                               const Words* resets, int spans, int thread) {
+  if (Plan::resident && spans <= MOST_RESETS)
+    confirm_spans(resets, spans, thread);
+  else
+    reset(plan, memory, block, step, stage,
+          [&](float* words, int count) {
+            const Words span = {words, count};
+            if (count > 0) confirm_spans(&span, 1, thread);
+          });
 }
 
 // The token that the step before `step` chose; `delivered` counts the steps whose token has been
@@ -177,7 +197,10 @@ __device__ __forceinline__ void hand_out(const Launch& launch, const Progress& p
 //
 // A reset is done when its words, read back past the first-level cache, have been seen: they lie
 // then where all blocks look. A fence would say the same, but waits for the bulk copies under way
-// and empties the first-level cache.
+// and empties the first-level cache. The keeper looks behind `done`, so a block does not wait for
+// it: what it publishes in the stage behind comes after these resets, and the proof asks for no
+// more (happens_before.py). Those of the LM head, and of a plan that is not resident, are seen before
+// `done`.
 __device__ void keep_house(const Launch& launch, const RankMemory& memory, int rank, int block,
                            Signals& signals, const Progress& progress, int first, int last) {
   const Plan& plan = launch.plan;
@@ -208,8 +231,12 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       if (!Plan::resident && stages == 0) step = progress.step;
       ++stages;
       make_resets(plan, memory, block, step, stage, resets, spans, thread);
+      const bool at_once = !Plan::resident || stage.kind == int(StageKind::LM_HEAD);
       __syncwarp();
-      if (thread == 0) barrier_arrive(done);
+      if (thread == 0 && !at_once) barrier_arrive(done);
+      confirm_resets(plan, memory, block, step, stage, resets, spans, thread);
+      __syncwarp();
+      if (thread == 0 && at_once) barrier_arrive(done);
       if (!Plan::resident || index > 0) continue;
       if (thread == 0 && load_host(launch.request.abort))
         *const_cast<volatile u16*>(&signals.told) = 1;

@@ -7,7 +7,8 @@ everywhere behave alike and are simulated as one word. Of chosen experts' rows a
 many as the step's routing gives it, and at least one. Stages that use parts of vectors (items,
 heads) are followed less closely: who wrote what they read, not what it sums up to. Resident blocks
 that poll have a keeper for sums of late parts: it begins one when the resets of the stage before
-are made, and the block makes those of the stage behind when it is done. Shares no code with
+are made, and the block makes those of the stage behind when it is done. Their other resets may come
+as late as before the publication of the stage behind, those of the LM head before its own. Shares no code with
 twin.plan beyond the types.
 """
 
@@ -253,6 +254,7 @@ class Block:
     stage: int = -1
     phase: int = 3
     pending: list[Op] = field(default_factory=list)
+    late: list[Op] = field(default_factory=list)  # resets that it still owes
     # (read, word) -> content, parts summed
     seen: dict[tuple[int, int], int] = field(default_factory=dict)
     residual: int = 0
@@ -380,6 +382,8 @@ class Machine:
         if word is None:
             self.counters[to][at[0], at[1], at[2]] += 1
             return woken
+        if to == op.rank:
+            self._reset_own(sender, op, at)
         old = self.memory[to].get((at[0], at[1], at[2], at[3]))
         if self.sentinel and old is not None:
             raise Fault(f"lost: {op} lands on {old} in rank {to}")
@@ -394,9 +398,24 @@ class Machine:
         """One operation, or one change of phase, of the block or its keeper. False: both have to
         wait.
         """
+        if block.late and self.random.random() < 0.2:
+            return self._reset_late(block) or self._go_on(block)
         if block.keeper is not None and self.random.random() < 0.5:
             return self._keep(block) or self._go_on(block)
-        return self._go_on(block) or (block.keeper is not None and self._keep(block))
+        return (
+            self._go_on(block)
+            or (block.keeper is not None and self._keep(block))
+            or self._reset_late(block)
+        )
+
+    def _reset_late(self, block: Block) -> bool:
+        """One of the resets that the block may still owe."""
+        allowed = [op for op in block.late if self._free(op)]
+        if not allowed:
+            return False
+        op = self.random.choice(allowed)
+        block.late.remove(op)
+        return self._reset(op)
 
     def _keep(self, block: Block) -> bool:
         """One operation of the keeper, or its step to the next stage."""
@@ -422,6 +441,18 @@ class Machine:
         keeper.pending = list(self._polls(keeper, self.plan.stages[index]))
         return keeper
 
+    def _reset_own(self, block: Block, before: Op, at: tuple[int, ...]) -> None:
+        """A block's own store or poll of a word follows the reset of that word that it made."""
+        for owed in (block.late, block.pending):
+            for i, op in enumerate(owed):
+                if op.what != "reset" or (op.step, op.stage) > (before.step, before.stage):
+                    continue
+                value = self.plan.values[op.about[0]]
+                if (value.buffer, value.copy, op.about[2], op.about[3]) == tuple(at):
+                    owed[i] = op._replace(what="done")
+                    self._reset(op)
+        block.late = [op for op in block.late if op.what != "done"]
+
     def _go_on(self, block: Block) -> bool:
         if block.pending:
             return self._one_of(block)
@@ -437,10 +468,17 @@ class Machine:
             and (keeper := self._keeper(block)) is not None
         ):
             block.keeper, block.asked = keeper, (block.step, block.stage)
+            keeper.pending += block.late
+            block.late = []
             return True
         block.phase += 1
         if block.phase == 1:
-            block.pending = list(self._resets(block, stage))
+            own = list(self._resets(block, stage))
+            if self.resident and self.sentinel and stage.kind is not StageKind.LM_HEAD:
+                # made before what the block publishes in its next stage
+                block.pending, block.late = block.late, own
+            else:
+                block.pending, block.late = block.late + own, []
         elif block.phase == 2:
             self._publish(block, stage)
         else:
@@ -454,12 +492,14 @@ class Machine:
         progressed = False
         for i in order:
             op = block.pending[i]
-            if self._free(op) and self._try(block, op):
+            if op.what != "done" and self._free(op) and self._try(block, op):
                 block.pending[i] = op._replace(what="done")
                 progressed = True
                 if not burst:
                     break
-        block.pending = [op for op in block.pending if op.what != "done"]
+        left = [op for op in block.pending if op.what != "done"]
+        progressed = progressed or len(left) < len(block.pending)  # some by a store or poll
+        block.pending = left
         return progressed
 
     def _next_stage(self, block: Block) -> bool:
@@ -474,6 +514,9 @@ class Machine:
         step = block.step + (index == len(self.plan.stages))
         index %= len(self.plan.stages)
         if step == self.steps:
+            block.pending, block.late = block.late, []
+            if block.pending:
+                return True
             block.done = True
             return True
         if self._oversubscribed(block, step, index) or not self._kernel_may_start(
@@ -598,6 +641,7 @@ class Machine:
         step = op.step - read.previous_step
         if self.counter and not self._counted(op.rank, read.value, step, part, read.parts):
             return False
+        self._reset_own(block, op, (value.buffer, value.copy, part, word))
         found = self.memory[op.rank].get((value.buffer, value.copy, part, word))
         if found is None:
             if self.sentinel:

@@ -39,7 +39,8 @@ SEEDS = st.integers(0, 2**32 - 1)
 def test_what_the_proof_accepts_runs_without_a_fault(seed: int) -> None:
     plan = some_plan(seed)
     if violations(plan):
-        assert plan.options.copies < 3, "default copies are enough"
+        # of probes, which have nothing but exchanges, four
+        assert plan.options.copies < (3 if plan.spec else 4), "default copies are enough"
         return
     expected = meaning(plan)
     for name, mutant in mutants(plan, seed, MUTANTS):
@@ -126,11 +127,11 @@ def test_every_plan_of_the_ordinary_options_is_accepted(spec, handoff) -> None: 
 
 @pytest.mark.parametrize("handoff", HandOffKind)
 def test_probes_are_accepted(handoff: HandOffKind) -> None:
-    options = Options(blocks=4, handoff=handoff)
+    options = Options(blocks=4, handoff=handoff, copies=5)
     for plan in (
         stream_probe(options, LIMITS, rows=64, cols=64, stages=3),
         exchange_probe(options, LIMITS, elements=64),
-        exchange_probe(replace(options, blocks=64, copies=5), LIMITS, elements=64, stages=10),
+        exchange_probe(replace(options, blocks=64), LIMITS, elements=64, stages=10),
         attention_probe(options, LIMITS, heads=8, kv_heads=4, head_dim=8, stages=2, window=16),
     ):
         prove(plan)

@@ -12,7 +12,7 @@ from twin.calibrate.gpu_designed import PREFIX, designed
 from twin.calibrate.gpu_formats import CODED, ROUTED, formats
 from twin.calibrate.gpu_layers import TOKENS, chains
 from twin.calibrate.heldout import HeldOut
-from twin.calibrate.probes import Probe
+from twin.calibrate.probes import COPIES, Probe
 from twin.models.spec import DType
 from twin.plan.probe import (
     attention_probe,
@@ -175,14 +175,21 @@ def steps_of(plan: Plan) -> int:
 def _options(blocks: int, slot_bytes: int = SLOT, **changes: Any) -> Options:
     slots = RING_BYTES // slot_bytes
     return replace(
-        Options(blocks=blocks, slot_bytes=slot_bytes, ring_slots=slots, window_slots=slots),
+        Options(
+            blocks=blocks,
+            slot_bytes=slot_bytes,
+            ring_slots=slots,
+            window_slots=slots,
+            copies=COPIES,
+        ),
         **changes,
     )
 
 
 def _idle(blocks: int, **changes: Any) -> Options:
     """Nothing is streamed: the ring leaves the room to what is exchanged."""
-    return replace(Options(blocks=blocks, slot_bytes=SLOT, ring_slots=2, window_slots=2), **changes)
+    idle = Options(blocks=blocks, slot_bytes=SLOT, ring_slots=2, window_slots=2, copies=COPIES)
+    return replace(idle, **changes)
 
 
 def _stages(limits: Limits) -> Iterator[Question]:

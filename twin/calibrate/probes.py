@@ -13,6 +13,7 @@ from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampl
 
 MB = 10**6
 MOST_BLOCKS = 64  # the smallest exchange has that many elements, and every block publishes one
+COPIES = 5  # of what blocks exchange: four at least (exchange_probe), and they divide 15 stages
 CROWD = 4  # blocks per core in the probe of taking turns
 
 
@@ -44,7 +45,7 @@ def host_probes(limits: Limits, cores: int, *, quick: bool) -> list[Probe]:
 
 
 def _options(blocks: int, **changes: object) -> Options:
-    return replace(Options(blocks=blocks), **changes)  # type: ignore[arg-type]
+    return replace(Options(blocks=blocks, copies=COPIES), **changes)  # type: ignore[arg-type]
 
 
 def _streams(limits: Limits, blocks: list[int], quick: bool) -> list[Probe]:

@@ -67,8 +67,9 @@ def exchange_probe(options: Options, limits: Limits, *, elements: int, stages: i
     """`stages` hand-offs a step: every block publishes its share of `elements` and gathers all of
     them.
 
-    `stages` must be a multiple of `options.copies`, else the step border reuses a copy too early
-    (`validate` refuses it).
+    `stages` must be a multiple of `options.copies`, else the step border reuses a copy too early;
+    with sentinels four copies at least, because nothing else tells a block of resets in time
+    (`prove` refuses others).
     """
     # who publishes nothing tells nobody how far it is
     if elements < options.blocks and options.handoff is not HandOffKind.GRID:

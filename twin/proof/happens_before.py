@@ -8,9 +8,11 @@ poll teaches what the writer knew when it published. A path of knowledge that st
 only uses what is published after it, so a hazard holds in every step or in none and is checked
 once.
 
-Assumed of an executor: a block's reads and resets are performed before its publication can be seen,
-at whatever rank it is seen (release), and nothing after a successful poll is performed before it
-(acquire).
+Assumed of an executor: a block's reads are performed before its publication can be seen, at
+whatever rank it is seen (release), and nothing after a successful poll is performed before it
+(acquire). Resets of a resident plan are performed before the block's publication of the next stage,
+those of the LM head before its own: a keeper reads them back while the block computes on. Other
+plans make theirs before the stage's own publication.
 
 Sums of late parts (`Stage.late`) the block's keeper may make beside the block's other stages. It
 begins when the block's reads of the stage before have succeeded, and the block publishes in the
@@ -290,10 +292,15 @@ def _plan_sentinel_checks(machine: _Machine) -> None:
         if old.id not in reset_at:
             continue
         reset = reset_at[old.id] + step * count
-        machine.after_reads[count + new.stage].append(_reset_before_write(machine, old, new, reset))
+        made = _made(plan, reset)
+        machine.after_reads[count + new.stage].append(
+            _reset_before_write(machine, old, new, reset, made)
+        )
         for stage, read in reads[new.id]:
             polled = count * (1 + read.previous_step) + stage.index
-            machine.on_entry[polled].append(_reset_before_poll(machine, old, stage, read, reset))
+            machine.on_entry[polled].append(
+                _reset_before_poll(machine, old, stage, read, reset, made)
+            )
 
 
 def _readers_before_reset(
@@ -321,15 +328,28 @@ def _readers_before_reset(
     return check
 
 
-def _reset_before_write(machine: _Machine, old: Value, new: Value, reset: int) -> Check:
+def _made(plan: Plan, reset: int) -> int:
+    """The stage whose publication tells others that a reset of stage `reset` is made."""
+    resident = plan.options.execution is Execution.RESIDENT
+    later = plan.stages[reset % len(plan.stages)].kind is not StageKind.LM_HEAD
+    return reset + (resident and later)
+
+
+def _needed(plan: Plan, reset: int, made: int, *, own: bool) -> Times | int:
+    """What a block must know of another one that resets; of itself, that it has."""
+    return np.where(np.eye(plan.blocks, dtype=bool), reset, made) if own else made
+
+
+def _reset_before_write(machine: _Machine, old: Value, new: Value, reset: int, made: int) -> Check:
     plan = machine.plan
     stage, place = plan.stages[new.stage].name, plan.stages[reset % len(plan.stages)].name
 
     def check() -> Violation | None:
         for known, who in ((machine.own, "its rank"), (machine.foreign, "another rank")):
-            if (who == "another rank" and not new.pushed) or known.min() >= reset:
+            if (who == "another rank" and not new.pushed) or known.min() >= made:
                 continue
-            bad = machine.overlap(new.owned, old.owned) & (known < reset)
+            needed = _needed(plan, reset, made, own=known is machine.own)
+            bad = machine.overlap(new.owned, old.owned) & (known < needed)
             if bad.any():
                 writer, owner = _first(bad)
                 where = _common((new.owned[writer],), old.owned[owner])
@@ -345,15 +365,16 @@ def _reset_before_write(machine: _Machine, old: Value, new: Value, reset: int) -
 
 
 def _reset_before_poll(
-    machine: _Machine, old: Value, stage: Stage, read: Read, reset: int
+    machine: _Machine, old: Value, stage: Stage, read: Read, reset: int, made: int
 ) -> Check:
     plan = machine.plan
     new, place = plan.values[read.value], plan.stages[reset % len(plan.stages)].name
 
     def check() -> Violation | None:
-        if machine.own.min() >= reset:
+        if machine.own.min() >= made:
             return None
-        bad = machine.touches(read.spans, old.owned) & (machine.own < reset)
+        needed = _needed(plan, reset, made, own=True)
+        bad = machine.touches(read.spans, old.owned) & (machine.own < needed)
         if not bad.any():
             return None
         reader, owner = _first(bad)
