@@ -8,8 +8,8 @@ many as the step's routing gives it, and at least one. Stages that use parts of 
 heads) are followed less closely: who wrote what they read, not what it sums up to. Resident blocks
 that poll have a keeper for sums of late parts: it begins one when the resets of the stage before
 are made, and the block makes those of the stage behind when it is done. Their other resets may come
-as late as before the publication of the stage behind, those of the LM head before its own. Shares no code with
-twin.plan beyond the types.
+as late as before the publication of the stage behind, those of the LM head before its own. Shares
+no code with twin.plan beyond the types.
 """
 
 from __future__ import annotations

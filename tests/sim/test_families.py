@@ -31,6 +31,7 @@ from twin.errors import PlanError
 from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Node
+from twin.models.depth import first_layers
 from twin.models.feeds import ExpertFeed
 from twin.models.layers import Layer
 from twin.models.load import load_model
@@ -55,7 +56,6 @@ from twin.sim.machine import Machine
 from twin.sim.routing import Draws, Routing, RoutingKind, read_routing
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
-from twin.study.point import first_layers
 
 ANOMALY = 1.03
 UNIFORM, SKEWED = Routing(seed=1), Routing(RoutingKind.ZIPF, exponent=4.0, seed=1)

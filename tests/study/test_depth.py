@@ -7,9 +7,10 @@ from __future__ import annotations
 import pytest
 
 from twin.errors import ConfigError
+from twin.models.depth import first_layers
 from twin.models.load import load_model
 from twin.study.depth import Depths, repeating, times
-from twin.study.point import Point, compute, first_layers
+from twin.study.point import Point, compute
 from twin.study.runner import Runner
 
 # Few blocks make it cheap; Qwen3-30B-A3B routes experts, Qwen2.5 is dense.

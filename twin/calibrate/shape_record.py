@@ -284,12 +284,17 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     """How far the fit in force is from the record's runs, kept beside its held-out ones; nothing
     without these, or while runs are left. The predictions on file may be of another fit or of other
     laws. Runs whose plan the kernel refuses are left out: one that needed less memory made them. So
-    are those that the fit rests on.
+    are those that the fit rests on; of a record that moved the fit's numbers, errors are those by
+    what the other records give.
     """
-    from twin.sim.run import simulate  # a machine that only measures has no simulator
+    from twin.calibrate.by_runs import moved_by  # a machine that only measures has no simulator
+    from twin.sim.run import simulate
 
     samples, failed = samples_of(record)
     if known_error(node) is None or len(samples) + len(failed) < len(record.runs):
+        return
+    if left_out := moved_by(node).get(record.folder.name):
+        keep_drawn(node, record.folder.name, left_out, record.kind)
         return
     errors = {}
     fitted = no_longer_held_out(node, record.folder.name, record.runs)

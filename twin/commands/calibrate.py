@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import statistics
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from twin.report.tables import percent, table
 from twin.units import format_quantity, unit_of
 
 if TYPE_CHECKING:
+    from twin.calibrate.by_runs import Moved
     from twin.calibrate.fit import Fit
 
 NAME = "probes"
@@ -48,6 +50,7 @@ EXAMPLES = """\
   twin calibrate 1xh200 --measure-only --out probes    only probe; copy the folder to the fit:
   twin calibrate 1xh200 --from probes
   twin calibrate 1xh200 --groups decoding,routing --measure-only --out few-bits    some probes
+  twin calibrate 1xh200 --runs calibration/runs/h200-sxm/shapes-24-seed-51646    move the fit
   twin calibrate 1xh200 --judge    say of the fit on file which numbers its probes bind"""
 
 
@@ -57,7 +60,7 @@ def add(commands: Subparsers) -> None:
         "calibrate",
         run,
         usage="NODE [--quick] [--groups GROUPS] [--measure-only --out FOLDER | --from FOLDER | "
-        "--judge] [--json]",
+        "--runs FOLDER | --judge] [--json]",
         summary="measure a node with probes and fit the twin to them",
         text="Each probe asks one question (stream bandwidth, hand-off, attention, launch ...) "
         "and is itself a plan that the twin\n"
@@ -86,6 +89,16 @@ def add(commands: Subparsers) -> None:
         help="measure and fit nothing: say of the fit on file which numbers its probes bind",
     )
     parser.add_argument(
+        "--runs",
+        metavar="FOLDER",
+        type=Path,
+        action="append",
+        default=[],
+        help="measure nothing: move the fit on file by engine runs of shapes that a seed drew, as "
+        "little as the probes' own uncertainty allows; they are not held out any more; may be "
+        "given several times",
+    )
+    parser.add_argument(
         "--also",
         metavar="FOLDER",
         type=Path,
@@ -103,6 +116,21 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--also FOLDER adds to what --from FOLDER names: give both")
     if args.groups and args.judge:
         raise ConfigError("--judge looks at all groups of the fit on file: leave out --groups")
+    if args.runs:
+        others = {
+            "--judge": args.judge,
+            "--groups": args.groups,
+            "--from": folder,
+            "--quick": args.quick,
+        }
+        others["--measure-only"] = args.measure_only
+        if wrong := [name for name, value in others.items() if value]:
+            raise ConfigError(
+                f"--runs moves the fit on file and measures nothing: leave out {wrong[0]}"
+            )
+        moved = move_and_store(node, args.runs)
+        emit(args, moved_json(node, moved), moved_text(node, moved))
+        return 0
     if args.judge:
         strengths = judge_and_store(node)
         emit(args, {"node": node.name, "binding": strengths}, binding_text(node, strengths))
@@ -299,6 +327,63 @@ def judge_and_store(node: Node) -> dict[str, float]:
     judged = {path: dataclasses.replace(number, kind=kinds[path]) for path, number in fit.items()}
     store.write_fit(node.name, judged, kept | {"binding": _rounded(known)})
     return strengths
+
+
+def move_and_store(node: Node, folders: Sequence[Path]) -> Moved:
+    """Moves the fit on file by records of drawn shapes. Raises CalibrationError without a fit, or
+    for one that was moved before: the same runs would count twice.
+    """
+    from twin.calibrate.by_runs import MOVES, move  # as above
+
+    found = store.read_fit(node.name)
+    if found is None:
+        raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
+    numbers, meta = found
+    if meta.get(MOVES):
+        raise CalibrationError(
+            f"the fit of {node.name} was moved by {', '.join(meta[MOVES])} before, and runs would "
+            f"count twice: fit its probes again (`twin calibrate {node.name} --from ...`), then "
+            "name all records together"
+        )
+    try:
+        records = [store.read_run(folder) for folder in folders]
+        moved = move(
+            uncalibrated_node(node.name), (numbers, meta.get("together") or {}), records, progress()
+        )
+    finally:
+        done()
+    kept = {name: value for name, value in meta.items() if name not in ("node", "device")}
+    left_out = {
+        record: {name: round(error, 6) for name, error in errors.items()}
+        for record, errors in moved.left_out.items()
+    }
+    store.write_fit(node.name, moved.numbers, kept | {"together": moved.together, MOVES: left_out})
+    return moved
+
+
+def moved_json(node: Node, moved: Moved) -> dict[str, Any]:
+    return {
+        "node": node.name,
+        "numbers": {path: one.value for path, one in moved.numbers.items()},
+        "before": moved.before,
+        "after": moved.after,
+        "left_out": moved.left_out,
+    }
+
+
+def moved_text(node: Node, moved: Moved) -> str:
+    rows = []
+    for record in moved.before:
+        parts = [found[record] for found in (moved.before, moved.after, moved.left_out)]
+        cells = [
+            f"{percent(statistics.median(map(abs, one.values())))}, "
+            f"{percent(max(one.values(), key=abs), signed=True)}"
+            for one in parts
+        ]
+        rows.append((record, len(parts[0]), *cells))
+    head = ("record", "runs", "median, worst before", "after", "by the other runs alone")
+    again = "repeat `twin validate` of every record of this node, so that errors are of this fit"
+    return f"fit of {node.name}, moved\n\n{table(head, rows)}\n\nnext: {again}"
 
 
 def _rounded(strengths: dict[str, float]) -> dict[str, float]:

@@ -374,6 +374,11 @@ class Ahead:
         return 1 < self.portions == self.team.portions and self.team.teams > 1
 
     @property
+    def several(self) -> bool:
+        """Do threads that hold elements of several column slices take weights ahead?"""
+        return self.portions > 0 and self.team.portions > 1
+
+    @property
     def group(self) -> int:
         """Tiles of one row group of each team, at least one: behind them a warp waits for its
         loads, and leaves the tiles.

@@ -264,12 +264,16 @@ class Streams:
         return self.device.warps is not None and (not self.taken or self._takes_ahead(stage))
 
     def holds_group(self, stage: Stage) -> bool:
-        """Do teams hold a down projection's first row group before its inputs are there?"""
-        return (
-            stage.kind is StageKind.DOWN
-            and self._takes_ahead(stage)
-            and self.taken[stage.kind].whole
-        )
+        """Does a stage that norms nothing end later for what its teams hold before its inputs are
+        there: a down projection's first row group, or of an output projection weights of several
+        column slices?
+        """
+        if not self._takes_ahead(stage):
+            return False
+        ahead = self.taken[stage.kind]
+        if stage.kind is StageKind.O_PROJ:
+            return ahead.several
+        return stage.kind is StageKind.DOWN and ahead.whole
 
     def _takes_ahead(self, stage: Stage) -> bool:
         """Does a block of warps ever take weights of a stage of this kind from the ring before its

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from twin.models.depth import repeated_layers
 from twin.models.spec import ModelSpec
 from twin.study.point import Point, Row
 from twin.study.runner import Runner
@@ -42,21 +43,9 @@ class Depths:
 
 
 def repeating(spec: ModelSpec) -> Depths | None:
-    """The least depths between which lies what all layers below repeat; None where nothing does.
-
-    DeepSeek-V3 begins with dense layers, Gemma 3 has a layer of full attention in six.
-    """
-    if spec.lanes is not None:
-        return None  # what a layer waits for was sent some layers before
-    seen = [(spec.layer(at), spec.rotation(at)) for at in range(spec.layers)]
-    found = None
-    for period in range(1, spec.layers // 2):
-        begin = spec.layers - period
-        while begin and seen[begin - 1] == seen[begin - 1 + period]:
-            begin -= 1
-        if found is None or begin + 2 * period < found.deep:
-            found = Depths(begin + period, begin + 2 * period)
-    return found if found and found.deep < spec.layers else None
+    """The least depths between which lies what all layers below repeat; None where nothing does."""
+    found = repeated_layers(spec)
+    return Depths(*found) if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 import twin
 from twin.data import data_dir
-from twin.errors import ConfigError, TwinError
+from twin.errors import TwinError
 from twin.hardware.types import Node, Number
+from twin.models.depth import first_layers
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.types import StageKind
@@ -106,17 +107,6 @@ class Point:
         if acceptance < 0 and not draft_step_s:
             return None
         return Speculation(acceptance=max(0.0, acceptance), draft_step_s=draft_step_s)
-
-
-def first_layers(spec: ModelSpec, layers: int) -> ModelSpec:
-    """The model cut after some layers: embedding and head stay."""
-    if not 0 < layers <= spec.layers:
-        raise ConfigError(
-            f"layers={layers}: {spec.name} has {spec.layers}; choose 1 to {spec.layers}"
-        )
-    return dataclasses.replace(
-        spec, layers=layers, windows=spec.windows[:layers], layout=spec.layout[:layers]
-    )
 
 
 @dataclass(frozen=True, slots=True)

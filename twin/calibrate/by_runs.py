@@ -1,0 +1,319 @@
+"""A fit moved by engine runs: where probes leave numbers open, shapes that seeds drew decide.
+
+Probes ask for one cost at a time, and the twin's laws lack what none of them asks for. So shapes
+that a seed draws are told too fast or too slow alike. Each such record, once it has judged the fit
+that was made before it, may move the numbers for the next one. The numbers move as little as the
+probes' own uncertainty allows: the least of
+
+    (errors of the runs / NOISE)^2 + (numbers' move) C^-1 (numbers' move)
+
+over the logarithms of the numbers, with C the covariance of the fit's draws (`together`), and with
+errors beyond OUTLIER weighing less and less. Slopes are taken once, of two short models for each
+run where its layers repeat. The draws move by the same rule, each with errors of its own (a
+Kalman filter of an ensemble), so that intervals stay what the probes and the runs leave open.
+
+Runs that have moved a fit are not held out any more. What is kept of them are the errors by the
+numbers that the other records alone give (`left_out`), or of a single record other shapes of it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.calibrate import store
+from twin.calibrate.gpu_formats import CHOOSING, DECODING
+from twin.calibrate.heldout import HeldOut
+from twin.calibrate.recipe import recipe_of
+from twin.calibrate.recorded import recorded
+from twin.errors import CalibrationError, InvalidPlan
+from twin.hardware.override import apply_fit
+from twin.hardware.types import Node, Number
+from twin.models.depth import first_layers, repeated_layers
+from twin.models.kind import ModelKind, kind_of
+from twin.plan.types import Plan
+from twin.sim.run import simulate
+
+Vector = NDArray[np.floating[Any]]
+
+# of a run's logarithm, one standard deviation: what the laws lack of a shape, whose four runs err
+# together, and the 2 to 3 % by which devices of one name differ
+NOISE = 0.03
+OUTLIER = 0.05  # of a run's logarithm, from which it pulls less and less, as of probes
+FLOOR = 0.02  # standard deviation of a number that the fit's draws hold more narrowly
+# of numbers that probes see less of than engine runs do, because they have ten slots under way
+OPEN = {"warps.group_s": 0.5}
+OF_LAYERS = ("attention", "chain", DECODING, CHOOSING)  # groups
+ALONE = ("memory.stream_bytes_per_s", "block.stage_s")
+STEP = 0.1  # e-folds between two simulations for a slope
+REACH = math.log(3.0)  # that a number moves at most
+STEPS = 2  # simulated of a run: the first is cold
+FOLDS = 6  # of a single record's shapes, left out in turn
+MOVES = "moved_by"  # in a fit's file: the records of engine runs
+INTERVAL = (5.0, 95.0)  # percent
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A run of a record, its median seconds of a step, and what is simulated for its slopes."""
+
+    record: str
+    run: HeldOut
+    seconds: float
+    plan: Plan
+    short: tuple[Plan, ...]  # at two numbers of layers; the plan itself where layers do not repeat
+    depths: tuple[int, int] | None
+
+    @property
+    def kind(self) -> ModelKind:
+        return kind_of(self.run.spec)
+
+    @property
+    def shape(self) -> str:
+        """A seed's shape, of which all runs err together."""
+        found = re.match(r"s\d+-\d+", self.run.name)
+        return found[0] if found else self.run.name
+
+    def line(self, times: Sequence[float]) -> float:
+        """Seconds of all layers, from those of `short`."""
+        if self.depths is None:
+            return times[0]
+        shallow, deep = self.depths
+        more = (times[1] - times[0]) / (deep - shallow)
+        return times[1] + (self.run.spec.layers - deep) * more
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A fit's numbers, moved; errors of the speed by record and run, positive where the twin is too
+    fast: before, after, and by a fit that the run did not move.
+    """
+
+    numbers: dict[str, Number]
+    together: dict[str, list[float]]
+    before: dict[str, dict[str, float]]
+    after: dict[str, dict[str, float]]
+    left_out: dict[str, dict[str, float]]
+    kinds: dict[str, ModelKind]  # of the records
+
+
+def timed_runs(node: Node, records: Sequence[store.Run]) -> list[Timed]:
+    """All runs of the records that were timed and that the kernel still takes. Raises
+    CalibrationError for a record without any.
+    """
+    found = []
+    for record in records:
+        own = []
+        for run in recorded(record.folder, record.meta) or ():
+            if run.name not in record.samples:
+                continue
+            try:
+                plan = run.plan(node.device.name)
+            except InvalidPlan:
+                continue
+            depths = repeated_layers(run.spec)
+            short = (
+                tuple(_cut(run, layers).plan(node.device.name) for layers in depths)
+                if depths
+                else (plan,)
+            )
+            seconds = statistics.median(record.samples[run.name])
+            own.append(Timed(record.id, run, seconds, plan, short, depths))
+        if not own:
+            raise CalibrationError(
+                f"{record.folder}: holds no engine run that says what it was; name a folder of "
+                "`twin validate NODE --shapes N --seed S`"
+            )
+        found += own
+    return found
+
+
+def _cut(run: HeldOut, layers: int) -> HeldOut:
+    return replace(run, spec=first_layers(run.spec, layers))
+
+
+def move(
+    node: Node,
+    kept: tuple[Mapping[str, Number], Mapping[str, list[float]]],
+    records: Sequence[store.Run],
+    progress: Callable[[str], None],
+) -> Moved:
+    """`node`: without the fit; `kept`: the fit on file, its numbers and their draws."""
+    fit, together = kept
+    runs = timed_runs(node, records)
+    paths = [path for path in _movable(node) if path in fit and path in together]
+    with _simulators(runs) as simulated:
+        progress(f"simulating {len(runs)} engine runs")
+        base = np.log(simulated(apply_fit(node, fit), False))
+        errors = np.log([one.seconds for one in runs]) - base
+        slopes = _slopes(node, fit, paths, simulated, progress)
+        seen = [at for at in range(len(paths)) if np.abs(slopes[:, at]).max() > 1e-3]
+        paths, slopes = [paths[at] for at in seen], slopes[:, seen]
+        draws = np.log(np.array([together[path] for path in paths]))  # [numbers][draws]
+        inverse = np.linalg.inv(
+            np.cov(draws) + np.diag([OPEN.get(path, FLOOR) ** 2 for path in paths])
+        )
+        found = _least(slopes, errors, inverse)
+        numbers, factors = _written(fit, paths, found, draws, slopes, errors, inverse, records)
+        progress("simulating the engine runs by the moved numbers")
+        after = np.log(simulated(apply_fit(node, numbers), False))
+    crossed = np.empty(len(runs))
+    for left in _folds(runs):
+        rest = ~left
+        crossed[left] = errors[left] - slopes[left] @ _least(slopes[rest], errors[rest], inverse)
+    # what the straight line misses of the numbers that were found
+    crossed += np.log([one.seconds for one in runs]) - after - (errors - slopes @ found)
+    return Moved(
+        numbers,
+        {**together, **factors},
+        _by_record(runs, errors),
+        _by_record(runs, np.log([one.seconds for one in runs]) - after),
+        _by_record(runs, crossed),
+        {one.record: one.kind for one in runs},
+    )
+
+
+def _movable(node: Node) -> list[str]:
+    """The numbers of what layers do: those that probes of layers settle, and two more."""
+    groups = recipe_of(node.device).groups
+    return [*ALONE, *(path for name in OF_LAYERS for path in groups.get(name, ()))]
+
+
+def _least(slopes: Vector, errors: Vector, inverse: Vector) -> Vector:
+    """The numbers' move, [numbers] logarithms."""
+    weights = np.ones(len(errors))
+    found: Vector = np.zeros(slopes.shape[1])
+    for _ in range(20):
+        weighed = slopes * (weights / NOISE**2)[:, None]
+        found = np.linalg.solve(weighed.T @ slopes + inverse, weighed.T @ errors)
+        weights = 1 / np.sqrt(1 + ((errors - slopes @ found) / OUTLIER) ** 2)
+    return np.clip(found, -REACH, REACH)
+
+
+def _written(
+    fit: Mapping[str, Number],
+    paths: Sequence[str],
+    found: Vector,
+    draws: Vector,
+    slopes: Vector,
+    errors: Vector,
+    inverse: Vector,
+    records: Sequence[store.Run],
+) -> tuple[dict[str, Number], dict[str, list[float]]]:
+    """The fit's numbers with those of `paths` moved, and factors for draws about them."""
+    random = np.random.default_rng(0)
+    moved: Vector = np.array(
+        [
+            draw
+            + _least(
+                slopes, errors + random.normal(0.0, NOISE, len(errors)) - slopes @ draw, inverse
+            )
+            for draw in draws.T
+        ]
+    ).T
+    by = ", ".join(record.id for record in records)
+    numbers = dict(fit)
+    factors = {}
+    for at, path in enumerate(paths):
+        number = fit[path]
+        value = number.value * math.exp(found[at])
+        low, high = np.percentile(moved[at], INTERVAL)
+        source = number.source.split(", moved by")[0]
+        numbers[path] = Number(
+            value,
+            number.kind,
+            f"{source}, moved by {by}",
+            min(value, number.value * math.exp(low)),
+            max(value, number.value * math.exp(high)),
+        )
+        factors[path] = [round(one, 5) for one in np.exp(moved[at] - found[at]).tolist()]
+    return numbers, factors
+
+
+def _folds(runs: Sequence[Timed]) -> Iterator[NDArray[np.bool_]]:
+    """Runs that are left out together: of one seed, which may have had one device; of a single
+    seed some of its shapes.
+    """
+    seeds = [one.shape.rpartition("-")[0] for one in runs]
+    names = sorted(set(seeds))
+    if len(names) > 1:
+        for name in names:
+            yield np.array([seed == name for seed in seeds])
+        return
+    shapes = sorted({one.shape for one in runs})
+    for fold in range(FOLDS):
+        some = set(shapes[fold::FOLDS])
+        if some:
+            yield np.array([one.shape in some for one in runs])
+
+
+def _slopes(
+    node: Node,
+    fit: Mapping[str, Number],
+    paths: Sequence[str],
+    simulated: Simulated,
+    progress: Callable[[str], None],
+) -> Vector:
+    """Of the logarithm of each run's step over that of each number: [runs][numbers]."""
+    here = np.log(simulated(apply_fit(node, fit), True))
+    columns = []
+    for done, path in enumerate(paths, start=1):
+        progress(f"slopes of engine runs: {done}/{len(paths)} {path}")
+        number = fit[path]
+        value = number.value * math.exp(STEP)
+        changed = {**fit, path: replace(number, value=value, low=value, high=value)}
+        columns.append((np.log(simulated(apply_fit(node, changed), True)) - here) / STEP)
+    return np.column_stack(columns)
+
+
+def _by_record(runs: Sequence[Timed], errors: Vector) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for one, error in zip(runs, errors, strict=True):
+        found.setdefault(one.record, {})[one.run.name] = math.expm1(error)
+    return found
+
+
+# seconds of a step of every run on a node; with True from its short plans
+Simulated = Callable[[Node, bool], list[float]]
+_worker_runs: list[Timed] = []  # of a worker process: plans are large, and sent once
+
+
+@contextmanager
+def _simulators(runs: list[Timed]) -> Iterator[Simulated]:
+    """On all cores."""
+    workers = len(os.sched_getaffinity(0))
+    numbers = range(len(runs))
+    with ProcessPoolExecutor(workers, initializer=_remember, initargs=(runs,)) as pool:
+        yield lambda node, short: list(
+            pool.map(_simulate, ((node, at, short) for at in numbers), chunksize=4)
+        )
+
+
+def _remember(runs: list[Timed]) -> None:
+    _worker_runs[:] = runs
+
+
+def _simulate(work: tuple[Node, int, bool]) -> float:
+    node, at, short = work
+    one = _worker_runs[at]
+    if not short:
+        return simulate(one.plan, node, steps=STEPS).step_s
+    return one.line([simulate(plan, node, steps=STEPS).step_s for plan in one.short])
+
+
+def moved_by(node: Node) -> dict[str, dict[str, float]]:
+    """Records of engine runs that the fit on file rests on, each with the errors of its runs by the
+    numbers that the others give.
+    """
+    kept = store.read_fit(node.name)
+    return dict(kept[1].get(MOVES) or {}) if kept else {}
