@@ -290,11 +290,11 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     from twin.calibrate.by_runs import moved_by  # a machine that only measures has no simulator
     from twin.sim.run import simulate
 
-    samples, failed = samples_of(record)
-    if known_error(node) is None or len(samples) + len(failed) < len(record.runs):
-        return
     if left_out := moved_by(node).get(record.folder.name):
         keep_drawn(node, record.folder.name, left_out, record.kind)
+        return
+    samples, failed = samples_of(record)
+    if known_error(node) is None or len(samples) + len(failed) < len(record.runs):
         return
     errors = {}
     fitted = no_longer_held_out(node, record.folder.name, record.runs)
