@@ -28,7 +28,7 @@ from twin.sim.run import simulate
 from twin.study.hardware import node_on_file
 
 FEW = Limits(blocks=4, dies=1, on_chip_bytes=2**30, memory_bytes=2**40, oversubscribe=True)
-OPTIONS = Options(blocks=3, slot_bytes=1024, ring_slots=2, window_slots=2)
+OPTIONS = Options(blocks=3, slot_bytes=1024, ring_slots=2, window_slots=2, copies=6)
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])

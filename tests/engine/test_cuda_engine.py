@@ -193,7 +193,13 @@ def all_plans() -> Iterator[Plan]:
 
 def probes(execution: Execution, handoff: HandOffKind) -> list[Plan]:
     options = Options(
-        blocks=5, handoff=handoff, execution=execution, context=70, max_context=128, slot_bytes=2048
+        blocks=5,
+        handoff=handoff,
+        execution=execution,
+        context=70,
+        max_context=128,
+        slot_bytes=2048,
+        copies=5,
     )
     lone = replace(options, blocks=1, sampling=Sampling.FULL)
     return [

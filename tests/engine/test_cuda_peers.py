@@ -208,7 +208,7 @@ def test_each_gpus_times_count_from_its_own_start(install: Installs) -> None:
 
     install(SeveralGpus(2, act))
     limits = dataclasses.replace(H200, blocks=4)
-    options = Options(blocks=4, slot_bytes=1024, ring_slots=2, window_slots=2)
+    options = Options(blocks=4, slot_bytes=1024, ring_slots=2, window_slots=2, copies=6)
     plan = over_gpus(exchange_probe(options, limits, elements=48, stages=6), 2)
     with CudaEngine(plan, None) as engine:
         assert engine.run_steps(3).tolist() == [13, 23, 33]

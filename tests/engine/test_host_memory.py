@@ -43,7 +43,13 @@ def test_a_trace_orders_each_blocks_stages() -> None:
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 def test_every_probe_runs(execution: Execution, handoff: HandOffKind) -> None:
     options = Options(
-        blocks=2, handoff=handoff, execution=execution, context=70, max_context=128, slot_bytes=2048
+        blocks=2,
+        handoff=handoff,
+        execution=execution,
+        context=70,
+        max_context=128,
+        slot_bytes=2048,
+        copies=5,
     )
     lone = replace(options, blocks=1, sampling=Sampling.FULL)
     probes = [
