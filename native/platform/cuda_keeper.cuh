@@ -106,7 +106,8 @@ __device__ __forceinline__ void erase_words(float* words, int count, int thread)
 
 // Reads spans of words back, by the whole warp: the words lie then where all blocks look. Their
 // neighbours in the same 16 bytes come along.
-__device__ __forceinline__ void confirm_spans(const Words* spans, int count, int thread) {
+template <class Spans>  // span_of(number)
+__device__ __forceinline__ void confirm_spans(Spans span_of, int count, int thread) {
   constexpr int WORDS = Confirmed::WORDS;
   Confirmed seen;
   int turn = 0;  // first of this turn's words of the span
@@ -114,7 +115,7 @@ __device__ __forceinline__ void confirm_spans(const Words* spans, int count, int
   for (int s = 0; s < count;) {
 #pragma unroll
     for (int j = 0; j < Confirmed::AT_ONCE; ++j) {
-      const Words span = spans[s < count ? s : count - 1];
+      const Words span = span_of(s < count ? s : count - 1);
       const int before = int(reinterpret_cast<size_t>(span.at) / sizeof(float) % WORDS);
       const int at = turn + WORDS * thread, all = before + span.count;
       seen.load(j, span.at - before + (at < all ? at : 0));
@@ -171,12 +172,11 @@ __device__ __forceinline__ void confirm_resets(const Plan& plan, const RankMemor
                                                int block, int step, const Stage& stage,
                                                const Words* resets, int spans, int thread) {
   if (Plan::resident && spans <= MOST_RESETS)
-    confirm_spans(resets, spans, thread);
+    confirm_spans([&](int s) { return resets[s]; }, spans, thread);
   else
     reset(plan, memory, block, step, stage,
           [&](float* words, int count) {
-            const Words span = {words, count};
-            if (count > 0) confirm_spans(&span, 1, thread);
+            if (count > 0) confirm_spans([&](int) { return Words{words, count}; }, 1, thread);
           });
 }
 

@@ -264,3 +264,27 @@ def test_a_down_projection_ends_later_where_its_teams_hold_whole_row_groups(
     ]
     longer = steps[1] - steps[0]
     assert 2e-6 < longer < 4.1e-6 if held else longer == 0
+
+
+@pytest.mark.parametrize(("heads", "several"), [(12, False), (20, True), (40, False)])
+def test_an_output_projection_ends_later_behind_weights_of_several_slices(
+    heads: int, *, several: bool
+) -> None:
+    """One slice of 1,536 columns for each of two teams; three of 2,560; five, with nothing taken
+    ahead.
+    """
+    node = load_node("1xh200")
+    spec = chain_spec(
+        "sliced", layers=2, hidden=1600, heads=heads, kv_heads=4, head_dim=128, ffn=5120
+    )
+    plan = chain_plan(defaults.limits_of(node), spec)
+    assert taken_ahead(plan)[StageKind.O_PROJ].several is several
+    assert not taken_ahead(plan)[StageKind.DOWN].whole
+    costs = node.device.warps
+    assert costs is not None
+    steps = []
+    for seconds in (0.0, 2e-6):
+        warps = replace(costs, group_s=replace(costs.group_s, value=seconds))
+        steps.append(simulate(plan, replace(node, device=replace(node.device, warps=warps))).step_s)
+    longer = steps[1] - steps[0]
+    assert 2e-6 < longer < 4.1e-6 if several else longer == 0
