@@ -23,6 +23,7 @@ from twin.commands.output import done, emit, progress, say
 from twin.commands.plan import options_json
 from twin.errors import ConfigError
 from twin.files import write
+from twin.hardware.load import load_node
 from twin.hardware.override import numbers as hardware_numbers
 from twin.hardware.types import Kind, Node
 from twin.kernel.defaults import plan_for
@@ -310,11 +311,15 @@ def certainty(node: Node, spec: ModelSpec | None) -> str:
             f"no interval: no held-out runs of the fit of {' and '.join(fits)} are on file; for "
             f"one from the ranges of its numbers: {ASK}"
         )
+    from twin.calibrate.by_runs import moved_by  # brings the simulator
+
+    moved = [record for record in known.records if record in moved_by(load_node(known.node))]
+    without = f"; each of {', '.join(moved)} by a fit without it" if moved else ""
     said = (
         f"held out: the fit of {known.node} ({known.fit}) missed {len(known.every)} engine runs "
-        f"that it had not seen ({', '.join(known.records)}) by {percent(known.median)} in the "
-        f"median, {percent(known.worst, signed=True)} at worst; the interval holds eight of ten of "
-        f"them{OTHERWISE[kind_of(spec)] if spec and kind_of(spec) is not known.kind else ''}"
+        f"that it had not seen ({', '.join(known.records)}{without}) by {percent(known.median)} in "
+        f"the median, {percent(known.worst, signed=True)} at worst; the interval holds eight of ten "
+        f"of them{OTHERWISE[kind_of(spec)] if spec and kind_of(spec) is not known.kind else ''}"
     )
     others = other_links(node)
     link = (
