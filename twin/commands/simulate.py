@@ -318,8 +318,8 @@ def certainty(node: Node, spec: ModelSpec | None) -> str:
     said = (
         f"held out: the fit of {known.node} ({known.fit}) missed {len(known.every)} engine runs "
         f"that it had not seen ({', '.join(known.records)}{without}) by {percent(known.median)} in "
-        f"the median, {percent(known.worst, signed=True)} at worst; the interval holds eight of ten "
-        f"of them{OTHERWISE[kind_of(spec)] if spec and kind_of(spec) is not known.kind else ''}"
+        f"the median, {percent(known.worst, signed=True)} at worst; the interval holds eight of "
+        f"ten of them{OTHERWISE[kind_of(spec)] if spec and kind_of(spec) is not known.kind else ''}"
     )
     others = other_links(node)
     link = (
