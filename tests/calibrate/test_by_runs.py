@@ -12,6 +12,7 @@ import pytest
 
 from tests.command_line import Twin
 from twin.calibrate import by_runs, store
+from twin.calibrate.fitted import MOVES, moved_by
 from twin.calibrate.heldout import SMALL, TINY, HeldOut
 from twin.calibrate.known_error import keep_drawn, kept_records
 from twin.calibrate.node import calibrated_node, uncalibrated_node
@@ -35,7 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copytree(data_dir("calibration") / folder, tmp_path / folder)
     kept = store.read_fit(H200.name)
     assert kept is not None
-    meta = {key: kept[1][key] for key in kept[1] if key not in (by_runs.MOVES, "node", "device")}
+    meta = {key: kept[1][key] for key in kept[1] if key not in (MOVES, "node", "device")}
     store.write_fit(H200.name, kept[0], meta)
     return tmp_path
 
@@ -132,7 +133,7 @@ def test_a_moved_fit_keeps_errors_by_other_runs_and_is_not_moved_twice(
     first = twin(*command)
     assert first.code == 0, first.err
     assert "by the other runs alone" in first.out
-    kept = by_runs.moved_by(H200)
+    kept = moved_by(H200)
     assert set(kept) == {"shapes-3-seed-1", "shapes-3-seed-2"}
     again = twin(*command)
     assert again.code != 0

@@ -11,7 +11,7 @@ import pytest
 
 from tests.command_line import Twin
 from twin.calibrate import shape_record, store
-from twin.calibrate.by_runs import moved_by
+from twin.calibrate.fitted import moved_by
 from twin.calibrate.known_error import FEWEST, MANY, KnownError, keep, keep_drawn, known_error
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.validate import Compared, Validation, compare

@@ -59,7 +59,6 @@ STEP = 0.1  # e-folds between two simulations for a slope
 REACH = math.log(3.0)  # that a number moves at most
 STEPS = 2  # simulated of a run: the first is cold
 FOLDS = 6  # of a single record's shapes, left out in turn
-MOVES = "moved_by"  # in a fit's file: the records of engine runs
 INTERVAL = (5.0, 95.0)  # percent
 
 
@@ -309,11 +308,3 @@ def _simulate(work: tuple[Node, int, bool]) -> float:
     if not short:
         return simulate(one.plan, node, steps=STEPS).step_s
     return one.line([simulate(plan, node, steps=STEPS).step_s for plan in one.short])
-
-
-def moved_by(node: Node) -> dict[str, dict[str, float]]:
-    """Records of engine runs that the fit on file rests on, each with the errors of its runs by the
-    numbers that the others give.
-    """
-    kept = store.read_fit(node.name)
-    return dict(kept[1].get(MOVES) or {}) if kept else {}

@@ -9,6 +9,7 @@ from twin.calibrate import store
 from twin.calibrate.node import fits_of
 from twin.hardware.types import Node, Number
 
+MOVES = "moved_by"  # in a fit's file: the records of engine runs
 DIGITS = 12  # of a digest
 
 
@@ -31,3 +32,11 @@ def numbers_of(node: Node) -> str:
         return ""
     values = json.dumps({path: number.value for path, number in numbers.items()}, sort_keys=True)
     return hashlib.sha256(values.encode()).hexdigest()[:DIGITS]
+
+
+def moved_by(node: Node) -> dict[str, dict[str, float]]:
+    """Records of engine runs that the fit on file rests on, each with the errors of its runs by the
+    numbers that the others give.
+    """
+    kept = store.read_fit(node.name)
+    return dict(kept[1].get(MOVES) or {}) if kept else {}

@@ -18,7 +18,7 @@ from typing import Any
 from twin.calibrate import store
 from twin.calibrate.drawn import drawn_runs
 from twin.calibrate.far_fences import DRAWN, no_longer_held_out
-from twin.calibrate.fitted import numbers_of
+from twin.calibrate.fitted import moved_by, numbers_of
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.known_error import keep_drawn, known_error
 from twin.calibrate.measure import Progress, require
@@ -287,8 +287,7 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     are those that the fit rests on; of a record that moved the fit's numbers, errors are those by
     what the other records give.
     """
-    from twin.calibrate.by_runs import moved_by  # a machine that only measures has no simulator
-    from twin.sim.run import simulate
+    from twin.sim.run import simulate  # a machine that only measures has no simulator
 
     if left_out := moved_by(node).get(record.folder.name):
         keep_drawn(node, record.folder.name, left_out, record.kind)

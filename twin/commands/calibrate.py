@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from twin.calibrate import far_fences, store
 from twin.calibrate.far_fences import ADDED, drawn_on_several
+from twin.calibrate.fitted import MOVES
 from twin.calibrate.measure import measure_probes, of_groups
 from twin.calibrate.node import uncalibrated_node
 from twin.calibrate.peer_probes import FENCES
@@ -333,7 +334,7 @@ def move_and_store(node: Node, folders: Sequence[Path]) -> Moved:
     """Moves the fit on file by records of drawn shapes. Raises CalibrationError without a fit, or
     for one that was moved before: the same runs would count twice.
     """
-    from twin.calibrate.by_runs import MOVES, move  # as above
+    from twin.calibrate.by_runs import move  # as above
 
     found = store.read_fit(node.name)
     if found is None:

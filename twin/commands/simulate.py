@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from twin.calibrate.fitted import moved_by
 from twin.calibrate.known_error import FEWEST, known_error
 from twin.calibrate.node import fits_of, other_links
 from twin.commands import beside
@@ -311,8 +312,6 @@ def certainty(node: Node, spec: ModelSpec | None) -> str:
             f"no interval: no held-out runs of the fit of {' and '.join(fits)} are on file; for "
             f"one from the ranges of its numbers: {ASK}"
         )
-    from twin.calibrate.by_runs import moved_by  # brings the simulator
-
     moved = [record for record in known.records if record in moved_by(load_node(known.node))]
     without = f"; each of {', '.join(moved)} by a fit without it" if moved else ""
     said = (
