@@ -183,3 +183,12 @@ def test_deep_models_have_the_slopes_of_two_short_ones(home: Path) -> None:
             for node in nodes
         ]
         assert short[1] / short[0] == pytest.approx(whole[1] / whole[0], abs=0.01)
+
+
+def test_runs_of_another_node_and_several_gpus_are_refused(home: Path, twin: Twin) -> None:
+    run = record(home, 1, 1.0)
+    with pytest.raises(CalibrationError, match="was measured on h200-sxm, not on h100-sxm"):
+        by_runs.timed_runs(load_node("1xh100"), [run])
+    several = twin("calibrate", "2xh200", "--runs", run.folder)
+    assert several.code != 0
+    assert "name 1xh200-sxm" in several.err

@@ -39,8 +39,7 @@ from twin.calibrate.recorded import recorded
 from twin.errors import CalibrationError, InvalidPlan
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Node, Number
-from twin.models.depth import first_layers, repeated_layers
-from twin.models.kind import ModelKind, kind_of
+from twin.models.depth import first_layers, line, repeated_layers
 from twin.plan.types import Plan
 from twin.sim.run import simulate
 
@@ -74,10 +73,6 @@ class Timed:
     depths: tuple[int, int] | None
 
     @property
-    def kind(self) -> ModelKind:
-        return kind_of(self.run.spec)
-
-    @property
     def shape(self) -> str:
         """A seed's shape, of which all runs err together."""
         found = re.match(r"s\d+-\d+", self.run.name)
@@ -87,9 +82,7 @@ class Timed:
         """Seconds of all layers, from those of `short`."""
         if self.depths is None:
             return times[0]
-        shallow, deep = self.depths
-        more = (times[1] - times[0]) / (deep - shallow)
-        return times[1] + (self.run.spec.layers - deep) * more
+        return line(self.run.spec.layers, self.depths, (times[0], times[1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +96,6 @@ class Moved:
     before: dict[str, dict[str, float]]
     after: dict[str, dict[str, float]]
     left_out: dict[str, dict[str, float]]
-    kinds: dict[str, ModelKind]  # of the records
 
 
 def timed_runs(node: Node, records: Sequence[store.Run]) -> list[Timed]:
@@ -112,6 +104,11 @@ def timed_runs(node: Node, records: Sequence[store.Run]) -> list[Timed]:
     """
     found = []
     for record in records:
+        if (there := store.measured_on(record.meta)) != store.name_of(node.name):
+            raise CalibrationError(
+                f"{record.folder} was measured on {there}, not on {store.name_of(node.name)}: name "
+                "that node, or another folder"
+            )
         own = []
         for run in recorded(record.folder, record.meta) or ():
             if run.name not in record.samples:
@@ -178,7 +175,6 @@ def move(
         _by_record(runs, errors),
         _by_record(runs, np.log([one.seconds for one in runs]) - after),
         _by_record(runs, crossed),
-        {one.record: one.kind for one in runs},
     )
 
 

@@ -336,6 +336,11 @@ def move_and_store(node: Node, folders: Sequence[Path]) -> Moved:
     """
     from twin.calibrate.by_runs import move  # as above
 
+    if node.gpus > 1:
+        raise ConfigError(
+            f"--runs moves what layers cost on one device, and {node.name} has {node.gpus}: name "
+            f"1x{node.device.name}"
+        )
     found = store.read_fit(node.name)
     if found is None:
         raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")

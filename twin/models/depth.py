@@ -34,3 +34,9 @@ def repeated_layers(spec: ModelSpec) -> tuple[int, int] | None:
         if found is None or begin + 2 * period < found[1]:
             found = (begin + period, begin + 2 * period)
     return found if found and found[1] < spec.layers else None
+
+
+def line(layers: int, depths: tuple[int, int], times: tuple[float, float]) -> float:
+    """What is the same in every layer, of all of them, from its values at two depths."""
+    (shallow, deep), (few, more) = depths, times
+    return more + (layers - deep) * (more - few) / (deep - shallow)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from twin.models.depth import repeated_layers
+from twin.models.depth import line, repeated_layers
 from twin.models.spec import ModelSpec
 from twin.study.point import Point, Row
 from twin.study.runner import Runner
@@ -39,7 +39,7 @@ class Depths:
 
     def line(self, layers: int, shallow: float, deep: float) -> float:
         """What is the same in every layer, from its values at both depths."""
-        return deep + (layers - self.deep) * (deep - shallow) / (self.deep - self.shallow)
+        return line(layers, (self.shallow, self.deep), (shallow, deep))
 
 
 def repeating(spec: ModelSpec) -> Depths | None:
