@@ -378,8 +378,17 @@ inline Int finish(State& s, Int b) {
   if (work.sample) log(s, b, block.clock += work.sample, SAMPLING);
   if (work.pushed && s.machine->further)
     log(s, b, block.clock += s.machine->further, COLLECTIVE);
-  if (const Int fence = work.fence + work.far_fences * s.machine->link_fence)
-    log(s, b, block.clock += fence + 2 * queueing(s, block.package, s.machine->now), HAND_OFF);
+  return wait_beyond_now(s, b, FENCE, block.clock);
+}
+
+// Behind the work: what is in flight then is what the fence waits among.
+inline Int fence(State& s, Int b) {
+  Block& block = s.blocks[b];
+  const Work& work = work_of(s, block);
+  const Int fences = work.fence + work.far_fences * s.machine->link_fence;
+  if (!fences) return PUBLISH;
+  block.clock = s.machine->now + fences + 2 * queueing(s, block.package, s.machine->now);
+  log(s, b, block.clock, HAND_OFF);
   return wait_beyond_now(s, b, PUBLISH, block.clock);
 }
 
@@ -464,6 +473,7 @@ inline void advance(State& s, Int b) {
         break;
       case ITEM: place = item(s, b); break;
       case FINISH: place = finish(s, b); break;
+      case FENCE: place = fence(s, b); break;
       case PUBLISH: place = publish_stage(s, b); break;
       case AT_BARRIER: place = pass_barrier(s, b); break;
       case LEAVE: place = leave(s, b); break;

@@ -39,7 +39,7 @@ inline void see(State& s, Int r, Int channel) {
   const Machine& m = *s.machine;
   const Record& record = s.records[r];
   Sight* sights = s.sights + r * m.dies;
-  const Int spread = s.channels[channel].many ? m.link_spread : 0,
+  const Int spread = m.link_spread - (m.link_spread >> s.channels[channel].sectors),
             remote = record.remote > 0 ? record.remote + spread : record.remote;
   for (Int die = 0; die < m.dies; ++die) {
     Int time = remote, cause = COLLECTIVE;

@@ -236,14 +236,16 @@ def test_chosen_experts_are_one_matrix_to_a_block_of_warps() -> None:
 
 def test_heads_of_a_block_are_prepared_a_warp_each() -> None:
     """Four query heads, a key and a value: one round of eight warps; seven query heads: two, the
-    second half as long.
+    second half as long. Heads of 256 elements take twice as long as of 64.
     """
     warps = warped(heads_s=1e-6).warps
     assert warps is not None
     assert [
-        cost.heads_ps(warps, dim, heads) for dim, heads in ((64, 6), (128, 6), (64, 9), (64, 17))
+        cost.heads_ps(warps, dim, heads)
+        for dim, heads in ((64, 6), (128, 6), (256, 6), (64, 9), (64, 17))
     ] == [
         10**6,
+        1_333_333,
         2 * 10**6,
         15 * 10**5,
         2 * 10**6,

@@ -186,11 +186,48 @@ def test_a_fence_is_paid_where_arrivals_are_counted() -> None:
     assert times[HandOffKind.COUNTER] == times[HandOffKind.GRID] == pytest.approx(3e-6, rel=0.05)
 
 
+def test_a_fence_waits_among_what_is_in_flight_behind_the_work() -> None:
+    """What was in flight when the work began has long arrived: tiles that are taken ahead make room
+    for others, whose requests a long stage outlasts.
+    """
+
+    def step(stage_s: float, loaded_hop_s: float) -> float:
+        device = replace(
+            fitted(warped(), block__stage_s=stage_s),
+            memory=ideal(stream=2e11).memory,
+            handoff=replace(
+                ideal().handoff, fence_s=number(1e-6), loaded_hop_s=number(loaded_hop_s)
+            ),
+        )
+        plan = turns_probe(
+            Options(blocks=2, ring_slots=8, window_slots=4, handoff=HandOffKind.COUNTER),
+            limits_of(device),
+            elements=2,
+            rows=96,
+            cols=2048,
+            stages=3,
+        )
+        return simulate(plan, node_of(device), steps=3).step_s
+
+    assert step(1e-3, 5e-6) == pytest.approx(step(1e-3, 0.0), abs=1e-9)
+    assert step(0.0, 5e-6) > step(0.0, 0.0) + 1e-6
+
+
 def test_the_last_of_many_blocks_words_comes_later_than_one_words_hop_says() -> None:
-    """From another GPU; one word alone has no spread."""
+    """From another GPU: half of the spread with a sector of eight words a block, half of the rest
+    with each further one. One block alone has no spread.
+    """
     device = ideal(per_die=4)
-    for owners, later in ((4, 200_000), (1, 0)):
-        plan = exchange_probe(Options(blocks=owners), limits_of(device), elements=40, stages=6)
+    for owners, elements, later in (
+        (4, 32, 100_000),
+        (4, 64, 150_000),
+        (4, 96, 175_000),
+        (4, 40, 150_000),
+        (1, 40, 0),
+    ):
+        plan = exchange_probe(
+            Options(blocks=owners), limits_of(device), elements=elements, stages=6
+        )
         plan = over_gpus(plan, 2)
         near, far = (
             simulate(plan, node_of(device, 2, topology="switch", spread_s=spread), steps=3).step_ps

@@ -62,7 +62,7 @@ def test_a_round_takes_by_positions_a_thread_and_threads_a_position() -> None:
             head_dim=head_dim,
         )
         took[head_dim] = sum(compile_plan(plan, device).stages[0][0].slots) / 1e6
-    assert took == pytest.approx({64: 1.0, 96: 7 / 16, 128: 10 / 9})
+    assert took == pytest.approx({64: 1.0, 96: 17 / 32, 128: 10 / 9})
 
 
 def scanned(
@@ -88,8 +88,8 @@ def test_on_tensor_cores_four_warps_take_sixteen_positions_each() -> None:
     # 9 steps of 13: half the products, the same softmax
     assert scanned(128, 64, unit_s=1e-6) == pytest.approx([9 / 13, 9 / 13], abs=1e-6)
     assert scanned(16, 128, unit_s=1e-6) == [1.0]
-    # each set of heads has warps of its own
-    assert scanned(64, 128, unit_s=1e-6, group=7) == [0.0, 1.0]
+    # each set of heads has warps of its own, which take a quarter longer for it
+    assert scanned(64, 128, unit_s=1e-6, group=7) == [0.0, 1.25]
     # each tile is awaited; there are no rounds
     assert scanned(64, 128, slice_s=1e-6, round_s=1e-6) == [1.0, 1.0]
 
@@ -100,7 +100,7 @@ def test_an_items_start_and_end_grow_with_its_outputs() -> None:
     """
     assert [
         scanned(64, dim, group=group, item_s=2e-6)[0] for dim, group in ((64, 4), (128, 4), (64, 7))
-    ] == [2.0, 3.0, 3.0]
+    ] == [2.0, 2.5, 2.5]
     warps = warped(item_s=2e-6).warps
     assert warps is not None
     starts = []
@@ -112,4 +112,4 @@ def test_an_items_start_and_end_grow_with_its_outputs() -> None:
             max_context=256,
         )
         starts.append(next(cache_tiles(warps, layer, 64 << 10))[1] / 1e6)
-    assert starts == [2.0, 3.0]
+    assert starts == [2.0, 2.5]

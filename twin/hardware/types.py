@@ -290,7 +290,9 @@ class Link:
     loaded_hop_s: Number  # the same while both ends stream, or hop_s if that is more
     # of all GPUs: until a block's stores into other GPUs are there; with counters and barriers
     fence_s: Number
-    spread_s: Number  # how much later the last word is there where many blocks store one
+    # how much later the last word is there where many blocks store some: half of it with a sector
+    # of words, and more with each further one
+    spread_s: Number
     # of a block that pushes, with sentinels: its time for each rank beyond the other one of two
     peer_s: Number
     # a vendor library's small all-reduce inside a graph, all GPUs of the node

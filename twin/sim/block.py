@@ -214,12 +214,14 @@ class Block:
         if work.publication is not None and work.publication.pushed and self.shared.further:
             clock += self.shared.further
             log.append((clock, COLLECTIVE, None))
-        fence = work.fence_ps + work.far_fences * self.shared.far_fence
-        if fence:
-            clock += fence + self.place.package.fencing(self.env.now)
-            log.append((clock, HAND_OFF, None))
         if clock > self.env.now:
             yield self.env.timeout(clock - self.env.now)
+        # behind the work: what is in flight then is what the fence waits among
+        fence = work.fence_ps + work.far_fences * self.shared.far_fence
+        if fence:
+            fence += self.place.package.fencing(self.env.now)
+            log.append((self.env.now + fence, HAND_OFF, None))
+            yield self.env.timeout(fence)
         if self.keeper is not None:
             yield from self.keeper.until(owed, log)
         data = self.env.now

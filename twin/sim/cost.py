@@ -15,7 +15,7 @@ from twin.kernel.coded import tensor_products
 from twin.kernel.scan import TENSOR_WARPS, cache_tile, position_threads, scan_heads, tensor_scan
 from twin.kernel.teams import LATE_AT_ONCE, WARP, WARPS, Team, rows_at_once, team_of
 from twin.models.spec import DType
-from twin.plan.splits import TENSOR_POSITIONS
+from twin.plan.splits import TENSOR_HEADS, TENSOR_POSITIONS
 from twin.plan.types import Execution, Matrix, Options, Plan, Span, Stage
 from twin.units import picoseconds
 
@@ -32,13 +32,17 @@ SCAN_STEP = 16  # elements of a head, two products of a scan on tensor cores: of
 # a unit's softmax, in steps: with five the probes of heads of 64 and of 128 elements agree best
 SCAN_FIXED = 5
 # What part of a cost grows with what, as probes of attention say (studies/h200-validation).
-# half of a head's or an item's time comes once, half with each round of the warps
+# half of a head's time comes once, half with each round of the warps
 ONCE_AND_AGAIN = 2
 # of a round's time, with each position that a thread holds and without any
-POSITION_PARTS, FIXED_PARTS = 3, 4
-ROUND_PARTS = 16  # with the four positions of most heads
+POSITION_PARTS, FIXED_PARTS = 5, 12
+ROUND_PARTS = 32  # with the four positions of most heads
 # besides one part for each bit of the threads of a position; of eight threads in all
 SUM_PARTS, EIGHT_THREADS_SUM = 5, 9
+# of a turn on tensor cores, more with each further set of query heads
+FURTHER_SET = 1 / 4
+WIDER_HEAD = 1 / 3  # of a head's way to a scan, more with each HEAD elements beyond the first
+FURTHER_ROUND = 1 / 4  # of an item's start and end, more with each further round of publishing
 # attention's splits; half of those where a thread holds several portions
 PARTS_AT_ONCE = 4
 PACK_ELEMENTS = 8  # of one attention head, at most: TeamVector::PACK in cuda_vector.cuh
@@ -341,11 +345,12 @@ def stage_cost(
 
 def heads_ps(warps: Warps, head_dim: int, heads: int) -> int:
     """A block's queries, keys and values on their way from QKV to a scan: each head by one warp.
-    Half of it once more for each further round of the warps: heads of a second round have long been
-    there.
+    A third of it grows with the elements of a head. Half of it once more for each further round of
+    the warps: heads of a second round have long been there.
     """
     rounds = -(-heads // WARPS[0])
-    return picoseconds(warps.heads_s.value * head_dim / HEAD * (1 + rounds) / ONCE_AND_AGAIN)
+    wide = 1 + (head_dim / HEAD - 1) * WIDER_HEAD
+    return picoseconds(warps.heads_s.value * wide * (1 + rounds) / ONCE_AND_AGAIN)
 
 
 def kv_cost(block: BlockCosts, size: int) -> int:
@@ -375,7 +380,7 @@ def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]
     attention.cuh scans them.
 
     A tile is awaited and left by all warps, as a slice of weights is. So say the probes of
-    attention. Half of an item's start and end grows with the rounds in which the block's threads
+    attention. A part of an item's start and end grows with the rounds in which the block's threads
     publish its outputs, two at a time, or, where a probe has no queries, put down ones of its own.
     """
     own = plan.kernel_attention()
@@ -384,7 +389,7 @@ def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]
     rounds = -(-own.group * own.head_dim // (WARPS[0] * WARP * (1 if plan.spec is None else 2)))
     wait, fixed = (
         picoseconds(warps.slice_s.value),
-        picoseconds(warps.item_s.value * (1 + rounds) / ONCE_AND_AGAIN),
+        picoseconds(warps.item_s.value * (1 + FURTHER_ROUND * (rounds - 1))),
     )
     turns = (
         _tensor_turns(warps, plan, size, tile, position)
@@ -398,8 +403,8 @@ def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]
 def _rounds(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> Iterator[int]:
     """Of a tile after the other.
 
-    Each query head of a warp takes its time in a round, of which a quarter does not depend on the
-    positions that a thread holds (heads of 96, of which it holds one instead of four, need 0.44 of
+    Each query head of a warp takes its time in a round, of which three eighths do not depend on the
+    positions that a thread holds (heads of 96, of which it holds one instead of four, need 0.53 of
     it), and a tenth more where twice the threads share a position, whose dot product is summed over
     them.
     """
@@ -429,10 +434,13 @@ def _tensor_turns(warps: Warps, plan: Plan, size: int, tile: int, position: int)
 
 def unit_s(warps: Warps, plan: Plan) -> float:
     """In which a warp compares a unit of cached positions with a set of query heads, and sums
-    values. Sets have warps of their own.
+    values. Sets have warps of their own, which share the tensor cores and the chip's memory.
     """
-    steps = plan.kernel_attention().head_dim // SCAN_STEP
-    return warps.unit_s.value * (steps + SCAN_FIXED) / (HEAD_OF_UNIT // SCAN_STEP + SCAN_FIXED)
+    own = plan.kernel_attention()
+    steps = own.head_dim // SCAN_STEP
+    sets = -(-own.group // TENSOR_HEADS)
+    alone = (steps + SCAN_FIXED) / (HEAD_OF_UNIT // SCAN_STEP + SCAN_FIXED)
+    return warps.unit_s.value * alone * (1 + FURTHER_SET * (sets - 1))
 
 
 def sample_cost(block: BlockCosts, logits: int) -> int:

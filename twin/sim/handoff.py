@@ -151,8 +151,8 @@ class HandOffs:
         times = self.times
         seen = []
         remote, last = record.remote
-        if last is not None and self.links is not None and len(channel.producers) > 1:
-            remote += self.links.spread
+        if last is not None and self.links is not None:
+            remote += self.links.spread_of(channel.sectors)
         for die in range(self.dies):
             best, cause, who = remote, COLLECTIVE, last
             for producer, (time, binder) in enumerate(record.local):

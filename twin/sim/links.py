@@ -58,6 +58,13 @@ class Links:
                 done = through
         return done + self.hop_between(source, target, now)
 
+    def spread_of(self, sectors: int) -> int:
+        """How much later than the last block's first sector all of them are there: each further
+        sector takes half of what is left, as all-reduces of 2 to 16 KiB say. `sectors`: of a block
+        among several; 0 of a block alone, whose words come together.
+        """
+        return self.spread - (self.spread >> sectors)
+
     def hop_between(self, source: int, target: int, now: int) -> int:
         window = self.loaded_hop
         load = min(self.packages[source].load(now, window), self.packages[target].load(now, window))

@@ -19,6 +19,7 @@ from twin.sim.causes import HAND_OFF, SAMPLING
 from twin.sim.forms import Forms, Numbered
 
 KEPT = 16  # plans whose wiring is remembered
+FP32_BYTES, SECTOR_BYTES = 4, 32
 NOTHING_READ, NOTHING_TO_WAIT_FOR = -2, -1  # in the place of a channel
 Ints = NDArray[np.int64]
 
@@ -34,6 +35,8 @@ class Channel:
     arrivals: int  # publications that complete it
     counted: bool  # arrivals queue at one counter
     cause: int  # of waiting for the own rank's part
+    # of a link that a producer's elements fill, at most; 0 of a single producer
+    sectors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +211,9 @@ class _Channels:
             if number in known:
                 continue
             blocks = producers[number]
+            arrivals, sectors = len(blocks) * count, _sectors(value) if len(blocks) > 1 else 0
             known[number] = channel = Channel(
-                len(self.all), value.id, parts, blocks, len(blocks) * count, counted, cause
+                len(self.all), value.id, parts, blocks, arrivals, counted, cause, sectors
             )
             self.all.append(channel)
             self.of_value.setdefault(value.id, []).append(channel)
@@ -233,6 +237,11 @@ class _Channels:
             known.starts,
             np.array([channel.index for channel in channels], np.int64)[known.channels],
         )
+
+
+def _sectors(value: Value) -> int:
+    size = FP32_BYTES * value.words * max(hi - lo for lo, hi in value.owned)
+    return -(-size // SECTOR_BYTES)
 
 
 def _producers(value: Value, spans: tuple[Span, ...]) -> tuple[int, ...]:

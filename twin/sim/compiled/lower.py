@@ -29,6 +29,7 @@ END_OF_TIME = 2**63 - 1
 ROUTE = 2  # pipes at most between two GPUs
 SEGMENTS = 11  # at most in a stage, besides its slots and GATHERS for each read
 GATHERS = 3
+MOST_SHIFT = 62  # bits
 
 
 class Unsupported(TwinError):
@@ -102,7 +103,7 @@ def _flatten_wires(wiring: Wiring) -> FlatWires:
         wiring.plan.values[c.value].pushed and c.parts is not Parts.OWN for c in wiring.channels
     ]
     channels = [
-        (c.arrivals, c.counted, c.cause, *rest, len(c.producers) > 1)
+        (c.arrivals, c.counted, c.cause, *rest, min(c.sectors, MOST_SHIFT))
         for c, *rest in zip(wiring.channels, starts, remote, strict=False)
     ]
     nothing = np.zeros(0, np.int64)

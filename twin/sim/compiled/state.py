@@ -75,7 +75,7 @@ STREAM = _record("slots slots_end stretches stretches_end")  # of a block in a s
 # slots of a stream up to `end` that may be requested once the gate is open
 STRETCH = _record("end gate")
 THERE = _record("slot arrival")
-CHANNEL = _record("arrivals counted cause counter remote many")
+CHANNEL = _record("arrivals counted cause counter remote sectors")
 RECORD = _record(
     "begun arrived seen waits group loose early remote",
     ("remote_who", BINDER),
@@ -149,6 +149,7 @@ PLACES = (  # where a block goes on when it runs next
     "ITEM",
     "ITEM_DONE",
     "FINISH",
+    "FENCE",
     "PUBLISH",
     "AT_BARRIER",
     "LEAVE",
