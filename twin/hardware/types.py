@@ -293,7 +293,7 @@ class Link:
     # how much later the last word is there where many blocks store some: half of it with a sector
     # of words, and more with each further one
     spread_s: Number
-    # of a block that pushes, with sentinels: its time for each rank beyond the other one of two
+    # of a block that pushes, with sentinels: its time for each rank on other GPUs beyond the first
     peer_s: Number
     # a vendor library's small all-reduce inside a graph, all GPUs of the node
     library_allreduce_s: Number

@@ -32,8 +32,9 @@ SCAN_STEP = 16  # elements of a head, two products of a scan on tensor cores: of
 # a unit's softmax, in steps: with five the probes of heads of 64 and of 128 elements agree best
 SCAN_FIXED = 5
 # What part of a cost grows with what, as probes of attention say (studies/h200-validation).
-# half of a head's time comes once, half with each round of the warps
-ONCE_AND_AGAIN = 2
+ONCE_AND_AGAIN = 2  # a further round of heads takes a half of the first one's time
+# of the first round's time, beside one part for each of its heads; of six in all
+HEADS_ALONE, HEADS_PARTS = 4, 10
 # of a round's time, with each position that a thread holds and without any
 POSITION_PARTS, FIXED_PARTS = 5, 12
 ROUND_PARTS = 32  # with the four positions of most heads
@@ -206,7 +207,7 @@ def gather_cost(
     loaded: int,
     blocks: int,
     crowd: float = 0.0,
-    weighed: int = 0,
+    weighed: float = 0.0,
 ) -> Cost:
     """Read and sum exchanged elements; the bytes themselves also pass the die's pipes.
 
@@ -244,13 +245,20 @@ def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int, together: i
     Of attention's partial outputs (`splits` > 0) too, a few splits at once (combine.cuh).
     """
     if splits:
-        return portion_rounds(matrix) * -(-splits // parts_at_once(matrix))
+        return portion_rounds(matrix) * -(-splits // splits_together(matrix))
     return 1 + -(-max(0, parts - 1) // together)
 
 
 def parts_at_once(matrix: Matrix | None) -> int:
     """Attention's splits whose loads are under way together, as combine.cuh."""
     return PARTS_AT_ONCE if not matrix or vector_chunks(matrix) == 1 else PARTS_AT_ONCE // 2
+
+
+def splits_together(matrix: Matrix | None) -> int:
+    """Of attention's splits that a block's threads look at together; of threads that hold the same
+    columns each at its share, and at one at least.
+    """
+    return max(parts_at_once(matrix), sharers(matrix))
 
 
 def portion_rounds(matrix: Matrix | None) -> int:
@@ -345,12 +353,14 @@ def stage_cost(
 
 def heads_ps(warps: Warps, head_dim: int, heads: int) -> int:
     """A block's queries, keys and values on their way from QKV to a scan: each head by one warp.
-    A third of it grows with the elements of a head. Half of it once more for each further round of
-    the warps: heads of a second round have long been there.
+    A third of it grows with the elements of a head, and a part with the heads that the warps wait
+    for at once, of which the last comes the later the more they are. Half of it once more for each
+    further round of the warps: heads of a second round have long been there.
     """
-    rounds = -(-heads // WARPS[0])
+    rounds, first = -(-heads // WARPS[0]), min(heads, WARPS[0])
     wide = 1 + (head_dim / HEAD - 1) * WIDER_HEAD
-    return picoseconds(warps.heads_s.value * wide * (1 + rounds) / ONCE_AND_AGAIN)
+    late = (HEADS_ALONE + first) / HEADS_PARTS
+    return picoseconds(warps.heads_s.value * wide * (late + (rounds - 1) / ONCE_AND_AGAIN))
 
 
 def kv_cost(block: BlockCosts, size: int) -> int:

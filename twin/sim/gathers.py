@@ -33,6 +33,10 @@ FP32_BYTES = 4
 # latencies of a round of splits beside weights of several column slices that a thread holds: in 15
 # traced runs on an H200 such output projections took 0.1 to 0.2 us more for each round
 CROWDED = 2
+# of a split that is loaded and weighed, what another thread found, on the chip. With as much for
+# both eight threads of 256 columns, four of 512 and two of 1,024 came out 0.7, 0.6 and 0.2 us too
+# slow in traced runs
+MET = 1 / 2
 
 
 def polled(plan: Plan) -> bool:
@@ -59,7 +63,7 @@ class Gathers:
     def __init__(self, plan: Plan, device: Device, by_keeper: list[bool]) -> None:
         """`by_keeper[stage]`: a warp that a block has to spare makes it."""
         self.plan, self.device, self.by_keeper = plan, device, by_keeper
-        self.known: dict[tuple[int, int, int, float, int], int] = {}
+        self.known: dict[tuple[int, int, int, float, float], int] = {}
         self.wide_ffn = device.warps is not None and plan.tokens == 1 and wide_ffn(plan)
         # words that all blocks publish of chosen experts
         self.totals: dict[tuple[int, Chosen], int] = {}
@@ -151,7 +155,7 @@ class Gathers:
             aligned = min(cost.QUAD_BYTES, self._alignment(read))
             split = cost.vector_bytes(stage.matrix, aligned=aligned, element=self._partial_bytes())
             # threads that hold the same columns share the splits
-            at_once = cost.parts_at_once(stage.matrix) * split // cost.sharers(stage.matrix)
+            at_once = cost.splits_together(stage.matrix) * split // cost.sharers(stage.matrix)
             # of splits missing in the last one, its last again
             rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)
             return (rounds + polled(self.plan)) * at_once
@@ -170,20 +174,18 @@ class Gathers:
         waited_for = value.stage == max(plan.values[other.value].stage for other in stage.reads)
         return size + at_once if polled(self.plan) and waited_for else size
 
-    def _weighed(self, stage: Stage, read: Read) -> int:
+    def _weighed(self, stage: Stage, read: Read) -> float:
         """Attention's splits times the column slices in which a thread weighs and adds them; those
         that it looks at once more, for nothing, take as long.
         """
         splits = self.splits(stage, read)
         if not splits or stage.matrix is None:
-            return 0
+            return 0.0
         rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)
-        looked_at, sharers = (
-            rounds * cost.parts_at_once(stage.matrix),
-            cost.sharers(stage.matrix),
-        )
+        sharers = cost.sharers(stage.matrix)
+        looked_at = rounds * cost.splits_together(stage.matrix) / sharers
         if sharers > 1:  # each its share, and then what all of them found
-            looked_at = looked_at // sharers + sharers
+            looked_at += sharers * MET
         return looked_at * cost.vector_chunks(stage.matrix)
 
     def _multiplied(self, stage: Stage) -> Matrix:

@@ -95,11 +95,14 @@ class Machine:
 
     @property
     def further(self) -> int:
-        """Ps by which a block takes longer to push to all ranks than to one other. With sentinels
-        alone: counters and barriers of four GPUs are told well without it.
+        """Ps by which a block takes longer to push to all ranks than to one on another GPU; those
+        on its own cost nothing. With sentinels alone: counters and barriers of four GPUs are told
+        well without it.
         """
-        polls = self.resident and self.plan.options.handoff is HandOffKind.SENTINEL
-        return max(0, self.plan.ranks - 2) * self.links.peer if self.links and polls else 0
+        plan, polls = self.plan, self.plan.options.handoff is HandOffKind.SENTINEL
+        if self.links is None or not self.resident or not polls:
+            return 0
+        return max(0, plan.ranks - plan.ranks // plan.options.gpus - 1) * self.links.peer
 
     def run(self) -> None:
         """Until the last block has finished its last step. The loaders are then already in the next
