@@ -15,12 +15,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from twin.calibrate.probes import COPIES
 from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams
 from twin.engine.weights import RandomWeights, random_weights
 from twin.models.spec import DType, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.plan.build import build
-from twin.plan.types import CollectiveKind, Limits, Options, Parts, Plan, StageKind
+from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
+from twin.plan.types import (
+    CollectiveKind,
+    Execution,
+    HandOffKind,
+    Limits,
+    Options,
+    Parts,
+    Plan,
+    Sampling,
+    StageKind,
+)
 from twin.reference.step import Reference
 
 LIMITS = Limits(blocks=64, dies=1, on_chip_bytes=2**30, memory_bytes=2**40, oversubscribe=True)
@@ -54,6 +66,28 @@ TOKENS = [5, 74, 0, 33, 100, 2, 61, 9, 10, 11, 12, 5, 5, 80]
 SEED = 3
 LESS_OPTIMISED = ("-O1",)  # the CPU engine compiles in 1.1 s instead of 2.5
 FULL = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=7)
+
+
+def probes(
+    limits: Limits, execution: Execution, handoff: HandOffKind, *, blocks: int, vocab: int
+) -> list[Plan]:
+    """One of each kind of stage."""
+    options = Options(
+        blocks=blocks,
+        handoff=handoff,
+        execution=execution,
+        context=70,
+        max_context=128,
+        slot_bytes=2048,
+        copies=COPIES,
+    )
+    lone = replace(options, blocks=1, sampling=Sampling.FULL)
+    return [
+        stream_probe(options, limits, rows=300, cols=256, stages=2),
+        exchange_probe(options, limits, elements=100),
+        attention_probe(options, limits, heads=8, kv_heads=2, head_dim=64, window=33),
+        sample_probe(lone, limits, vocab=vocab),
+    ]
 
 
 def planned(spec: ModelSpec = LLAMA, **chosen: Any) -> Plan:

@@ -21,6 +21,7 @@ from tests.engine.small_engine import (
     SEED,
     TOKENS,
     after_the_first,
+    probes,
     sums_what_comes_later,
 )
 from twin.engine.cuda import CudaEngine, run_probe
@@ -32,7 +33,6 @@ from twin.kernel.tables import layout
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
 from twin.plan.build import build
-from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
 from twin.plan.types import (
     CollectiveKind,
     Execution,
@@ -188,26 +188,11 @@ def all_plans() -> Iterator[Plan]:
     )
     yield wide_drawing_plan()
     yield from (planned(max_context=100_000, attention_splits=1, execution=x) for x in EXECUTIONS)
-    yield from (probe for x in EXECUTIONS for h in HandOffKind for probe in probes(x, h))
+    yield from (probe for x in EXECUTIONS for h in HandOffKind for probe in probes_of(x, h))
 
 
-def probes(execution: Execution, handoff: HandOffKind) -> list[Plan]:
-    options = Options(
-        blocks=5,
-        handoff=handoff,
-        execution=execution,
-        context=70,
-        max_context=128,
-        slot_bytes=2048,
-        copies=5,
-    )
-    lone = replace(options, blocks=1, sampling=Sampling.FULL)
-    return [
-        stream_probe(options, H200, rows=300, cols=256, stages=2),
-        exchange_probe(options, H200, elements=100),
-        attention_probe(options, H200, heads=8, kv_heads=2, head_dim=64, window=33),
-        sample_probe(lone, H200, vocab=5000),
-    ]
+def probes_of(execution: Execution, handoff: HandOffKind) -> list[Plan]:
+    return probes(H200, execution, handoff, blocks=5, vocab=5000)
 
 
 def crowded_plan() -> Plan:
@@ -578,7 +563,7 @@ def test_cancel_returns_what_was_generated(execution: Execution) -> None:
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 def test_every_probe_runs(execution: Execution, handoff: HandOffKind) -> None:
-    for probe in probes(execution, handoff):
+    for probe in probes_of(execution, handoff):
         seconds = run_probe(probe, steps=5, warmup=1)
         assert seconds.shape == (5,)
         assert (seconds > 0).all()

@@ -15,14 +15,14 @@ from tests.engine.small_engine import (
     engine,
     error,
     planned,
+    probes,
     run_script,
     sanitized,
 )
 from twin.engine.host import run_probe
 from twin.errors import EngineError
 from twin.kernel import layout
-from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
-from twin.plan.types import Execution, HandOffKind, Options, Sampling, StageKind
+from twin.plan.types import Execution, HandOffKind, StageKind
 
 # ---- trace and probes ----------------------------------------------------------------------------
 
@@ -42,23 +42,7 @@ def test_a_trace_orders_each_blocks_stages() -> None:
 @pytest.mark.parametrize("execution", list(Execution))
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 def test_every_probe_runs(execution: Execution, handoff: HandOffKind) -> None:
-    options = Options(
-        blocks=2,
-        handoff=handoff,
-        execution=execution,
-        context=70,
-        max_context=128,
-        slot_bytes=2048,
-        copies=5,
-    )
-    lone = replace(options, blocks=1, sampling=Sampling.FULL)
-    probes = [
-        stream_probe(options, LIMITS, rows=300, cols=256, stages=2),
-        exchange_probe(options, LIMITS, elements=100),
-        attention_probe(options, LIMITS, heads=8, kv_heads=2, head_dim=64, window=33),
-        sample_probe(lone, LIMITS, vocab=1000),
-    ]
-    for probe in probes:
+    for probe in probes(LIMITS, execution, handoff, blocks=2, vocab=1000):
         seconds = run_probe(probe, steps=5, warmup=1)
         assert seconds.shape == (5,)
         assert (seconds > 0).all()

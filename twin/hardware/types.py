@@ -194,8 +194,8 @@ class Warps:
     # from the last tile of a batch of rows to its sums, beyond the time in which that tile is
     # consumed
     tile_s: Number
-    # before a scan, for 64 elements of a head: the item looked up, queries and keys turned; a probe
-    # of attention has none
+    # before a scan, for six heads of 64 elements (queries, a key, a value): the item looked up,
+    # heads awaited and turned; a probe of attention has none
     heads_s: Number
     # one round of the cached positions that a block scans side by side, already on their way
     round_s: Number

@@ -25,14 +25,15 @@ HEAD, HEAD_OF_UNIT = 64, 128  # elements, of which heads_s and unit_s speak
 WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the threads of a warp
 FP32_BYTES = 4
 ON_CHIP_BYTES_PER_CYCLE = 128  # 32 banks of four bytes
-SECTOR_BYTES = 32  # of L2
+SECTOR_BYTES = 32  # of L2, and of a link
 QUAD_BYTES = 16  # most that a thread reads at once
 ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
 SCAN_STEP = 16  # elements of a head, two products of a scan on tensor cores: of keys, and of values
 # a unit's softmax, in steps: with five the probes of heads of 64 and of 128 elements agree best
 SCAN_FIXED = 5
-# What part of a cost grows with what, as probes of attention say (studies/h200-validation).
-ONCE_AND_AGAIN = 2  # a further round of heads takes a half of the first one's time
+# What part of a cost grows with what, as probes of attention and traced runs say
+# (studies/h200-validation, docs/calibration.md).
+LATER_HEADS = 1 / 2  # of six heads' time, what a further round of the warps takes
 # of the first round's time, beside one part for each of its heads; of six in all
 HEADS_ALONE, HEADS_PARTS = 4, 10
 # of a round's time, with each position that a thread holds and without any
@@ -360,7 +361,7 @@ def heads_ps(warps: Warps, head_dim: int, heads: int) -> int:
     rounds, first = -(-heads // WARPS[0]), min(heads, WARPS[0])
     wide = 1 + (head_dim / HEAD - 1) * WIDER_HEAD
     late = (HEADS_ALONE + first) / HEADS_PARTS
-    return picoseconds(warps.heads_s.value * wide * (late + (rounds - 1) / ONCE_AND_AGAIN))
+    return picoseconds(warps.heads_s.value * wide * (late + (rounds - 1) * LATER_HEADS))
 
 
 def kv_cost(block: BlockCosts, size: int) -> int:

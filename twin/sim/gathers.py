@@ -25,11 +25,11 @@ from twin.plan.types import (
 )
 from twin.sim import cost
 from twin.sim.causes import COLLECTIVE, HAND_OFF, SAMPLING
+from twin.sim.cost import FP32_BYTES
 from twin.sim.program import Publication, ReadWork
 from twin.sim.routing import Chosen
 from twin.sim.wiring import part_count
 
-FP32_BYTES = 4
 # latencies of a round of splits beside weights of several column slices that a thread holds: in 15
 # traced runs on an H200 such output projections took 0.1 to 0.2 us more for each round
 CROWDED = 2

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Span, Stage, StageKind, Value
 from twin.sim.causes import HAND_OFF, SAMPLING
+from twin.sim.cost import FP32_BYTES, SECTOR_BYTES
 from twin.sim.forms import Forms, Numbered
 
 KEPT = 16  # plans whose wiring is remembered
-FP32_BYTES, SECTOR_BYTES = 4, 32
 NOTHING_READ, NOTHING_TO_WAIT_FOR = -2, -1  # in the place of a channel
 Ints = NDArray[np.int64]
 
