@@ -89,7 +89,9 @@ struct Core {
                                Plan::ffn_ahead_chunks, Plan::ffn_ahead_groups, Reach::NEAR,
                                EXPERTS ? Experts::WIDTH : Plan::ffn_cols>;
   using WideFfn = WideVector<NarrowFfn::Division, only_code(FFN_CODES)>;
-  using Ffn = Either<Plan::wide_ffn, WideFfn, NarrowFfn>;
+  using TallFfn = TallVector<NarrowFfn, Plan::ffn_in_registers, Plan::ffn_at_once>;
+  using PlainFfn = Either<(Plan::ffn_at_once < NarrowFfn::PORTIONS), TallFfn, NarrowFfn>;
+  using Ffn = Either<Plan::wide_ffn, WideFfn, PlainFfn>;
   using Shared = typename SharedInput<Beside::SHARED, Ffn>::Type;
   using Dense = typename DenseInput<Beside::DENSE, Ffn>::Type;
   using Residual = Held<Hidden, Plan::held_on_chip>;

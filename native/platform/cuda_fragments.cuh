@@ -84,8 +84,8 @@ struct Fragments {
   struct Lane {
     u32 quarter, row;        // the group of its sums; its first row of 16
     u32 first, unit;         // of a tile its first chain's first unit; its own unit of a chain
-    u32 input, zeros;        // where its columns of right sides begin; zeros
-    u32 scales;              // of the input, of its group
+    u32 input, ahead, zeros; // where its half of right sides begins; its own columns; zeros
+    u32 scales;              // of the input
     u32 less, more;          // the tables' lower halves
     bool holds[STEPS];       // has it elements of that step's right side?
 
@@ -96,11 +96,14 @@ struct Fragments {
 #pragma unroll
       for (int s = 0; s < STEPS; ++s)
         holds[s] = unit / u32(UNITS) == group && (STEPS == 1 || step == u32(s));
-      input = whole + (first + unit) * 2 * UNIT + lane / 4 % 2 * UNIT;
+      input = whole + lane / 4 % 2 * UNIT, ahead = (first + unit) * 2 * UNIT;
       zeros = Fragments::zeros(whole);
-      scales = Fragments::scales(whole) + 4 * (first + quarter * u32(UNITS));
-      less = opaque(LESS_LOW), more = opaque(MORE_LOW);
+      scales = Fragments::scales(whole);
+      u32 none;
+      load_one(zeros, &none);
+      less = LESS_LOW + none, more = MORE_LOW + none;
     }
+    __device__ __forceinline__ u32 inputs(u32 unit) const { return input + unit * 2 * UNIT; }
   };
 
   // sum[r] += the products of row r of this thread's pair, from row `first` on of a tile of `rows`
@@ -110,28 +113,32 @@ struct Fragments {
   __device__ __forceinline__ static void dot(const Lane& lane, u32 from, u32 apart, int first,
                                              int rows, u32 begin, float (&sum)[2]) {
     constexpr u32 BLOCK = u32(code_block(Coding::CODE)), NEXT = u32(Vector::TEAM * CHAIN);
+    static_assert(NEXT * u32(UNIT) % BLOCK == 0, "a chain's step is of whole blocks");
     const u32 units = 2 * apart / u32(UNIT_BYTES), last = (2 * apart - 1) / BLOCK;
     const u32 high = u32(scaled_rows(rows)), row = u32(first) + lane.row;
     const u32 behind = from + u32(whole_rows(Coding::CODE, rows)) * apart;
     const u32 inner = behind + (code_outer(Coding::CODE) ? 4u * high : 0u) + row;
-    u32 at = from + row * apart + (lane.first + lane.quarter) * u32(UNIT_BYTES);
-    u32 input = lane.input + begin * 2 * UNIT, unit = lane.first + lane.unit,
-        group = lane.first / u32(UNITS) + lane.quarter, scaling = lane.scales + 4 * begin;
+    // Addresses alone count the chains. Beyond a tile's columns inputs are zero, and any scales
+    // will do that are numbers: the last ones.
+    const u32 begins = from + row * apart + lane.quarter * u32(UNIT_BYTES),
+              ends = begins + units * u32(UNIT_BYTES), inputs_end = lane.inputs(begin + units),
+              scales_end = lane.scales + 4 * (begin + units - 1), inner_end = inner + last * high;
+    u32 at = begins + lane.first * u32(UNIT_BYTES), input = lane.inputs(begin) + lane.ahead,
+        scaling = lane.scales + 4 * (begin + lane.first + lane.quarter * u32(UNITS)),
+        inner_at = inner + (lane.first / u32(UNITS) + lane.quarter) * u32(GROUP) / BLOCK * high;
     float total[2] = {};
 #pragma unroll 1
-    for (u32 k = lane.first; k < units; k += NEXT) {
+    while (at < ends) {
       u32 word[STEPS][4], right[STEPS][4], scale;
 #pragma unroll
       for (int s = 0; s < STEPS; ++s) load_four(at + u32(4 * s * UNIT_BYTES), word[s]);
 #pragma unroll
       for (int s = 0; s < STEPS; ++s)
-        load_four(lane.holds[s] && unit < units ? input : lane.zeros, right[s]);
-      // Beyond a tile's columns inputs are zero, and any scale will do that is a number.
-      const u32 block = group * u32(GROUP) / BLOCK;
-      load_half(inner + (block < last ? block : last) * high, &scale);
-      const float by_unit = load_float(group * u32(UNITS) < units ? scaling : lane.scales);
-      at += NEXT * u32(UNIT_BYTES), input += NEXT * 2 * UNIT, unit += NEXT;
-      group += NEXT / u32(UNITS), scaling += NEXT * 4;
+        load_four(lane.holds[s] && input < inputs_end ? input : lane.zeros, right[s]);
+      load_half(inner_at < inner_end ? inner_at : inner_end, &scale);
+      const float by_unit = load_float(scaling < scales_end ? scaling : scales_end);
+      at += NEXT * u32(UNIT_BYTES), input += NEXT * 2 * UNIT, scaling += NEXT * 4;
+      inner_at += NEXT * u32(UNIT) / BLOCK * high;
       int less[4] = {}, more[4] = {};
 #pragma unroll
       for (int s = 0; s < STEPS; ++s)

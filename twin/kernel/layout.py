@@ -16,6 +16,8 @@ from twin.kernel.teams import (
     WARP,
     Team,
     ahead_pieces,
+    ffn_at_once,
+    ffn_in_registers,
     held_on_chip,
     parts_together,
     teams_of,
@@ -60,6 +62,8 @@ TEAM_SIZES = (  # of NVIDIA's blocks
     "cache_tile",
     "tensor_scan",
     "wide_ffn",
+    "ffn_in_registers",
+    "ffn_at_once",
     "held_on_chip",
     "parts_together",
     *(
@@ -149,6 +153,8 @@ def _team_sizes(plan: Plan) -> dict[str, int]:
         "cache_tile": cache_tile(plan),
         "tensor_scan": int(tensor_scan(plan)),
         "wide_ffn": int(wide_ffn(plan)),
+        "ffn_in_registers": ffn_in_registers(plan),
+        "ffn_at_once": ffn_at_once(plan),
         "held_on_chip": int(held_on_chip(plan)),
         "parts_together": parts_together(plan, teams.hidden.portions, coded=plan.coded),
     }
@@ -274,14 +280,22 @@ def held_floats(plan: Plan) -> int:
 
 def whole_floats(plan: Plan) -> int:
     """NVIDIA: behind these, the widest input of a matrix that tensor cores multiply as whole
-    numbers, and zeros for what a tile's last columns lack (cuda_fragments.cuh); or the one that is
+    numbers, and zeros for what a tile's last columns lack (cuda_fragments.cuh); or what of one is
     too wide for registers (cuda_wide.cuh).
     """
     units = whole_units(plan)
     # two bytes of each element, a scale of each unit; a load of zeros
     tensor = units * (2 * PACK // 4 + 1) + UNIT_BYTES // 4 if units else 0
     wide = wide_units(plan) * (2 * PACK // 4 + 2)  # a scale and a sum of each unit
-    return up(max(tensor, wide), LINE_FLOATS)
+    return up(max(tensor, wide, _beside_registers(plan)), LINE_FLOATS)
+
+
+def _beside_registers(plan: Plan) -> int:
+    """Elements of a feed-forward's input for which threads have no registers: of whole slices."""
+    if not plan.limits.teams:
+        return 0
+    team = teams_of(plan).ffn
+    return (team.portions - ffn_in_registers(plan)) * team.vector * team.warps * WARP
 
 
 def wide_units(plan: Plan) -> int:

@@ -66,6 +66,10 @@ REGISTER_BYTES = 4
 # tensor cores look for theirs there anyway.
 REGISTER_PORTIONS, WHOLE_PORTIONS = 4, 2
 WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
+# before other weights, elements of a thread of a feed-forward's input that it keeps in registers, at
+# most, and that it gathers at once, as many as are under way then. Beside experts 84 at once spilled
+# 472 bytes, 112 412 and 144 1,240
+FFN_ELEMENTS, FFN_AT_ONCE, EXPERTS_AT_ONCE, FFN_UNDER_WAY = 112, 112, 80, 32
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 THREAD_REGISTERS = 120
 
@@ -308,6 +312,27 @@ def wide_ffn(plan: Plan) -> bool:
     whole = whole_products(found[0]) or tensor_products(found[0])
     most = WHOLE_PORTIONS if whole else REGISTER_PORTIONS
     return teams_of(plan).ffn.portions > most
+
+
+def ffn_in_registers(plan: Plan) -> int:
+    """NVIDIA: column slices of which a thread keeps its elements of a feed-forward's input in
+    registers; those of the others lie in the block's memory (cuda_wide.cuh).
+    """
+    team = teams_of(plan).ffn
+    if plan.coded:
+        return team.portions  # unless all of them lie there: `wide_ffn`
+    return min(team.portions, FFN_ELEMENTS // team.vector)
+
+
+def ffn_at_once(plan: Plan) -> int:
+    """NVIDIA: column slices of a feed-forward's input that are gathered together before weights
+    that are not few-bit; all of them where registers allow.
+    """
+    team = teams_of(plan).ffn
+    most = EXPERTS_AT_ONCE if has_experts(plan) else FFN_AT_ONCE
+    if plan.coded or team.portions * team.vector <= most:
+        return team.portions
+    return FFN_UNDER_WAY // team.vector
 
 
 def held_on_chip(plan: Plan) -> bool:
