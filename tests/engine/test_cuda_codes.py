@@ -16,7 +16,7 @@ from tests.engine.test_coded import WIDE
 from tests.engine.test_cuda_engine import EXECUTIONS, TOLERANCE, expected, gpu, planned, weights_of
 from tests.engine.test_experts import FEED, routed
 from twin.engine.cuda import CudaEngine
-from twin.kernel.teams import held_on_chip, teams_of, wide_ffn
+from twin.kernel.teams import ffn_at_once, held_on_chip, teams_of, wide_ffn
 from twin.models.codes import CODES
 from twin.models.feeds import Scoring
 from twin.models.formats import format_named
@@ -115,6 +115,25 @@ def test_feed_forwards_too_wide_for_registers_match_the_reference(
         handoff=handoff,
     )
     assert wide_ffn(plan)
+    agree(plan)
+
+
+@pytest.mark.parametrize("handoff", HandOffKind)
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16, DType.FP32])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        replace(WIDE, ffn=9216),
+        routed(replace(FEED, width=3000)),  # beside registers
+        routed(replace(FEED, width=2112)),  # a few slices at a time, all in registers
+    ],
+    ids=["dense", "experts", "narrower"],
+)
+def test_inputs_that_are_gathered_in_rounds_match_the_reference(
+    spec: ModelSpec, dtype: DType, handoff: HandOffKind
+) -> None:
+    plan = checked(spec, weight_dtype=dtype, slot_bytes=512, blocks=5, handoff=handoff)
+    assert ffn_at_once(plan) < teams_of(plan).ffn.portions
     agree(plan)
 
 

@@ -13,12 +13,16 @@ from twin.kernel.layout import choice_floats, held_floats, whole_floats
 from twin.kernel.tables import layout
 from twin.kernel.teams import (
     REGISTER_PORTIONS,
+    WARP,
     WHOLE_PORTIONS,
     ahead_registers,
+    ffn_at_once,
+    ffn_in_registers,
     held_on_chip,
     teams_of,
     wide_ffn,
 )
+from twin.models.feeds import ExpertFeed
 from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
@@ -51,6 +55,41 @@ def test_inputs_of_wide_feed_forwards_lie_on_the_chip(name: str, ffn: int, wide:
     assert wide_ffn(plan) is wide
     if wide and "fp4" not in name:  # tensor cores have room of their own
         assert whole_floats(plan) > 0
+
+
+@pytest.mark.parametrize(
+    ("top_k", "width", "in_registers", "at_once"),
+    [
+        (2, 10_240, 80, 80),  # elements of a thread
+        (2, 14_336, 112, 32),  # Mixtral-8x7B
+        (3, 14_336, 112, 32),  # 56 of 168 lie on the chip
+    ],
+)
+def test_wide_inputs_before_16_bit_weights_are_gathered_in_rounds(
+    top_k: int, width: int, in_registers: int, at_once: int
+) -> None:
+    """Threads keep what they have registers for, and the block's memory the rest."""
+    base = load_model("mixtral-8x7b")
+    assert base.layout
+    assert isinstance(base.layout[0].feed, ExpertFeed)
+    feed = replace(base.layout[0].feed, top_k=top_k, width=width)
+    layers = tuple(replace(layer, feed=feed) for layer in base.layout[:2])
+    spec = replace(base, layers=2, windows=base.windows[:2], ffn=width, layout=layers)
+    plan = plan_for(spec, load_node("1xh200"))
+    team = teams_of(plan).ffn
+    assert ffn_in_registers(plan) * team.vector == in_registers
+    assert ffn_at_once(plan) * team.vector == at_once
+    assert whole_floats(plan) == (team.portions * team.vector - in_registers) * team.warps * WARP
+    assert ahead_registers(plan, "ffn") == 0
+
+
+def test_a_dense_input_is_gathered_at_once_as_far_as_registers_go() -> None:
+    base = load_model("llama-3.1-8b")
+    for ffn, rounds in ((28_672, False), (30_720, True)):
+        sized = replace(base, ffn=ffn, layers=2, windows=base.windows[:2])
+        plan = plan_for(sized, load_node("1xh200"))
+        assert (ffn_at_once(plan) < teams_of(plan).ffn.portions) is rounds
+        assert (whole_floats(plan) > 0) is rounds
 
 
 def test_nothing_is_taken_ahead_of_such_an_input(monkeypatch: pytest.MonkeyPatch) -> None:

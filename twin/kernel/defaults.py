@@ -42,21 +42,23 @@ EVEN_SHARE = 0.8
 # 1,305 cycles; with all of a 208 KiB ring it takes 4,900, because requests wait in the second-level
 # cache behind those before them (studies/h200-history).
 UNDER_WAY_S = 1.35e-6  # of the peak bandwidth: 48 KiB for each of an H200's 132 SMs
-# Where a GPU's rings nearly hold a layer the memory is idle while blocks wait for each other, and what
-# is under way only delays them. Two slots instead of three take an H100 5 to 8 % less time for layers
-# of 20 to 31 MB, 8 % for 44 MB, 1 % for 53; 60 MB and two KV heads 2 % more. On an H200 they save 0 to
-# 4 % up to 44 MB, and cost 5 % of 88 MB, 12 and 13 % of 94 and 202.
-# Few-bit weights are decoded more slowly than an H100 streams them: with two slots Llama-3.2-1B in
-# INT8 (61 MB) takes 5 % less, Qwen3-8B in INT4 (102 MB) 6 %. An H200 takes 1 % less to 2 % more.
-SHORT_UNDER_WAY_S, SHORT_LAYER = 0.9e-6, 1.75  # at most, of a GPU's rings
-SHORT_CODED_UNDER_WAY_S, SHORT_CODED_LAYER = 1.2e-6, 4.0
-# Experts' tiles are smaller than slots: with two under way GPT-OSS-20B takes an H100 4 % and an H200
-# 8 % longer than with three, Qwen3-30B-A3B an H200 8 %.
+# Where a layer is short, the memory is idle while blocks wait for each other, and what is under way
+# only delays them. Where a block has up to 2.3 tiles of a layer a slot of its ring, two slots, not
+# three, take an H100 4 to 8 % less time, an H200 0 to 4, two H200 1 to 5. With 2.7 and more it is
+# 1 % less to 6 % more on an H100, 2 % more on two H200 and 5 to 13 % more on one. Four instead of
+# three take 1 to 3 % more, also where tiles do not fill their slots.
+SHORT_UNDER_WAY_S, SHORT_LAYER = 0.9e-6, 2.4
+# An H100 streams few-bit weights faster than its blocks decode them. With two slots Llama-3.2-1B in
+# INT8 takes 5 % less, Qwen3-8B in INT4 6 and in FP8 1 %. An H200 takes 1 % less to 2 % more.
+CODED_UNDER_WAY_S = 1.2e-6
+# Experts' tiles are smaller than slots: with two under way GPT-OSS-20B takes an H100 4 % and an
+# H200 8 % longer than with three, Qwen3-30B-A3B an H200 8 %.
 EXPERTS_WINDOW = 3
 # Laneformer-2B's 8 lanes on one H200 took 1,062 us side by side with 48 KiB under way, 1,075 with
 # 80. Apart, some lanes always have room for what the others leave: each 3 us after the one before
 # 1,051 and 1,040 us. On a slower H200, with 80 KiB: so 1,055, in four groups 5, 7 or 10 us apart
-# 1,048 to 1,049, side by side with 48 KiB 1,072 (studies/h200-history).
+# 1,048 to 1,049, side by side with 48 KiB 1,072 (studies/h200-history). Four lanes each on two H200
+# take 559 us with 48 KiB, 566 with 64 and 571 with 80.
 LANE_STAGGER_NS = 7000
 STAGGERED_UNDER_WAY_S = 2.2e-6
 BESIDE_BYTES = 2048  # of an NVIDIA block: mbarriers and what its warps tell each other take less
@@ -271,24 +273,24 @@ def _window(node: Node, plan: Plan, slots: int) -> int:
     slot_bytes = plan.options.slot_bytes
     share = node.device.memory.peak_bytes_per_s.value / node.device.blocks
     seconds, least = UNDER_WAY_S, 2
-    if plan.options.lane_stagger_ns:
+    if plan.options.lane_stagger_ns and plan.options.gpus == 1:
         seconds = STAGGERED_UNDER_WAY_S
     elif has_experts(plan):
         least = EXPERTS_WINDOW
     elif plan.spec is not None and plan.spec.lanes is None:
-        most = SHORT_CODED_LAYER if plan.coded else SHORT_LAYER
-        if _layer_bytes(plan) <= most * slots * slot_bytes * plan.blocks:
-            seconds = SHORT_CODED_UNDER_WAY_S if plan.coded else SHORT_UNDER_WAY_S
+        if plan.coded:
+            seconds = CODED_UNDER_WAY_S
+        elif _layer_tiles(plan) <= SHORT_LAYER * slots:
+            seconds = SHORT_UNDER_WAY_S
     return max(least, ceil(seconds * share / slot_bytes))
 
 
-def _layer_bytes(plan: Plan) -> float:
-    """Of the weights of a rank's layer, without scales; the mean of all layers."""
+def _layer_tiles(plan: Plan) -> float:
+    """Of a layer's weights for a block, the first one; the mean of all layers."""
     assert plan.spec is not None
     matrices = (m for stage in plan.stages if stage.layer >= 0 for m in stage.matrices)
-    whole = 8 * plan.options.weight_dtype.bytes
-    bits = sum(m.rows * m.cols * (m.format.bits if m.format else whole) for m in matrices)
-    return bits / 8 / plan.spec.layers
+    shares = ((m, hi - lo) for m in matrices for lo, hi in m.owned[:1])
+    return sum(-(-rows // m.tile_rows) * m.slices for m, rows in shares) / plan.spec.layers
 
 
 def most_slots(plan: Plan) -> int:

@@ -66,9 +66,9 @@ REGISTER_BYTES = 4
 # tensor cores look for theirs there anyway.
 REGISTER_PORTIONS, WHOLE_PORTIONS = 4, 2
 WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
-# before other weights, elements of a thread of a feed-forward's input that it keeps in registers, at
-# most, and that it gathers at once, as many as are under way then. Beside experts 84 at once spilled
-# 472 bytes, 112 412 and 144 1,240
+# before other weights, elements of a thread of a feed-forward's input: at most in registers,
+# gathered at once at most, and under way together where it has more. Beside experts 84 at once
+# spilled 472 bytes, 112 412 and 144 1,240
 FFN_ELEMENTS, FFN_AT_ONCE, EXPERTS_AT_ONCE, FFN_UNDER_WAY = 112, 112, 80, 32
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 THREAD_REGISTERS = 120

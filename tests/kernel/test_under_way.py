@@ -1,0 +1,59 @@
+"""Slots under way by default: enough to keep the memory busy, fewer where it is idle anyway."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from twin.hardware.load import load_node
+from twin.kernel.defaults import plan_for
+from twin.models.formats import format_named
+from twin.models.load import load_model
+from twin.models.quantized import requantized
+from twin.models.spec import ModelSpec
+
+SHORT_CONTEXT = {"context": 96, "max_context": 160}
+
+
+def slots(spec: ModelSpec, node: str) -> int:
+    return plan_for(spec, load_node(node), **SHORT_CONTEXT).options.window_slots
+
+
+def sized(hidden: int, ffn: int) -> ModelSpec:
+    base = load_model("llama-3.2-1b")
+    return replace(
+        base, hidden=hidden, ffn=ffn, heads=16, kv_heads=4, layers=2, windows=base.windows[:2]
+    )
+
+
+@pytest.mark.parametrize("node", ["1xh200", "1xh100"])
+def test_short_layers_have_fewer_slots_under_way(node: str) -> None:
+    assert slots(sized(1024, 3072), node) == 2
+    assert slots(sized(2048, 8192), node) == 3
+    assert slots(load_model("llama-3.1-8b"), node) == 3
+
+
+def test_a_rank_of_several_gpus_has_a_part_of_each_layer() -> None:
+    spec = load_model("llama-3.2-1b")
+    assert (slots(spec, "1xh200"), slots(spec, "2xh200")) == (3, 2)
+
+
+@pytest.mark.parametrize(("node", "most"), [("1xh200", 3), ("1xh100", 2)])
+@pytest.mark.parametrize("name", ["int8", "fp8", "int4-g128"])
+def test_few_bit_weights_have_as_many_as_their_blocks_decode(
+    name: str, node: str, most: int
+) -> None:
+    base = load_model("llama-3.1-8b")
+    spec = requantized(replace(base, layers=2, windows=base.windows[:2]), format_named(name))
+    assert slots(spec, node) == most
+
+
+@pytest.mark.parametrize("node", ["1xh200", "1xh100"])
+def test_experts_tiles_are_small(node: str) -> None:
+    assert slots(load_model("gpt-oss-20b"), node) == 3
+
+
+def test_lanes_of_one_gpu_begin_apart_and_fill_the_memory_for_each_other() -> None:
+    spec = load_model("laneformer-2b")
+    assert (slots(spec, "1xh200"), slots(spec, "2xh200")) == (5, 3)
