@@ -124,7 +124,7 @@ def test_feed_forwards_too_wide_for_registers_match_the_reference(
     "spec",
     [
         replace(WIDE, ffn=9216),
-        routed(replace(FEED, width=3000)),  # beside registers
+        routed(replace(FEED, width=2568)),  # beside registers
         routed(replace(FEED, width=2112)),  # a few slices at a time, all in registers
     ],
     ids=["dense", "experts", "narrower"],
@@ -132,7 +132,8 @@ def test_feed_forwards_too_wide_for_registers_match_the_reference(
 def test_inputs_that_are_gathered_in_rounds_match_the_reference(
     spec: ModelSpec, dtype: DType, handoff: HandOffKind
 ) -> None:
-    plan = checked(spec, weight_dtype=dtype, slot_bytes=512, blocks=5, handoff=handoff)
+    slot_bytes = 256 * dtype.bytes
+    plan = checked(spec, weight_dtype=dtype, slot_bytes=slot_bytes, blocks=5, handoff=handoff)
     assert ffn_at_once(plan) < teams_of(plan).ffn.portions
     agree(plan)
 
