@@ -13,7 +13,15 @@ import pytest
 from tests.engine import test_coded_experts, test_gpt_oss
 from tests.engine.small_engine import QWEN2, TOKENS
 from tests.engine.test_coded import WIDE
-from tests.engine.test_cuda_engine import EXECUTIONS, TOLERANCE, expected, gpu, planned, weights_of
+from tests.engine.test_cuda_engine import (
+    EXECUTIONS,
+    TOLERANCE,
+    expected,
+    gpu,
+    planned,
+    typed,
+    weights_of,
+)
 from tests.engine.test_experts import FEED, routed
 from twin.engine.cuda import CudaEngine
 from twin.kernel.teams import ffn_at_once, held_on_chip, teams_of, wide_ffn
@@ -132,8 +140,7 @@ def test_feed_forwards_too_wide_for_registers_match_the_reference(
 def test_inputs_that_are_gathered_in_rounds_match_the_reference(
     spec: ModelSpec, dtype: DType, handoff: HandOffKind
 ) -> None:
-    slot_bytes = 256 * dtype.bytes
-    plan = checked(spec, weight_dtype=dtype, slot_bytes=slot_bytes, blocks=5, handoff=handoff)
+    plan = checked(spec, slot_bytes=256 * dtype.bytes, blocks=5, handoff=handoff, **typed(dtype))
     assert ffn_at_once(plan) < teams_of(plan).ffn.portions
     agree(plan)
 

@@ -39,14 +39,16 @@ def test_a_rank_of_several_gpus_has_a_part_of_each_layer() -> None:
     assert (slots(spec, "1xh200"), slots(spec, "2xh200")) == (3, 2)
 
 
-@pytest.mark.parametrize(("node", "most"), [("1xh200", 3), ("1xh100", 2)])
-@pytest.mark.parametrize("name", ["int8", "fp8", "int4-g128"])
+@pytest.mark.parametrize(
+    ("name", "h200", "h100"),
+    [("int8", 3, 2), ("int4-g128", 3, 2), ("fp8", 3, 3), ("mxfp4", 3, 3), ("nvfp4", 3, 3)],
+)
 def test_few_bit_weights_have_as_many_as_their_blocks_decode(
-    name: str, node: str, most: int
+    name: str, h200: int, h100: int
 ) -> None:
     base = load_model("llama-3.1-8b")
     spec = requantized(replace(base, layers=2, windows=base.windows[:2]), format_named(name))
-    assert slots(spec, node) == most
+    assert (slots(spec, "1xh200"), slots(spec, "1xh100")) == (h200, h100)
 
 
 @pytest.mark.parametrize("node", ["1xh200", "1xh100"])

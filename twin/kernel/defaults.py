@@ -9,6 +9,7 @@ from typing import Any
 from twin.errors import PlanError
 from twin.hardware.types import Node
 from twin.kernel.budget import on_chip_bytes
+from twin.kernel.coded import tensor_products, whole_products
 from twin.kernel.experts import has_experts
 from twin.kernel.prompt import TOKENS, fitting_chunk
 from twin.kernel.strips import MOST_STRIPS, has_strips, with_strips
@@ -48,12 +49,14 @@ UNDER_WAY_S = 1.35e-6  # of the peak bandwidth: 48 KiB for each of an H200's 132
 # 1 % less to 6 % more on an H100, 2 % more on two H200 and 5 to 13 % more on one. Four instead of
 # three take 1 to 3 % more, also where tiles do not fill their slots.
 SHORT_UNDER_WAY_S, SHORT_LAYER = 0.9e-6, 2.4
-# An H100 streams few-bit weights faster than its blocks decode them. With two slots Llama-3.2-1B in
-# INT8 takes 5 % less, Qwen3-8B in INT4 6 and in FP8 1 %. An H200 takes 1 % less to 2 % more.
-CODED_UNDER_WAY_S = 1.2e-6
+# An H100 streams INT8 and INT4 faster than its blocks decode them: with two slots Llama-3.2-1B in
+# INT8 takes 5 % less, Qwen3-8B in INT4 6. An H200 takes 0 to 1 % less.
+WHOLE_UNDER_WAY_S = 1.2e-6
 # Experts' tiles are smaller than slots: with two under way GPT-OSS-20B takes an H100 4 % and an
-# H200 8 % longer than with three, Qwen3-30B-A3B an H200 8 %.
-EXPERTS_WINDOW = 3
+# H200 8 % longer than with three, Qwen3-30B-A3B an H200 8 %. Slots of FP4 are larger, but dense
+# models of FP4 take an H200 1 to 3 % and an H100 2 % longer with two, of FP8 an H100 1 % less to
+# 2 % more.
+FEWEST_UNDER_WAY = 3
 # Laneformer-2B's 8 lanes on one H200 took 1,062 us side by side with 48 KiB under way, 1,075 with
 # 80. Apart, some lanes always have room for what the others leave: each 3 us after the one before
 # 1,051 and 1,040 us. On a slower H200, with 80 KiB: so 1,055, in four groups 5, 7 or 10 us apart
@@ -272,15 +275,17 @@ def _window(node: Node, plan: Plan, slots: int) -> int:
     """
     slot_bytes = plan.options.slot_bytes
     share = node.device.memory.peak_bytes_per_s.value / node.device.blocks
+    matrices = [matrix for stage in plan.stages for matrix in stage.matrices]
+    coded = [matrix for matrix in matrices if matrix.format and matrix.format.coded]
     seconds, least = UNDER_WAY_S, 2
     if plan.options.lane_stagger_ns and plan.options.gpus == 1:
         seconds = STAGGERED_UNDER_WAY_S
-    elif has_experts(plan):
-        least = EXPERTS_WINDOW
+    elif has_experts(plan) or any(map(tensor_products, coded)):
+        least = FEWEST_UNDER_WAY
     elif plan.spec is not None and plan.spec.lanes is None:
-        if plan.coded:
-            seconds = CODED_UNDER_WAY_S
-        elif _layer_tiles(plan) <= SHORT_LAYER * slots:
+        if coded and all(map(whole_products, coded)):
+            seconds = WHOLE_UNDER_WAY_S
+        elif not coded and _layer_tiles(plan) <= SHORT_LAYER * slots:
             seconds = SHORT_UNDER_WAY_S
     return max(least, ceil(seconds * share / slot_bytes))
 

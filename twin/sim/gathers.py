@@ -7,7 +7,14 @@ from functools import cached_property
 
 from twin.hardware.types import Device
 from twin.kernel.experts import multiplied
-from twin.kernel.teams import WIDE_AT_ONCE, parts_together, taken_ahead, wide_ffn
+from twin.kernel.teams import (
+    WIDE_AT_ONCE,
+    ffn_at_once,
+    parts_together,
+    taken_ahead,
+    teams_of,
+    wide_ffn,
+)
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
 from twin.plan.types import (
@@ -243,14 +250,20 @@ class Gathers:
             )
             if self._crowded(stage):
                 rounds *= CROWDED
-            if self.wide_ffn and stage.kind in self.plan.kinds_by_input["ffn"]:
-                rounds = -(-cost.vector_portions(self._multiplied(stage)) // WIDE_AT_ONCE)
+            if self.plan.tokens == 1 and stage.kind in self.plan.kinds_by_input["ffn"]:
+                rounds += self._ffn_rounds - 1
         else:
             parts = part_count(plan, plan.values[read.value], read.parts)
             rounds = cost.span_rounds(
                 words // parts, parts=parts, at_once=self._parts_at_once, polled=polled(plan)
             )
         return rounds - 1
+
+    @cached_property
+    def _ffn_rounds(self) -> int:
+        """In which threads gather a feed-forward's input that is too wide for registers, else 1."""
+        at_once = WIDE_AT_ONCE if self.wide_ffn else ffn_at_once(self.plan)
+        return -(-teams_of(self.plan).ffn.portions // at_once)
 
     def _crowded(self, stage: Stage) -> bool:
         """Does a thread that gathers attention's splits into several column slices hold weights
