@@ -14,7 +14,7 @@ from twin.errors import ToolchainError
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
 from twin.models.codes import CODES
-from twin.models.feeds import DenseFeed
+from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
@@ -272,6 +272,22 @@ def test_wide_feed_forwards_in_few_bits_spill_nothing(
     sized = replace(base, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, head_dim=128)
     spec = requantized(sized, format_named(name))
     without_spills(plan_for(spec, load_node("1xh200"), weight_dtype=dtype, kv_dtype=dtype))
+
+
+# Experts of a step and their width, hidden size: in 16 bits, of which threads keep what they have
+# registers for. Such steps had up to 1,240 bytes of spills.
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(2, 14_336, 4096), (3, 6272, 2432), (3, 11_136, 2432)], ids=str)
+def test_wide_experts_in_16_bits_spill_nothing(shape: tuple[int, int, int]) -> None:
+    top_k, width, hidden = shape
+    base = load_model("mixtral-8x7b")
+    assert base.layout
+    assert isinstance(base.layout[0].feed, ExpertFeed)
+    feed = replace(base.layout[0].feed, top_k=top_k, width=width)
+    layers = tuple(replace(layer, feed=feed) for layer in base.layout[:2])
+    windows = base.windows[:2]
+    spec = replace(base, hidden=hidden, ffn=width, layers=2, windows=windows, layout=layers)
+    without_spills(plan_for(spec, load_node("1xh200"), prompt_chunk=1))
 
 
 # GPUs, hidden size, heads, KV heads, feed-forward, format: parts of ranks are read in turn. Such

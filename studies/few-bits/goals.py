@@ -1,0 +1,80 @@
+"""What is in the way of the goals of one H200, by the twin: `python studies/few-bits/goals.py`
+writes the table of goals.md, in half a minute and without a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from twin.calibrate.node import calibrated_node
+from twin.files import write
+from twin.hardware.override import with_number
+from twin.hardware.types import Node
+from twin.report.blocks import Stamp, filled, markdown_table
+from twin.sim.run import simulate
+from twin.study.few_bits import ROWS, spec_of, timed_plan
+from twin.study.foretold import fit_of
+from twin.study.inputs import files_digest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from page import CHANGED, SHORT, TRACED  # noqa: E402  beside this file
+from predict import decoding  # noqa: E402
+
+PAGE = HERE / "goals.md"
+Changes = list[tuple[str, str]]
+HALF_DECODED = 0.5  # of decoding's time
+QUICK_HOP: Changes = [("handoff.loaded_hop_s", "x0.7")]
+QUICK_STAGES: Changes = [("block.stage_s", "x0.5"), ("warps.vector_s", "x0.5")]
+ALL = [*QUICK_HOP, *QUICK_STAGES]
+WHAT_IF: dict[str, tuple[float, Changes]] = {  # decoding's time, and numbers of the node
+    "decoding in half the time": (HALF_DECODED, []),
+    "loaded hop x0.7": (1.0, QUICK_HOP),
+    "stage and norm in half the time": (1.0, QUICK_STAGES),
+    "all three": (HALF_DECODED, ALL),
+}
+
+
+def changed(node: Node, factor: float, changes: Changes) -> Node:
+    made = decoding(node, factor) if factor != 1 else node
+    for path, change in changes:
+        made = with_number(made, path, change)
+    return made
+
+
+def main() -> None:
+    node = calibrated_node(TRACED)
+    measured = json.loads(CHANGED.read_text(encoding="utf-8"))["rows"]
+    lines = []
+    for row in (row for row in ROWS if row.name in measured):
+        plan = timed_plan(spec_of(row.name), node, int(SHORT))
+        speed = measured[row.name][SHORT]["tokens_per_s"]
+        result = simulate(plan, node)
+        gains = [
+            f"{result.step_s / simulate(plan, changed(node, *what)).step_s - 1:+.1%}"
+            for what in WHAT_IF.values()
+        ]
+        floor, goal = 1 / result.floor_s, row.goal[TRACED]
+        lines.append(
+            (
+                *(row.name, f"{speed:,.0f}", f"{goal:,}", f"{floor:,.0f}"),
+                *(f"{speed / floor:.2f}", f"{goal / floor:.2f}"),
+                f"{1 / result.step_s / speed - 1:+.1%}",
+                *gains,
+            )
+        )
+        print(*lines[-1], flush=True)
+    head = (
+        "row", "measured, tokens/s", "goal", "floor", "measured / floor", "goal / floor",
+        "twin's error", *WHAT_IF,
+    )  # fmt: skip
+    stamp = Stamp(fit_of(node.device.name), files_digest([CHANGED]))
+    text = PAGE.read_text(encoding="utf-8")
+    write({PAGE: filled(text, lambda block: markdown_table(head, lines), stamp)})
+
+
+if __name__ == "__main__":
+    main()
