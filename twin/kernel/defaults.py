@@ -275,19 +275,24 @@ def _window(node: Node, plan: Plan, slots: int) -> int:
     """
     slot_bytes = plan.options.slot_bytes
     share = node.device.memory.peak_bytes_per_s.value / node.device.blocks
-    matrices = [matrix for stage in plan.stages for matrix in stage.matrices]
-    coded = [matrix for matrix in matrices if matrix.format and matrix.format.coded]
     seconds, least = UNDER_WAY_S, 2
     if plan.options.lane_stagger_ns and plan.options.gpus == 1:
         seconds = STAGGERED_UNDER_WAY_S
-    elif has_experts(plan) or any(map(tensor_products, coded)):
-        least = FEWEST_UNDER_WAY
-    elif plan.spec is not None and plan.spec.lanes is None:
-        if coded and all(map(whole_products, coded)):
-            seconds = WHOLE_UNDER_WAY_S
-        elif not coded and _layer_tiles(plan) <= SHORT_LAYER * slots:
-            seconds = SHORT_UNDER_WAY_S
+    elif plan.spec is not None and plan.spec.lanes is None and plan.limits.teams:
+        seconds, least = _under_way(plan, slots)
     return max(least, ceil(seconds * share / slot_bytes))
+
+
+def _under_way(plan: Plan, slots: int) -> tuple[float, int]:
+    """NVIDIA, of models without lanes: seconds of the peak bandwidth, and slots at least."""
+    matrices = [matrix for stage in plan.stages for matrix in stage.matrices]
+    coded = [matrix for matrix in matrices if matrix.format and matrix.format.coded]
+    if has_experts(plan) or any(map(tensor_products, coded)):
+        return UNDER_WAY_S, FEWEST_UNDER_WAY
+    if coded:
+        return WHOLE_UNDER_WAY_S if all(map(whole_products, coded)) else UNDER_WAY_S, 2
+    short = _layer_tiles(plan) <= SHORT_LAYER * slots
+    return SHORT_UNDER_WAY_S if short else UNDER_WAY_S, 2
 
 
 def _layer_tiles(plan: Plan) -> float:

@@ -250,7 +250,7 @@ class Gathers:
             )
             if self._crowded(stage):
                 rounds *= CROWDED
-            if self.plan.tokens == 1 and stage.kind in self.plan.kinds_by_input["ffn"]:
+            if stage.kind in plan.kinds_by_input["ffn"]:
                 rounds += self._ffn_rounds - 1
         else:
             parts = part_count(plan, plan.values[read.value], read.parts)
@@ -262,6 +262,8 @@ class Gathers:
     @cached_property
     def _ffn_rounds(self) -> int:
         """In which threads gather a feed-forward's input that is too wide for registers, else 1."""
+        if self.plan.tokens > 1 or not self.plan.limits.teams:
+            return 1
         at_once = WIDE_AT_ONCE if self.wide_ffn else ffn_at_once(self.plan)
         return -(-teams_of(self.plan).ffn.portions // at_once)
 
