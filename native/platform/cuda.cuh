@@ -463,5 +463,6 @@ __device__ __forceinline__ int nearest(float x) {
 #include "cuda_vector.cuh"
 #include "cuda_coded.cuh"
 #include "cuda_wide.cuh"
+#include "cuda_tall.cuh"
 
 #include "cuda_core.cuh"  // of all of these

@@ -1,14 +1,10 @@
-// A stage's input that is too wide for registers: a feed-forward's, or that of experts' columns side
-// by side. It is gathered a few slices at a time.
-//
-// Before few-bit weights (`wide_ffn` in teams.py) it lies in the block's shared memory as whole
-// numbers of 16 bits. A thread takes its part of a slice from there when it multiplies the slice's
-// tile, so that the products' code is there once, however many slices a team has: with elements in
-// registers, of 18,000 columns on steps spilled, and a layer was larger than the instruction cache.
-// Tensor cores find theirs where they always do (cuda_fragments.cuh).
-//
-// Before other weights (`ffn_at_once`) the first slices stay in registers, and those for which there
-// are none (`ffn_in_registers`) lie in shared memory as they are.
+// A stage's input before few-bit weights that is too wide for registers (`wide_ffn` in teams.py): a
+// feed-forward's, or that of experts' columns side by side. It is gathered a few slices at a time
+// and lies in the block's shared memory as whole numbers of 16 bits. A thread takes its part of a
+// slice from there when it multiplies the slice's tile, so that the products' code is there once,
+// however many slices a team has: with elements in registers, of 18,000 columns on steps spilled,
+// and a layer was larger than the instruction cache. Tensor cores find theirs where they always do
+// (cuda_fragments.cuh).
 #pragma once
 
 namespace twin {
@@ -200,106 +196,6 @@ struct WideVector : Division {
       store_four(place(whole, me, c) + QUADS, {w[4], w[5], w[6], w[7]});
       store_float(scale_at(whole, me, c), made.scale);
     }
-  }
-};
-
-// Such an input of which the first IN_REGISTERS portions of a thread are in registers.
-// In shared memory from `whole` on: [further portions][fours of a portion][CONSUMERS][16 bytes].
-template <class Near, int IN_REGISTERS, int AT_ONCE>
-struct TallVector : Near {
-  using Near::VECTOR, Near::PORTIONS, Near::at;
-  using Near::column, Near::valid;
-  static_assert(Near::AHEAD_GROUPS == 0, "a tile is taken when its part of the input is");
-
-  u32 further;  // where the thread has its first four of portion IN_REGISTERS
-
-  __device__ static TallVector in(float*, int) { return {}; }
-
-  // A few portions at a time, those in registers too: with all of them under way steps spilled.
-  template <class Core, class Stall>
-  __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall) {
-    using Its = typename Near::Division;
-    if constexpr (IN_REGISTERS < PORTIONS)
-      further = core.whole() + u32(core.thread()) * u32(UNIT_BYTES);
-    bool good = true;
-#pragma unroll
-    for (int c = 0; c < IN_REGISTERS; c += AT_ONCE) {
-      float sum[AT_ONCE][VECTOR];
-      good = gather_portions<Its>(core, source, stall, c, sum) && good;
-#pragma unroll
-      for (int j = 0; j < AT_ONCE && c + j < IN_REGISTERS; ++j)
-#pragma unroll
-        for (int i = 0; i < VECTOR; ++i) at[c + j][i] = sum[j][i];
-    }
-#pragma unroll 1
-    for (int c = IN_REGISTERS; c < PORTIONS; c += AT_ONCE) {
-      float sum[AT_ONCE][VECTOR];
-      good = gather_portions<Its>(core, source, stall, c, sum) && good;
-#pragma unroll
-      for (int j = 0; j < AT_ONCE; ++j)
-        if (c + j < PORTIONS) put(c + j, sum[j]);
-    }
-    return good;
-  }
-
-  // Each element times by(index / WIDTH).
-  template <int WIDTH, class Core, class By>
-  __device__ __forceinline__ void times(Core& core, By by) {
-    constexpr int ALIKE = WIDTH % VECTOR == 0 ? VECTOR : 1;
-    const auto portion = [&](int c, float (&x)[VECTOR]) {
-      if (!valid(core.thread(), c)) return;
-#pragma unroll
-      for (int i = 0; i < VECTOR; i += ALIKE) {
-        const float factor = by((column(core.thread(), c) + i) / WIDTH);
-#pragma unroll
-        for (int j = 0; j < ALIKE; ++j) x[i + j] *= factor;
-      }
-    };
-#pragma unroll
-    for (int c = 0; c < IN_REGISTERS; ++c) portion(c, at[c]);
-#pragma unroll 1
-    for (int c = IN_REGISTERS; c < PORTIONS; ++c) {
-      float x[VECTOR];
-      get(c, x);
-      portion(c, x);
-      put(c, x);
-    }
-  }
-
-  // sum[r] += this thread's part of row r.
-  __device__ __forceinline__ void multiply(int c, const Packed<VECTOR> (&words)[ROWS_AT_ONCE],
-                                           float (&sum)[ROWS_AT_ONCE]) const {
-    float x[VECTOR];
-    if (c < IN_REGISTERS) {
-#pragma unroll
-      for (int i = 0; i < VECTOR; ++i) x[i] = at[c][i];
-    } else {
-      get(c, x);
-    }
-#pragma unroll
-    for (int r = 0; r < ROWS_AT_ONCE; ++r)
-#pragma unroll
-      for (int i = 0; i < VECTOR; ++i) sum[r] += words[r].value(i) * x[i];
-  }
-
- private:
-  __device__ __forceinline__ u32 place(int c, int i) const {
-    return further + u32(((c - IN_REGISTERS) * VECTOR + i) / 4 * CONSUMERS * UNIT_BYTES);
-  }
-  __device__ __forceinline__ void get(int c, float (&x)[VECTOR]) const {
-#pragma unroll
-    for (int i = 0; i < VECTOR; i += 4) {
-      u32 bits[4];
-      load_four(place(c, i), bits);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) x[i + j] = bits_as<float>(bits[j]);
-    }
-  }
-  __device__ __forceinline__ void put(int c, const float (&x)[VECTOR]) const {
-#pragma unroll
-    for (int i = 0; i < VECTOR; i += 4)
-      store_four(place(c, i), {bits_as<u32>(x[i]), bits_as<u32>(x[i + 1]), bits_as<u32>(x[i + 2]),
-                               bits_as<u32>(x[i + 3])});
   }
 };
 

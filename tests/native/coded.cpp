@@ -131,7 +131,7 @@ void store_float(u32 at, float value) { memcpy(chip + at, &value, 4); }
 void two_e4m3(u32 pair, float (&out)[2]);
 
 struct Plan {
-  static constexpr int whole = 0, whole_units = (COLUMNS / PACK_ELEMENTS + 3) / 4 * 4,
+  static constexpr int ranks = 1, whole = 0, whole_units = (COLUMNS / PACK_ELEMENTS + 3) / 4 * 4,
                        scratch_floats = whole_units * (PACK_ELEMENTS / 2 + 1) + 4;
 };
 int nearest(float x) { return int(lrintf(x)); }
@@ -217,7 +217,7 @@ std::vector<float> wide_sums(int rows) {
   for (int me = 0; me < COLUMNS / CODED_PACK; ++me) {
     Portion mine;
     memcpy(mine.at[0], x + me * CODED_PACK, sizeof mine.at[0]);
-    Wide::put(mine, WHOLE, me, 0);
+    Wide::put(mine.at[0], WHOLE, me, 0);
   }
   for (int me = 0; me < COLUMNS / CODED_PACK; ++me) {
     const typename Wide::Taken taken(WHOLE, me, 0);

@@ -281,7 +281,7 @@ def held_floats(plan: Plan) -> int:
 def whole_floats(plan: Plan) -> int:
     """NVIDIA: behind these, the widest input of a matrix that tensor cores multiply as whole
     numbers, and zeros for what a tile's last columns lack (cuda_fragments.cuh); or what of one is
-    too wide for registers (cuda_wide.cuh).
+    too wide for registers (cuda_wide.cuh, cuda_tall.cuh).
     """
     units = whole_units(plan)
     # two bytes of each element, a scale of each unit; a load of zeros

@@ -316,7 +316,7 @@ def wide_ffn(plan: Plan) -> bool:
 
 def ffn_in_registers(plan: Plan) -> int:
     """NVIDIA: column slices of which a thread keeps its elements of a feed-forward's input in
-    registers; those of the others lie in the block's memory (cuda_wide.cuh).
+    registers; those of the others lie in the block's memory (cuda_tall.cuh).
     """
     team = teams_of(plan).ffn
     if plan.coded:
