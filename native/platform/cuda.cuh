@@ -390,11 +390,6 @@ __device__ __forceinline__ u32 thread_of_warp() {
   asm("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
-// In a register, as the compiler does not know.
-__device__ __forceinline__ u32 opaque(u32 value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
 // The bytes of b:a that the four digits of `chosen` number, the last digit's lowest. Of a digit
 // beyond 7: the sign of that byte, eight times.
 __device__ __forceinline__ u32 bytes_of(u32 a, u32 b, u32 chosen) {

@@ -16,8 +16,8 @@ namespace twin {
 // Twice the value of an FP4 code, as two signed bytes whose sum it is: less its magnitude, and
 // twice its magnitude or, where its sign is set, nothing. Tensor cores add them. A look-up takes
 // the code's lower three bits; where the fourth is set, it gives the sign of what it found. The
-// lower halves of the tables are `opaque`: the compiler moved constants from uniform registers for
-// each look-up.
+// tables' lower halves are added to a word of zeros from the chip, which the assembler cannot know:
+// constants it moved from uniform registers for each look-up.
 constexpr u32 LESS_LOW = 0xFDFEFF00u, LESS_HIGH = 0xF4F8FAFCu, MORE_LOW = 0x06040200u,
               MORE_HIGH = 0x18100C08u;
 
@@ -99,7 +99,7 @@ struct Fragments {
       input = whole + lane / 4 % 2 * UNIT, ahead = (first + unit) * 2 * UNIT;
       zeros = Fragments::zeros(whole);
       scales = Fragments::scales(whole);
-      u32 none;
+      u32 none;  // see the tables
       load_one(zeros, &none);
       less = LESS_LOW + none, more = MORE_LOW + none;
     }

@@ -63,7 +63,6 @@ int dot4_unsigned(u32 a, u32 b, int sum) {
   for (int i = 0; i < 4; ++i) sum += int(a >> 8 * i & 255u) * int((signed char)(b >> 8 * i));
   return sum;
 }
-u32 opaque(u32 value) { return value; }
 u32 bytes_of(u32 a, u32 b, u32 chosen) {
   u32 out = 0;
   for (int i = 0; i < 4; ++i) {
