@@ -11,7 +11,6 @@ namespace twin {
 template <class Near, int IN_REGISTERS, int AT_ONCE>
 struct TallVector : Near {
   using Near::VECTOR, Near::PORTIONS, Near::at;
-  using Near::column, Near::valid;
   static_assert(Near::AHEAD_GROUPS == 0, "a tile is taken when its part of the input is");
 
   u32 further;  // where the thread has its first four of portion IN_REGISTERS
@@ -48,23 +47,13 @@ struct TallVector : Near {
   // Each element times by(index / WIDTH).
   template <int WIDTH, class Core, class By>
   __device__ __forceinline__ void times(Core& core, By by) {
-    constexpr int ALIKE = WIDTH % VECTOR == 0 ? VECTOR : 1;
-    const auto portion = [&](int c, float (&x)[VECTOR]) {
-      if (!valid(core.thread(), c)) return;
 #pragma unroll
-      for (int i = 0; i < VECTOR; i += ALIKE) {
-        const float factor = by((column(core.thread(), c) + i) / WIDTH);
-#pragma unroll
-        for (int j = 0; j < ALIKE; ++j) x[i + j] *= factor;
-      }
-    };
-#pragma unroll
-    for (int c = 0; c < IN_REGISTERS; ++c) portion(c, at[c]);
+    for (int c = 0; c < IN_REGISTERS; ++c) Near::template times_portion<WIDTH>(core, c, at[c], by);
 #pragma unroll 1
     for (int c = IN_REGISTERS; c < PORTIONS; ++c) {
       float x[VECTOR];
       get(c, x);
-      portion(c, x);
+      Near::template times_portion<WIDTH>(core, c, x, by);
       put(c, x);
     }
   }
@@ -72,17 +61,10 @@ struct TallVector : Near {
   // sum[r] += this thread's part of row r.
   __device__ __forceinline__ void multiply(int c, const Packed<VECTOR> (&words)[ROWS_AT_ONCE],
                                            float (&sum)[ROWS_AT_ONCE]) const {
+    if (c < IN_REGISTERS) return Near::multiply(c, words, sum);
     float x[VECTOR];
-    if (c < IN_REGISTERS) {
-#pragma unroll
-      for (int i = 0; i < VECTOR; ++i) x[i] = at[c][i];
-    } else {
-      get(c, x);
-    }
-#pragma unroll
-    for (int r = 0; r < ROWS_AT_ONCE; ++r)
-#pragma unroll
-      for (int i = 0; i < VECTOR; ++i) sum[r] += words[r].value(i) * x[i];
+    get(c, x);
+    Near::multiply_portion(x, words, sum);
   }
 
  private:

@@ -421,16 +421,19 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
   // it: a weight for each took as many registers as the vector.
   template <int WIDTH, class Core, class By>
   __device__ __forceinline__ void times(Core& core, By by) {
+#pragma unroll
+    for (int c = 0; c < PORTIONS; ++c) times_portion<WIDTH>(core, c, at[c], by);
+  }
+  template <int WIDTH, class Core, class By>
+  __device__ __forceinline__ static void times_portion(Core& core, int c, float (&x)[VECTOR],
+                                                       By& by) {
     constexpr int ALIKE = WIDTH % VECTOR == 0 ? VECTOR : 1;
+    if (!valid(core.thread(), c)) return;
 #pragma unroll
-    for (int c = 0; c < PORTIONS; ++c) {
-      if (!valid(core.thread(), c)) continue;
+    for (int i = 0; i < VECTOR; i += ALIKE) {
+      const float factor = by((column(core.thread(), c) + i) / WIDTH);
 #pragma unroll
-      for (int i = 0; i < VECTOR; i += ALIKE) {
-        const float factor = by((column(core.thread(), c) + i) / WIDTH);
-#pragma unroll
-        for (int j = 0; j < ALIKE; ++j) at[c][i + j] *= factor;
-      }
+      for (int j = 0; j < ALIKE; ++j) x[i + j] *= factor;
     }
   }
 
@@ -484,10 +487,15 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
   // sum[r] += this thread's part of row r.
   __device__ __forceinline__ void multiply(int c, const Packed<VECTOR> (&words)[ROWS_AT_ONCE],
                                            float (&sum)[ROWS_AT_ONCE]) const {
+    multiply_portion(at[c], words, sum);
+  }
+  __device__ __forceinline__ static void multiply_portion(
+      const float (&x)[VECTOR], const Packed<VECTOR> (&words)[ROWS_AT_ONCE],
+      float (&sum)[ROWS_AT_ONCE]) {
 #pragma unroll
     for (int r = 0; r < ROWS_AT_ONCE; ++r)
 #pragma unroll
-      for (int i = 0; i < VECTOR; ++i) sum[r] += words[r].value(i) * at[c][i];
+      for (int i = 0; i < VECTOR; ++i) sum[r] += words[r].value(i) * x[i];
   }
 };
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from twin.calibrate.node import calibrated_node
 from twin.files import write
-from twin.hardware.override import with_number
+from twin.hardware.override import with_numbers
 from twin.hardware.types import Node
 from twin.report.blocks import Stamp, filled, markdown_table
 from twin.sim.run import simulate
 from twin.study.few_bits import ROWS, spec_of, timed_plan
-from twin.study.foretold import fit_of
+from twin.study.foretold import QUICK_HOP, QUICK_STAGES, WhatIf, fit_of
 from twin.study.inputs import files_digest
 
 HERE = Path(__file__).resolve().parent
@@ -25,24 +25,17 @@ from page import CHANGED, SHORT, TRACED  # noqa: E402  beside this file
 from predict import decoding  # noqa: E402
 
 PAGE = HERE / "goals.md"
-Changes = list[tuple[str, str]]
 HALF_DECODED = 0.5  # of decoding's time
-QUICK_HOP: Changes = [("handoff.loaded_hop_s", "x0.7")]
-QUICK_STAGES: Changes = [("block.stage_s", "x0.5"), ("warps.vector_s", "x0.5")]
-ALL = [*QUICK_HOP, *QUICK_STAGES]
-WHAT_IF: dict[str, tuple[float, Changes]] = {  # decoding's time, and numbers of the node
+WHAT_IF: dict[str, tuple[float, WhatIf]] = {  # decoding's time, and numbers of the node
     "decoding in half the time": (HALF_DECODED, []),
     "loaded hop x0.7": (1.0, QUICK_HOP),
     "stage and norm in half the time": (1.0, QUICK_STAGES),
-    "all three": (HALF_DECODED, ALL),
+    "all three": (HALF_DECODED, [*QUICK_HOP, *QUICK_STAGES]),
 }
 
 
-def changed(node: Node, factor: float, changes: Changes) -> Node:
-    made = decoding(node, factor) if factor != 1 else node
-    for path, change in changes:
-        made = with_number(made, path, change)
-    return made
+def changed(node: Node, factor: float, changes: WhatIf) -> Node:
+    return with_numbers(decoding(node, factor) if factor != 1 else node, changes)
 
 
 def main() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from twin.calibrate.node import calibrated_node
 from twin.files import write
-from twin.hardware.override import with_number
+from twin.hardware.override import with_numbers
 from twin.report.blocks import Stamp, filled, markdown_table
-from twin.study.foretold import fit_of
+from twin.study.foretold import QUICK_HOP, QUICK_STAGES, fit_of
 from twin.study.inputs import files_digest
 from twin.study.many_gpus import ROWS
 
@@ -30,9 +30,7 @@ GOALS = {
     "qwen3-8b": 410.0,
 }
 HALF_BYTES = [("warps.gather_bytes_per_s", "x2")]
-QUICK_HOP = [("handoff.loaded_hop_s", "x0.7")]
 TOGETHER = [("link.spread_s", "0 s")]
-QUICK_STAGES = [("block.stage_s", "x0.5"), ("warps.vector_s", "x0.5")]
 ALL = [*HALF_BYTES, *QUICK_HOP, *TOGETHER, *QUICK_STAGES]
 WHAT_IF = {
     "gathers of half the bytes": HALF_BYTES,
@@ -56,10 +54,7 @@ def main() -> None:
         )
         gains = []
         for changes in WHAT_IF.values():
-            changed = node
-            for path, change in changes:
-                changed = with_number(changed, path, change)
-            gains.append(f"{step / _step(row, changed)[0] - 1:+.1%}")
+            gains.append(f"{step / _step(row, with_numbers(node, changes))[0] - 1:+.1%}")
         goal = GOALS.get(row.name)
         lines.append(
             (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,7 @@ from twin.models.feeds import ExpertFeed
 from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
+from twin.models.spec import ModelSpec
 from twin.plan.types import Plan, StageKind
 from twin.sim import cost
 
@@ -34,6 +36,17 @@ def planned(name: str, hidden: int, heads: int, ffn: int, node: str = "1xh200") 
     base = load_model("llama-3.1-8b")
     sized = replace(base, hidden=hidden, heads=heads, ffn=ffn, layers=2, windows=base.windows[:2])
     return plan_for(requantized(sized, format_named(name)), load_node(node))
+
+
+def mixtral(top_k: int, width: int, **sizes: int) -> ModelSpec:
+    """Two layers of Mixtral-8x7B with other experts."""
+    base = load_model("mixtral-8x7b")
+    assert base.layout
+    assert isinstance(base.layout[0].feed, ExpertFeed)
+    feed = replace(base.layout[0].feed, top_k=top_k, width=width)
+    layers = tuple(replace(layer, feed=feed) for layer in base.layout[:2])
+    sized: dict[str, Any] = {"ffn": width, **sizes}
+    return replace(base, layers=2, windows=base.windows[:2], layout=layers, **sized)
 
 
 @pytest.mark.parametrize(
@@ -69,13 +82,7 @@ def test_wide_inputs_before_16_bit_weights_are_gathered_in_rounds(
     top_k: int, width: int, in_registers: int, at_once: int
 ) -> None:
     """Threads keep what they have registers for, and the block's memory the rest."""
-    base = load_model("mixtral-8x7b")
-    assert base.layout
-    assert isinstance(base.layout[0].feed, ExpertFeed)
-    feed = replace(base.layout[0].feed, top_k=top_k, width=width)
-    layers = tuple(replace(layer, feed=feed) for layer in base.layout[:2])
-    spec = replace(base, layers=2, windows=base.windows[:2], ffn=width, layout=layers)
-    plan = plan_for(spec, load_node("1xh200"))
+    plan = plan_for(mixtral(top_k, width), load_node("1xh200"))
     team = teams_of(plan).ffn
     assert ffn_in_registers(plan) * team.vector == in_registers
     assert ffn_at_once(plan) * team.vector == at_once

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
+from tests.kernel.test_on_chip import mixtral
 from twin.calibrate.gpu_probes import gpu_probes
 from twin.engine.cuda_build import compile_cubin, threads
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
 from twin.models.codes import CODES
-from twin.models.feeds import DenseFeed, ExpertFeed
+from twin.models.feeds import DenseFeed
 from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
@@ -280,13 +281,7 @@ def test_wide_feed_forwards_in_few_bits_spill_nothing(
 @pytest.mark.parametrize("shape", [(2, 14_336, 4096), (3, 6272, 2432), (3, 11_136, 2432)], ids=str)
 def test_wide_experts_in_16_bits_spill_nothing(shape: tuple[int, int, int]) -> None:
     top_k, width, hidden = shape
-    base = load_model("mixtral-8x7b")
-    assert base.layout
-    assert isinstance(base.layout[0].feed, ExpertFeed)
-    feed = replace(base.layout[0].feed, top_k=top_k, width=width)
-    layers = tuple(replace(layer, feed=feed) for layer in base.layout[:2])
-    windows = base.windows[:2]
-    spec = replace(base, hidden=hidden, ffn=width, layers=2, windows=windows, layout=layers)
+    spec = mixtral(top_k, width, hidden=hidden)
     without_spills(plan_for(spec, load_node("1xh200"), prompt_chunk=1))
 
 

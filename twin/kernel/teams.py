@@ -66,10 +66,10 @@ REGISTER_BYTES = 4
 # tensor cores look for theirs there anyway.
 REGISTER_PORTIONS, WHOLE_PORTIONS = 4, 2
 WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
-# before other weights, elements of a thread of a feed-forward's input: at most in registers,
-# gathered at once at most, and under way together where it has more. Beside experts 84 at once
-# spilled 472 bytes, 112 412 and 144 1,240
-FFN_ELEMENTS, FFN_AT_ONCE, EXPERTS_AT_ONCE, FFN_UNDER_WAY = 112, 112, 80, 32
+# before other weights, elements of a thread of a feed-forward's input: at most in registers and
+# gathered at once, beside experts at once, and under way together where it has more. Beside experts
+# 84 at once spilled 472 bytes, 112 412 and 144 1,240
+FFN_ELEMENTS, EXPERTS_AT_ONCE, FFN_UNDER_WAY = 112, 80, 32
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 THREAD_REGISTERS = 120
 
@@ -329,7 +329,7 @@ def ffn_at_once(plan: Plan) -> int:
     that are not few-bit; all of them where registers allow.
     """
     team = teams_of(plan).ffn
-    most = EXPERTS_AT_ONCE if has_experts(plan) else FFN_AT_ONCE
+    most = EXPERTS_AT_ONCE if has_experts(plan) else FFN_ELEMENTS
     if plan.coded or team.portions * team.vector <= most:
         return team.portions
     return FFN_UNDER_WAY // team.vector

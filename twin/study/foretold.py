@@ -25,6 +25,10 @@ FILE = "predictions.json"
 DRAWS = Draws(8, 1)  # of the nodes' numbers, for each cell
 TOP = 3  # causes that are named
 Cell = Mapping[str, Any]
+# what pages on goals that were not reached ask: numbers of a node and how they change
+WhatIf = Sequence[tuple[str, str]]
+QUICK_HOP: WhatIf = [("handoff.loaded_hop_s", "x0.7")]
+QUICK_STAGES: WhatIf = [("block.stage_s", "x0.5"), ("warps.vector_s", "x0.5")]
 
 
 # ---- made ----------------------------------------------------------------------------------------
