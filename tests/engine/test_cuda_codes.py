@@ -24,7 +24,7 @@ from tests.engine.test_cuda_engine import (
 )
 from tests.engine.test_experts import FEED, routed
 from twin.engine.cuda import CudaEngine
-from twin.kernel.teams import ffn_at_once, held_on_chip, teams_of, wide_ffn
+from twin.kernel.teams import ffn_at_once, teams_of, wide_ffn
 from twin.models.codes import CODES
 from twin.models.feeds import Scoring
 from twin.models.formats import format_named
@@ -147,10 +147,8 @@ def test_inputs_that_are_gathered_in_rounds_match_the_reference(
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("name", ["fp8", "int8", "int4-g32", "mxfp4"])
-def test_residuals_on_the_chip_match_the_reference(name: str, execution: Any) -> None:
-    """A launch a stage, too: what outlives a kernel is read from there. Attention's outputs come in
-    several portions.
-    """
+def test_inputs_of_several_portions_match_the_reference(name: str, execution: Any) -> None:
+    """Of threads that lack columns."""
     spec = replace(WIDE, hidden=1600, heads=200, kv_heads=40)
     plan = checked(
         requantized(spec, format_named(name)),
@@ -158,8 +156,23 @@ def test_residuals_on_the_chip_match_the_reference(name: str, execution: Any) ->
         slot_bytes=1168,
         execution=execution,
     )
-    assert held_on_chip(plan)
-    assert teams_of(plan).heads.portions > 1
+    teams = teams_of(plan)
+    assert min(teams.hidden.portions, teams.heads.portions) > 1
+    assert not teams.hidden.full
+    agree(plan)
+
+
+@pytest.mark.parametrize(
+    ("name", "slot_bytes"), [("fp8", 4352), ("int8", 4352), ("int4-g32", 4736), ("mxfp4", 4352)]
+)
+def test_short_slices_behind_full_ones_match_the_reference(name: str, slot_bytes: int) -> None:
+    """All threads have columns but some of the last slice."""
+    spec = requantized(replace(WIDE, hidden=1600, ffn=2688), format_named(name))
+    plan = checked(spec, weight_dtype=DType.BF16, slot_bytes=slot_bytes)
+    teams = teams_of(plan)
+    assert teams.hidden.full
+    assert teams.ffn.full
+    assert teams.ffn.cols % teams.ffn.tile
     agree(plan)
 
 

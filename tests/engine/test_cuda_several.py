@@ -18,6 +18,9 @@ from twin.engine.session import address
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
 from twin.kernel.tables import layout
+from twin.kernel.teams import held_on_chip
+from twin.models.formats import format_named
+from twin.models.quantized import requantized
 from twin.models.spec import DType, Lanes, ModelSpec
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Plan, Sampling
 from twin.reference.step import Reference
@@ -78,6 +81,22 @@ def test_several_gpus_give_the_references_logits_and_the_same_tokens_every_time(
         assert (engine.logits(TOKENS) == logits).all()
         made = [engine.generate(TOKENS, max_tokens=40, **sampling).tokens for _ in range(3)]
         assert made[0] == made[1] == made[2]
+
+
+@pytest.mark.parametrize("execution", [Execution.RESIDENT, Execution.GRAPH])
+@pytest.mark.parametrize("name", ["fp8", "int8", "int4-g32", "mxfp4"])
+def test_residuals_on_the_chip_give_the_references_logits(name: str, execution: Execution) -> None:
+    """A launch a stage, too: what outlives a kernel is read from there."""
+    spec = requantized(replace(WIDE[0], hidden=1600, ffn=8448), format_named(name))
+    chosen = {"blocks": 6, "slot_bytes": 1168, "execution": execution}
+    plan = of_gpus(spec, 2, weight_dtype=DType.BF16, **chosen)
+    assert held_on_chip(plan)
+    reference = Reference(plan, random_weights(spec, SEED, DType.BF16))
+    wanted = np.stack([reference.step(token).copy() for token in TOKENS])
+    with opened(plan) as engine:
+        logits = engine.logits(TOKENS)
+        assert np.abs(logits - wanted).max() / np.abs(wanted).max() < TOLERANCE[DType.BF16]
+        assert (engine.logits(TOKENS) == logits).all()
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])

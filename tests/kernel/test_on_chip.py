@@ -111,20 +111,22 @@ def test_nothing_is_taken_ahead_of_such_an_input(monkeypatch: pytest.MonkeyPatch
     assert ahead_registers(plan, "ffn") == 0
 
 
-@pytest.mark.parametrize("name", ["fp8", "int8", "int4-g128", "mxfp4"])
 @pytest.mark.parametrize(
-    ("hidden", "heads", "ffn", "held"),
+    ("name", "node", "hidden", "heads", "ffn", "held"),
     [
-        (5120, 40, 17_408, True),
-        (5120, 32, 27_648, True),  # one slice of the heads' outputs, and a wide feed-forward
-        (8192, 64, 28_672, False),  # all threads have columns: nothing spilled
-        (4096, 32, 14_336, False),
+        ("int4-g128", "2xh200", 8192, 64, 28_672, True),  # beside a feed-forward that lies there
+        ("int8", "2xh200", 5120, 40, 17_408, True),
+        ("fp8", "2xh200", 5120, 40, 17_408, False),
+        ("fp8", "2xh200", 8192, 64, 28_672, False),
+        ("int4-g128", "2xh200", 4096, 32, 28_672, False),  # one slice of a team
+        ("int8", "1xh200", 5120, 40, 17_408, False),  # nothing spills
+        ("int4-g128", "1xh200", 8192, 64, 28_672, False),
     ],
 )
-def test_a_residual_lies_on_the_chip_where_it_has_no_registers(
-    name: str, hidden: int, heads: int, ffn: int, held: bool
+def test_who_adds_up_several_ranks_parts_keeps_the_residual_on_the_chip(
+    name: str, node: str, hidden: int, heads: int, ffn: int, held: bool
 ) -> None:
-    plan = planned(name, hidden, heads, ffn)
+    plan = planned(name, hidden, heads, ffn, node)
     assert held_on_chip(plan) is held
     sizes, team = layout(plan).sizes, teams_of(plan).hidden
     assert ("held" in sizes) is held
@@ -132,21 +134,6 @@ def test_a_residual_lies_on_the_chip_where_it_has_no_registers(
         assert held_floats(plan) == team.portions * 16 * 256  # of each of eight warps' threads
         assert sizes["held"] + held_floats(plan) == sizes["whole"]
         assert sizes["whole"] + whole_floats(plan) + choice_floats(plan) == sizes["scratch_floats"]
-
-
-@pytest.mark.parametrize(
-    ("name", "hidden", "heads", "ffn", "held"),
-    [
-        ("fp8", 5120, 32, 14_336, True),  # threads lack columns
-        ("fp8", 8192, 64, 28_672, False),
-        ("int4-g128", 8192, 64, 28_672, True),  # beside a feed-forward that lies there
-        ("fp8", 4096, 32, 14_336, False),  # one slice of a team
-    ],
-)
-def test_who_adds_up_several_ranks_parts_keeps_more_on_the_chip(
-    name: str, hidden: int, heads: int, ffn: int, held: bool
-) -> None:
-    assert held_on_chip(planned(name, hidden, heads, ffn, "2xh200")) is held
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,29 @@ def test_experts_whose_even_slices_would_be_narrow_end_with_a_narrower_one(
 
 
 @pytest.mark.parametrize(
+    ("ffn", "name", "tile", "slices"),
+    [
+        (12_800, "fp8-128x128", 2048, 7),  # even ones would have 1,920
+        (5120, "int4-g128", 2048, 3),
+        (4864, "mxfp4", 2048, 3),
+        (2880, "int8", 1440, 2),  # each is a team's last
+        (8192, "fp8", 2048, 4),
+    ],
+)
+def test_the_last_of_many_slices_of_few_bits_is_the_narrow_one(
+    ffn: int, name: str, tile: int, slices: int
+) -> None:
+    """So all threads of the others have columns."""
+    base = load_model("llama-3.1-8b")
+    spec = requantized(replace(base, ffn=ffn), format_named(name))
+    plan = plan_for(spec, load_node("1xh200"))
+    prove(plan)
+    matrix = next(s.matrix for s in plan.stages if s.matrix and s.kind is StageKind.DOWN)
+    assert (matrix.tile_cols, matrix.slices) == (tile, slices)
+    assert teams_of(plan).ffn.full is (tile == 2048)
+
+
+@pytest.mark.parametrize(
     ("node", "chosen", "rows"),
     [
         ("4xh200", {}, 40),  # a warp a tile: all experts are held at once

@@ -338,22 +338,13 @@ def ffn_at_once(plan: Plan) -> int:
 def held_on_chip(plan: Plan) -> bool:
     """NVIDIA: does the residual lie in a block's shared memory between the stages that use it?
 
-    Where few-bit weights leave it no registers: beside another input of several portions, if
-    threads lack columns. In registers such steps spilled up to 468 bytes (eight layers of
-    Qwen3-14B in INT4 took 1,134 us instead of 1,120 on an H100). Where nothing spilled the ring's
-    room was worth more.
-
-    Who adds up parts of several ranks needs registers for one more vector: there the residual lies
-    on the chip if threads lack columns, or beside a feed-forward that does (twelve layers of
-    Qwen3-14B in FP8 took 921 us instead of 1,046 on two H200).
+    Where few-bit weights leave it no registers: who adds up parts of several ranks needs some for
+    one more vector, so there it lies on the chip beside a feed-forward that does. In registers such
+    steps spilled (twelve layers of Qwen3-14B in FP8 took 1,046 us instead of 921 on two H200).
+    Where nothing spills the ring's room is worth more.
     """
-    teams = teams_of(plan)
-    # of more it would fill the chip
-    if not plan.coded or not 1 < teams.hidden.portions <= REGISTER_PORTIONS:
-        return False
-    if plan.ranks > 1:
-        return not teams.hidden.full or wide_ffn(plan)
-    return not teams.hidden.full and (teams.heads.portions > 1 or wide_ffn(plan))
+    several = 1 < teams_of(plan).hidden.portions <= REGISTER_PORTIONS  # of more it fills the chip
+    return plan.coded and plan.ranks > 1 and several and wide_ffn(plan)
 
 
 def parts_together(plan: Plan, portions: int, *, coded: bool) -> int:

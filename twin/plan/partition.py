@@ -224,13 +224,18 @@ def _better_uneven(cols: int, even: int, uneven: int) -> bool:
 
 
 def _covered(cols: int) -> float:
-    """The share of the threads of the fewest warps that hold a slice, 1, 2, 4 or 8, which have
-    columns of it.
+    """The share of the threads that hold a slice which have columns of it."""
+    return cols / _held(cols)
+
+
+def _held(cols: int) -> int:
+    """Columns that the threads of the fewest warps have room for which hold a slice: 1, 2, 4 or
+    8.
     """
-    threads = WARP
-    while threads * PACK < cols:
-        threads *= 2
-    return cols / (threads * PACK)
+    held = WARP * PACK
+    while held < cols:
+        held *= 2
+    return held
 
 
 def _cut_coded(
@@ -257,13 +262,25 @@ def _cut_coded(
     def size(high: int, wide: int) -> int:
         return matrix.format.bytes(high, wide) if matrix.format else high * wide * bits // 8
 
+    def need_of(wide: int) -> int:
+        return max(size(at_once, wide), coding.narrowest.bytes(narrow, wide))
+
+    def filled(wide: int, slices: int) -> int:
+        """Threads that all hold columns need no conditions; the last slice is short then. Of two
+        slices each is a team's last.
+        """
+        held = _held(wide)
+        if held % coding.grain or -(-matrix.cols // held) < slices:
+            return wide
+        return held if need_of(held) <= options.slot_bytes else wide
+
     need = 0
     uneven = 0  # the widest tile whose last one is narrower
     for slices in range(1, -(-matrix.cols // coding.grain) + 1):
         wide = min(matrix.cols, -(-matrix.cols // (slices * coding.grain)) * coding.grain)
         if wide > PACK * COVERED_THREADS:
             continue
-        need = max(size(at_once, wide), coding.narrowest.bytes(narrow, wide))
+        need = need_of(wide)
         if need > options.slot_bytes:
             continue
         if even and matrix.cols % wide:
@@ -273,6 +290,8 @@ def _cut_coded(
             wide = _better_covered(matrix.cols, wide, coding.grain)
             if _better_uneven(matrix.cols, wide, uneven):
                 break
+        elif slices > 2:
+            wide = filled(wide, slices)
         high = at_once
         while (
             slices == 1
