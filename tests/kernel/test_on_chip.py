@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.engine.small_engine import probes
 from twin.hardware.load import load_node
 from twin.kernel import teams
-from twin.kernel.defaults import plan_for
+from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.layout import choice_floats, held_floats, whole_floats
 from twin.kernel.tables import layout
 from twin.kernel.teams import (
@@ -28,7 +29,7 @@ from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
-from twin.plan.types import Plan, StageKind
+from twin.plan.types import Execution, HandOffKind, Plan, StageKind
 from twin.sim import cost
 
 
@@ -97,6 +98,14 @@ def test_a_dense_input_is_gathered_at_once_as_far_as_registers_go() -> None:
         plan = plan_for(sized, load_node("1xh200"))
         assert (ffn_at_once(plan) < teams_of(plan).ffn.portions) is rounds
         assert (whole_floats(plan) > 0) is rounds
+
+
+def test_a_probe_without_feed_forward_gathers_one_slice_of_no_columns() -> None:
+    """The kernel's vector of none has one: with none at once no probe compiled."""
+    limits = limits_of(load_node("1xh200"))
+    for plan in probes(limits, Execution.RESIDENT, HandOffKind.SENTINEL, blocks=5, vocab=5000):
+        sizes = layout(plan).sizes
+        assert (sizes["ffn_cols"], sizes["ffn_in_registers"], sizes["ffn_at_once"]) == (0, 1, 1)
 
 
 def test_nothing_is_taken_ahead_of_such_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
