@@ -191,6 +191,9 @@ def test_tensor_cores_multiply_no_columns_beyond_a_slice() -> None:
     assert weights(fp4) == 3 * 4 * 128
     assert weights(fp8) == 2048
     assert weights(coded_matrix(4096, "nvfp4")) == 2048
+    # three slices of two teams: behind the first two one is left, of 832 columns
+    assert weights(coded_matrix(4928, "mxfp4")) * 3 == 2 * (2048 + 1024)
+    assert weights(coded_matrix(4928, "int4-g32")) * 3 == 2 * (2048 + 2048)
 
 
 def test_loops_over_rows_pay_each_time() -> None:

@@ -148,7 +148,7 @@ def team_work(
         )
     at_once = rows_at_once(matrix, dtype)
     pieces, tiles = -(-rows // at_once), groups * team.slices
-    held = team.portions * team.teams * _held_columns(team, matrix) * at_once
+    held = team.teams * _held_columns(team, matrix) * at_once
     waits = pieces * (team.portions - (joined and team.portions > 1)) * warps.slice_s.value / tiles
     ends = pieces * warps.reduction_s.value / tiles
     if step_s:
@@ -164,15 +164,23 @@ def rolled_rows(matrix: Matrix) -> int:
 
 
 def _held_columns(team: Team, matrix: Matrix) -> int:
-    """Columns of a slice that a team's threads multiply. Of tensor cores' chains (Fragments in
-    cuda_fragments.cuh) each warp takes every so manyth, and none beyond the slice.
+    """Columns that a team's threads multiply, of all slices that it sees. Of tensor cores' chains
+    (Fragments in cuda_fragments.cuh) each warp takes every so manyth, and none beyond the slice: so
+    a last slice that no other team's stands beside costs what it has.
     """
     if not tensor_products(matrix):
-        return team.size * WARP * team.vector
+        return team.portions * team.size * WARP * team.vector
     assert matrix.format is not None
-    chain = CHAIN_GROUPS * matrix.format.block[1]
-    wide = min(team.tile, team.cols // team.beside)
-    return -(-wide // (chain * team.size)) * team.size * chain
+    chains = CHAIN_GROUPS * matrix.format.block[1] * team.size
+
+    def held(wide: int) -> int:
+        return -(-wide // chains) * chains
+
+    each = team.cols // team.beside
+    full = held(min(team.tile, each))
+    lone = team.beside == 1 and team.portions > 1 and team.slices % team.teams == 1
+    last = held(each - (team.slices - 1) * team.tile) if lone else full
+    return (team.portions - 1) * full + last
 
 
 def teams_at_once(matrix: Matrix, dtype: DType) -> int:
