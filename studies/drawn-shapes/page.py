@@ -19,7 +19,7 @@ from twin.calibrate.validate import compare
 from twin.plan.types import StageKind
 from twin.report.blocks import Stamp, markdown_table
 from twin.report.study_page import write_page
-from twin.sim.cost import vector_chunks
+from twin.sim.vectors import vector_chunks
 from twin.study.inputs import files_digest, fits_on_file
 from twin.study.outcome import Bars, Series
 

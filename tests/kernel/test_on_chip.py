@@ -30,7 +30,7 @@ from twin.models.load import load_model
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
 from twin.plan.types import Execution, HandOffKind, Plan, StageKind
-from twin.sim import cost
+from twin.sim import vectors
 
 
 def planned(name: str, hidden: int, heads: int, ffn: int, node: str = "1xh200") -> Plan:
@@ -176,5 +176,5 @@ def test_the_twin_counts_a_round_of_loads_for_each_slice_of_the_heads_outputs() 
     for heads in (32, 40):  # one slice of a team, and two
         plan = planned("int8", 5120, heads, 17_408)
         output = next(stage.matrix for stage in plan.stages if stage.kind is StageKind.O_PROJ)
-        rounds.append(cost.vector_rounds(output, parts=1, splits=4))
+        rounds.append(vectors.vector_rounds(output, parts=1, splits=4))
     assert rounds[1] == 2 * rounds[0] > 0

@@ -18,18 +18,12 @@ from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.probe import attention_probe, stream_probe
 from twin.plan.types import CollectiveKind, Matrix, Options, StageKind
-from twin.sim import consume, cost
-from twin.sim.cost import (
-    partial_alignment,
-    rolled_rows,
-    team_work,
-    vector_bytes,
-    vector_chunks,
-    vector_rounds,
-)
+from twin.sim import attend, consume, cost, tiles, vectors
 from twin.sim.lowering import compile_plan
 from twin.sim.run import simulate
 from twin.sim.streams import Streams
+from twin.sim.tiles import rolled_rows, team_work
+from twin.sim.vectors import partial_alignment, vector_bytes, vector_chunks, vector_rounds
 
 
 def test_a_cost_names_its_terms_and_the_one_that_binds() -> None:
@@ -51,7 +45,7 @@ def test_the_splits_of_a_head_read_all_its_positions_once() -> None:
         stage, items = plan.stages[0], 4 if window else 6
         assert stage.items[-1][1] == items
         assert (
-            sum(cost.item_kv_bytes(plan, stage, item) for item in range(items)) == plan.kv_bytes()
+            sum(attend.item_kv_bytes(plan, stage, item) for item in range(items)) == plan.kv_bytes()
         )
 
 
@@ -245,7 +239,7 @@ def test_heads_of_a_block_are_prepared_a_warp_each() -> None:
     warps = warped(heads_s=1e-6).warps
     assert warps is not None
     assert [
-        cost.heads_ps(warps, dim, heads)
+        attend.heads_ps(warps, dim, heads)
         for dim, heads in ((64, 3), (64, 6), (128, 6), (256, 6), (64, 9), (64, 17))
     ] == [
         700_000,
@@ -307,11 +301,14 @@ def test_threads_with_the_same_columns_share_the_splits() -> None:
 def test_packs_loops_and_chains_are_those_of_the_kernel() -> None:
     """Numbers that the twin counts by stand in the kernel's source."""
     native = Path(__file__).resolve().parents[2] / "native" / "platform"
-    rows = cost.LOOPED_ROWS  # a step of four-bit weights takes pairs of them
+    rows = tiles.LOOPED_ROWS  # a step of four-bit weights takes pairs of them
     for file, said in (
         ("cuda_core.cuh", f"PAIR == 1 ? {rows} : Vector::PORTIONS > 1 ? {rows // 2} : {2 * rows})"),
-        ("cuda_fragments.cuh", f"CHAIN = {cost.CHAIN_GROUPS} * UNITS;"),
-        ("cuda_vector.cuh", f"VECTOR < {cost.PACK_ELEMENTS} ? VECTOR : {cost.PACK_ELEMENTS};"),
+        ("cuda_fragments.cuh", f"CHAIN = {tiles.CHAIN_GROUPS} * UNITS;"),
+        (
+            "cuda_vector.cuh",
+            f"VECTOR < {vectors.PACK_ELEMENTS} ? VECTOR : {vectors.PACK_ELEMENTS};",
+        ),
     ):
         assert said in (native / file).read_text(encoding="utf-8"), file
 

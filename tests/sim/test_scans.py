@@ -11,7 +11,7 @@ from tests.sim.machines import limits_of, node_of, warped
 from twin.kernel.scan import tensor_scan
 from twin.plan.probe import attention_probe
 from twin.plan.types import Options
-from twin.sim.cost import cache_tiles
+from twin.sim.attend import cache_tiles
 from twin.sim.lowering import compile_plan
 from twin.sim.run import simulate
 

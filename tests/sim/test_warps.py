@@ -17,10 +17,10 @@ from twin.plan.build import build
 from twin.plan.catalogue import ROWS
 from twin.plan.probe import stream_probe, turns_probe
 from twin.plan.types import HandOffKind, Options, StageKind
-from twin.sim.cost import team_work, tiles_of_a_round
 from twin.sim.lowering import compile_plan
 from twin.sim.machine import Machine
 from twin.sim.run import simulate
+from twin.sim.tiles import team_work, tiles_of_a_round
 
 
 def test_each_copy_of_a_loader_takes_its_time() -> None:

@@ -17,7 +17,7 @@ from twin.kernel.experts import has_experts
 from twin.models.formats import INT4, INT8, Format
 from twin.models.spec import DType
 from twin.plan.types import Matrix, Plan, Scan, StageKind
-from twin.sim import cost
+from twin.sim import attend, cost
 from twin.units import picoseconds
 
 # Time of one weight relative to BF16's, which is unpacked (one operation) and multiplied (one). FP8
@@ -142,7 +142,7 @@ def scan_requests(
     if device.warps is None:
         turns = passes * -(-queries // TENSOR_TOKENS)
         for request in cost.requests(size, plan.options.slot_bytes):
-            yield request, turns * cost.kv_cost(device.block, request)
+            yield request, turns * attend.kv_cost(device.block, request)
         return
     at_once = _round(plan, scan, queries)
     fixed, each = (
@@ -155,11 +155,11 @@ def scan_requests(
 
 def _round(plan: Plan, scan: Scan, queries: int) -> int:
     """Entries of a round: as our kernel divides them over warps, or a tile of a tensor core."""
-    if queries > TENSOR_QUERIES or scan.dim > cost.WIDEST_HEAD:
+    if queries > TENSOR_QUERIES or scan.dim > attend.WIDEST_HEAD:
         return max(
             TENSOR_ENTRIES, ROUND_BYTES // scan.entry_bytes // TENSOR_ENTRIES * TENSOR_ENTRIES
         )
-    return cost.entries_at_once(scan.dim, queries, plan.options.kv_dtype)
+    return attend.entries_at_once(scan.dim, queries, plan.options.kv_dtype)
 
 
 def judged(plan: Plan, device: Device) -> list[str]:
@@ -175,7 +175,7 @@ def judged(plan: Plan, device: Device) -> list[str]:
     scans = [s.scan for s in plan.stages if s.scan]
     found += (
         ["consume.tensor_entries"]
-        if any(scan.group > TENSOR_QUERIES or scan.dim > cost.WIDEST_HEAD for scan in scans)
+        if any(scan.group > TENSOR_QUERIES or scan.dim > attend.WIDEST_HEAD for scan in scans)
         else []
     )
     found += ["consume.state_passes"] if any(s.kind is StageKind.DELTA for s in plan.stages) else []

@@ -7,7 +7,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from twin.plan.types import Plan, Read, Stage
-from twin.sim import cost
+from twin.sim import attend
 
 
 class Numbered:
@@ -118,7 +118,7 @@ def _traits(plan: Plan, stage: Stage, block: int) -> tuple[object, ...]:
         size = (
             stage.scan.item_bytes
             if stage.scan
-            else lambda item: cost.item_kv_bytes(plan, stage, item)
+            else lambda item: attend.item_kv_bytes(plan, stage, item)
         )
         heads: tuple[int, ...] = ()
         if not stage.scan:

@@ -30,7 +30,7 @@ from twin.plan.types import (
     Value,
     routed_share,
 )
-from twin.sim import cost
+from twin.sim import cost, tiles, vectors
 from twin.sim.causes import COLLECTIVE, HAND_OFF, SAMPLING
 from twin.sim.cost import FP32_BYTES
 from twin.sim.program import Publication, ReadWork
@@ -123,7 +123,7 @@ class Gathers:
         weighed = self._weighed(stage, read)
         key = (words, rounds, loaded, crowd, weighed)
         if key not in self.known:
-            self.known[key] = cost.gather_cost(
+            self.known[key] = vectors.gather_cost(
                 self.device,
                 elements=words,
                 rounds=rounds,
@@ -160,19 +160,21 @@ class Gathers:
                 return size
             # a thread with two packs of a slice asks for each by itself
             aligned = min(cost.QUAD_BYTES, self._alignment(read))
-            split = cost.vector_bytes(stage.matrix, aligned=aligned, element=self._partial_bytes())
+            split = vectors.vector_bytes(
+                stage.matrix, aligned=aligned, element=self._partial_bytes()
+            )
             # threads that hold the same columns share the splits
-            at_once = cost.splits_together(stage.matrix) * split // cost.sharers(stage.matrix)
+            at_once = vectors.splits_together(stage.matrix) * split // vectors.sharers(stage.matrix)
             # of splits missing in the last one, its last again
-            rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)
+            rounds = vectors.vector_rounds(stage.matrix, parts=1, splits=splits)
             return (rounds + polled(self.plan)) * at_once
-        at_once = min(size, cost.ROUND_BYTES)
+        at_once = min(size, vectors.ROUND_BYTES)
         if ROWS[stage.kind].vector and stage.matrix:
             parts = part_count(plan, value, read.parts)
             matrix = self._multiplied(stage)
             whole = matrix.cols * value.words * parts
             size = (
-                cost.vector_bytes(matrix, aligned=cost.QUAD_BYTES)
+                vectors.vector_bytes(matrix, aligned=cost.QUAD_BYTES)
                 * value.words
                 * min(words, whole)
                 // whole
@@ -188,12 +190,12 @@ class Gathers:
         splits = self.splits(stage, read)
         if not splits or stage.matrix is None:
             return 0.0
-        rounds = cost.vector_rounds(stage.matrix, parts=1, splits=splits)
-        sharers = cost.sharers(stage.matrix)
-        looked_at = rounds * cost.splits_together(stage.matrix) / sharers
+        rounds = vectors.vector_rounds(stage.matrix, parts=1, splits=splits)
+        sharers = vectors.sharers(stage.matrix)
+        looked_at = rounds * vectors.splits_together(stage.matrix) / sharers
         if sharers > 1:  # each its share, and then what all of them found
             looked_at += sharers * MET
-        return looked_at * cost.vector_chunks(stage.matrix)
+        return looked_at * vectors.vector_chunks(stage.matrix)
 
     def _multiplied(self, stage: Stage) -> Matrix:
         """As our kernel multiplies it for one token: chosen experts' columns side by side."""
@@ -209,7 +211,7 @@ class Gathers:
             items = producer.scan.items
         else:
             items = self.plan.kernel_attention().items_of(producer.window)
-        return cost.partial_alignment(value.elements // items)
+        return vectors.partial_alignment(value.elements // items)
 
     def _partial_bytes(self) -> int:
         """Of an element of attention's partial outputs."""
@@ -227,11 +229,8 @@ class Gathers:
         # nobody has measured those of other layers
         if self.device.warps is None or not splits or producer.scan:
             return 0.0
-        return (
-            max(0.0, cost.parts_at_once(stage.matrix) / cost.sharers(stage.matrix) / splits - 1)
-            * self.plan.blocks
-            / self.device.blocks
-        )
+        at_once = vectors.parts_at_once(stage.matrix) / vectors.sharers(stage.matrix)
+        return max(0.0, at_once / splits - 1) * self.plan.blocks / self.device.blocks
 
     def _rounds(self, stage: Stage, read: Read, words: int) -> int:
         """Of loads that follow each other beyond the first one."""
@@ -239,10 +238,10 @@ class Gathers:
         if self.device.warps is None:
             return 0
         if self.by_keeper[stage.index]:
-            rounds = cost.late_rounds(words // max(1, plan.ranks - 1))
+            rounds = vectors.late_rounds(words // max(1, plan.ranks - 1))
         elif ROWS[stage.kind].vector:
             parts = part_count(plan, plan.values[read.value], read.parts)
-            rounds = cost.vector_rounds(
+            rounds = vectors.vector_rounds(
                 stage.matrix,
                 parts=parts,
                 splits=self.splits(stage, read),
@@ -254,7 +253,7 @@ class Gathers:
                 rounds += self._ffn_rounds - 1
         else:
             parts = part_count(plan, plan.values[read.value], read.parts)
-            rounds = cost.span_rounds(
+            rounds = vectors.span_rounds(
                 words // parts, parts=parts, at_once=self._parts_at_once, polled=polled(plan)
             )
         return rounds - 1
@@ -283,14 +282,14 @@ class Gathers:
     def _parts_together(self, matrix: Matrix | None) -> int:
         if matrix is None:
             return 1
-        coded = matrix.pack > cost.PACK_ELEMENTS
-        return parts_together(self.plan, cost.vector_portions(matrix), coded=coded)
+        coded = matrix.pack > vectors.PACK_ELEMENTS
+        return parts_together(self.plan, tiles.vector_portions(matrix), coded=coded)
 
     @property
     def _parts_at_once(self) -> int:
         """Of a span, as source_sum (cuda_vector.cuh)."""
         several = self.plan.options.gpus > 1 and self.plan.spec is not None
-        return 1 if several else cost.PARTS_AT_ONCE
+        return 1 if several else vectors.PARTS_AT_ONCE
 
     def _words(self, read: Read, value: Value, block: int, experts: Chosen) -> int:
         """FP32 words of one rank's part that a block reads."""

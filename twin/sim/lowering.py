@@ -8,7 +8,7 @@ from twin.hardware.types import BlockCosts, Device
 from twin.kernel.experts import multiplied
 from twin.plan.catalogue import ROWS, Spent
 from twin.plan.types import Execution, HandOffKind, Plan, Sampling, Span, Stage, StageKind
-from twin.sim import consume, cost
+from twin.sim import attend, consume, cost, tiles, vectors
 from twin.sim.causes import CAUSES
 from twin.sim.clock import cost_in_time
 from twin.sim.forms import reset_words
@@ -227,7 +227,7 @@ class _Lowering:
         wide = multiplied(self.plan, stage)
         if wide is None or not consume.as_whole_numbers(wide, wide_ffn=self._wide_ffn(stage)):
             return 0
-        return picoseconds(cost.vector_portions(wide) * self.device.warps.whole_s.value)
+        return picoseconds(tiles.vector_portions(wide) * self.device.warps.whole_s.value)
 
     def _settled(self, stage: Stage) -> int:
         """In which the elements of a gathered vector go to the threads that have 16 neighbours of
@@ -235,7 +235,7 @@ class _Lowering:
         """
         if self.device.warps is None or self.plan.tokens > 1 or self.plan.without_code():
             return 0
-        wide = stage.matrix is not None and stage.matrix.pack > cost.PACK_ELEMENTS
+        wide = stage.matrix is not None and stage.matrix.pack > vectors.PACK_ELEMENTS
         gathers = wide and ROWS[stage.kind].vector and stage.reads
         return picoseconds(self.device.warps.settle_s.value) if gathers else 0
 
@@ -251,11 +251,11 @@ class _Lowering:
         if stage.scan:
             # a head of the size that the model shows: judged, no kernel of ours does such scans
             assert self.plan.spec is not None
-            return cost.heads_ps(self.device.warps, self.plan.spec.head_dim, 1)
+            return attend.heads_ps(self.device.warps, self.plan.spec.head_dim, 1)
         own, (lo, hi) = self.plan.kernel_attention(), stage.items[block]
         splits = own.splits_of(stage.window)
         keys = (hi - 1) // splits - lo // splits + 1
-        return cost.heads_ps(self.device.warps, own.head_dim, keys * (own.group + 2))
+        return attend.heads_ps(self.device.warps, own.head_dim, keys * (own.group + 2))
 
 
 def _stretches(plan: Plan) -> list[list[Stage]]:

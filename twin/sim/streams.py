@@ -13,7 +13,7 @@ from twin.kernel.coded import tensor_products
 from twin.kernel.experts import has_experts, multiplied
 from twin.kernel.teams import Ahead, taken_ahead, wide_ffn
 from twin.plan.types import Execution, HandOffKind, Matrix, Plan, Stage, StageKind, tiles_of
-from twin.sim import consume, cost
+from twin.sim import attend, consume, cost, tiles
 from twin.sim.gathers import shares
 from twin.sim.routing import Chosen
 from twin.units import picoseconds
@@ -91,14 +91,14 @@ class Streams:
         if self.device.warps is None or not stage.items or stage.scan is not None:
             return NOTHING
         sizes = tuple(
-            cost.item_kv_bytes(self.plan, stage, item) for item in range(*stage.items[block])
+            attend.item_kv_bytes(self.plan, stage, item) for item in range(*stage.items[block])
         )
         key = (stage.kind, sizes)
         if key not in self.known:
             tiles = [
                 tile
                 for size in sizes
-                for tile in cost.cache_tiles(self.device.warps, self.plan, size)
+                for tile in attend.cache_tiles(self.device.warps, self.plan, size)
             ]
             self.known[key] = Weights(
                 tuple(ps for _, ps in tiles), tuple(size for size, _ in tiles)
@@ -146,7 +146,7 @@ class Streams:
         whole_tiles: bool = False,
     ) -> Iterator[tuple[int, int]]:
         known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
-        at_once = cost.teams_at_once(matrix, self.plan.options.weight_dtype)
+        at_once = tiles.teams_at_once(matrix, self.plan.options.weight_dtype)
         for (lo, hi), (left, right) in tiles_of(matrix, first, last):
             begun = lo - (lo - first) % matrix.batch_rows
             groups = -(-(min(last, begun + matrix.batch_rows) - begun) // matrix.tile_rows)
@@ -188,7 +188,7 @@ class Streams:
     ) -> tuple[int, int]:
         device, dtype = self.device, self.plan.options.weight_dtype
         size = matrix.format.bytes(rows, cols) if matrix.format else rows * cols * dtype.bytes
-        team = cost.team_work(
+        team = tiles.team_work(
             device.warps,
             matrix,
             rows=rows,
@@ -249,11 +249,11 @@ class Streams:
             and self.plan.options.execution is Execution.RESIDENT
         )
         loaded = (
-            cost.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix)
+            tiles.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix)
             if stage.reads and waits
             else 0
         )
-        first = cost.tiles_of_a_round(stage.matrix, self.plan.options.weight_dtype)
+        first = tiles.tiles_of_a_round(stage.matrix, self.plan.options.weight_dtype)
         return tuple(
             max(0, ps - loaded) if number < first else ps
             for number, ps in enumerate(weights.costs[: self.taken[stage.kind].tiles(stage.matrix)])
@@ -287,8 +287,8 @@ class Streams:
 
 
 def _kv(plan: Plan, device: Device, stage: Stage, block: int) -> list[tuple[int, int]]:
-    size = sum(cost.item_kv_bytes(plan, stage, item) for item in range(*stage.items[block]))
+    size = sum(attend.item_kv_bytes(plan, stage, item) for item in range(*stage.items[block]))
     return [
-        (request, cost.kv_cost(device.block, request))
+        (request, attend.kv_cost(device.block, request))
         for request in cost.requests(size, plan.options.slot_bytes)
     ]

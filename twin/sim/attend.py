@@ -1,0 +1,156 @@
+"""What a block takes for an item of attention: heads on their way, cached positions scanned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from twin.hardware.types import BlockCosts, Warps
+from twin.kernel.scan import TENSOR_WARPS, cache_tile, position_threads, scan_heads, tensor_scan
+from twin.kernel.teams import WARP, WARPS
+from twin.models.spec import DType
+from twin.plan.splits import TENSOR_HEADS, TENSOR_POSITIONS
+from twin.plan.types import Options, Plan, Span, Stage
+from twin.sim.cost import QUAD_BYTES, requests, transfer_ps
+from twin.units import picoseconds
+
+HEAD, HEAD_OF_UNIT = 64, 128  # elements, of which heads_s and unit_s speak
+WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the threads of a warp
+SCAN_STEP = 16  # elements of a head, two products of a scan on tensor cores: of keys, and of values
+# a unit's softmax, in steps: with five the probes of heads of 64 and of 128 elements agree best
+SCAN_FIXED = 5
+# What part of a cost grows with what, as probes of attention and traced runs say
+# (studies/h200-validation, docs/calibration.md).
+LATER_HEADS = 1 / 2  # of six heads' time, what a further round of the warps takes
+# of the first round's time, beside one part for each of its heads; of six in all
+HEADS_ALONE, HEADS_PARTS = 4, 10
+# of a round's time, with each position that a thread holds and without any
+POSITION_PARTS, FIXED_PARTS = 5, 12
+ROUND_PARTS = 32  # with the four positions of most heads
+# besides one part for each bit of the threads of a position; of eight threads in all
+SUM_PARTS, EIGHT_THREADS_SUM = 5, 9
+# of a turn on tensor cores, more with each further set of query heads
+FURTHER_SET = 1 / 4
+WIDER_HEAD = 1 / 3  # of a head's way to a scan, more with each HEAD elements beyond the first
+FURTHER_ROUND = 1 / 4  # of an item's start and end, more with each further round of publishing
+
+
+def heads_ps(warps: Warps, head_dim: int, heads: int) -> int:
+    """A block's queries, keys and values on their way from QKV to a scan: each head by one warp.
+    A third of it grows with the elements of a head, and a part with the heads that the warps wait
+    for at once, of which the last comes the later the more they are. Half of it once more for each
+    further round of the warps: heads of a second round have long been there.
+    """
+    rounds, first = -(-heads // WARPS[0]), min(heads, WARPS[0])
+    wide = 1 + (head_dim / HEAD - 1) * WIDER_HEAD
+    late = (HEADS_ALONE + first) / HEADS_PARTS
+    return picoseconds(warps.heads_s.value * wide * (late + (rounds - 1) * LATER_HEADS))
+
+
+def kv_cost(block: BlockCosts, size: int) -> int:
+    """Attention over `size` bytes of cached keys and values, already on chip."""
+    return transfer_ps(size, block.kv_bytes_per_s.value)
+
+
+def entries_at_once(dim: int, queries: int, dtype: DType) -> int:
+    """Cached entries that a block scans side by side, as attention.cuh: its warps over (sets of)
+    query heads, threads over positions.
+    """
+    return (
+        WARPS[0]
+        // min(queries, WARPS[0])
+        * (WARP // position_threads(dim))
+        * positions_of_a_thread(dim, dtype)
+    )
+
+
+def positions_of_a_thread(dim: int, dtype: DType) -> int:
+    """Up to 16 bytes of each of four positions, or more of a single one."""
+    return 4 if -(-dim // position_threads(dim)) * dtype.bytes <= QUAD_BYTES else 1
+
+
+def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]]:
+    """(bytes, time) of the ring slots in which an item's `size` cached bytes reach a block, as
+    attention.cuh scans them.
+
+    A tile is awaited and left by all warps, as a slice of weights is. So say the probes of
+    attention. A part of an item's start and end grows with the rounds in which the block's threads
+    publish its outputs, two at a time, or, where a probe has no queries, put down ones of its own.
+    """
+    own = plan.kernel_attention()
+    position = own.position_bytes(plan.options.kv_dtype)
+    tile = cache_tile(plan) * position
+    rounds = -(-own.group * own.head_dim // (WARPS[0] * WARP * (1 if plan.spec is None else 2)))
+    wait, fixed = (
+        picoseconds(warps.slice_s.value),
+        picoseconds(warps.item_s.value * (1 + FURTHER_ROUND * (rounds - 1))),
+    )
+    turns = (
+        _tensor_turns(warps, plan, size, tile, position)
+        if tensor_scan(plan)
+        else _rounds(warps, plan, size, tile, position)
+    )
+    for number, (request, turn) in enumerate(zip(requests(size, tile), turns, strict=True)):
+        yield request, wait + turn + (0 if number else fixed)
+
+
+def _rounds(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> Iterator[int]:
+    """Of a tile after the other.
+
+    Each query head of a warp takes its time in a round, of which three eighths do not depend on the
+    positions that a thread holds (heads of 96, of which it holds one instead of four, need 0.53 of
+    it), and a tenth more where twice the threads share a position, whose dot product is summed over
+    them.
+    """
+    own, heads = plan.kernel_attention(), scan_heads(plan)
+    at_once = entries_at_once(own.head_dim, -(-own.group // heads), plan.options.kv_dtype)
+    held = positions_of_a_thread(own.head_dim, plan.options.kv_dtype)
+    # a step for each doubling of the threads
+    sums = (position_threads(own.head_dim).bit_length() + SUM_PARTS) / EIGHT_THREADS_SUM
+    a_round = picoseconds(
+        warps.round_s.value * heads * sums * (POSITION_PARTS * held + FIXED_PARTS) / ROUND_PARTS
+    )
+    for request in requests(size, tile):
+        yield -(-request // (position * at_once)) * a_round
+
+
+def _tensor_turns(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> Iterator[int]:
+    """Of a tile after the other, on tensor cores.
+
+    Warps take units of positions in turn, across tiles: those of one turn are looked at side by
+    side, and the last bears its time. Turns are counted from the item's end, so that its last tile,
+    which nothing hides, bears one.
+    """
+    a_turn, whole = picoseconds(unit_s(warps, plan)), position * TENSOR_POSITIONS * TENSOR_WARPS
+    for start in range(0, size, tile):
+        yield (-(-(size - start) // whole) - -(-max(0, size - start - tile) // whole)) * a_turn
+
+
+def unit_s(warps: Warps, plan: Plan) -> float:
+    """In which a warp compares a unit of cached positions with a set of query heads, and sums
+    values. Sets have warps of their own, which share the tensor cores and the chip's memory.
+    """
+    own = plan.kernel_attention()
+    steps = own.head_dim // SCAN_STEP
+    sets = -(-own.group // TENSOR_HEADS)
+    alone = (steps + SCAN_FIXED) / (HEAD_OF_UNIT // SCAN_STEP + SCAN_FIXED)
+    return warps.unit_s.value * alone * (1 + FURTHER_SET * (sets - 1))
+
+
+def attended(options: Options, window: int) -> Span:
+    """Cached positions that a step at options.context reads."""
+    return (max(0, options.context - window) if window else 0), options.context
+
+
+def item_kv_bytes(plan: Plan, stage: Stage, item: int) -> int:
+    """Cached bytes of one (kv head, split). Over all items of a rank they sum up to the plan's."""
+    lo, hi = attended(plan.options, stage.window)
+    own, page = plan.kernel_attention(), plan.options.kv_page
+    split = item % own.splits_of(stage.window)
+
+    def below(position: int) -> int:
+        full, rest = divmod(position, page)
+        whole = own.pages_below(full, split, stage.window)
+        here = own.pages_below(full + 1, split, stage.window) > whole
+        return whole * page + (rest if here else 0)
+
+    return own.position_bytes(plan.options.kv_dtype) * (below(hi) - below(lo))

@@ -1,0 +1,142 @@
+"""What a block of warps takes for the tiles of a matrix: its teams' rounds, waits and sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from twin.errors import HardwareError
+from twin.hardware.types import Device, Warps
+from twin.kernel.coded import tensor_products
+from twin.kernel.teams import WARP, WARPS, Team, rows_at_once, team_of
+from twin.models.spec import DType
+from twin.plan.types import Matrix
+from twin.units import picoseconds
+
+ON_CHIP_BYTES_PER_CYCLE = 128  # 32 banks of four bytes
+LOOPED_ROWS = 4  # of a tile at once, in a loop over its rows; of four bits in one slice, four times
+CHAIN_GROUPS = 4  # of columns that share a scale, which a chain of FP4's products keeps apart
+
+
+@dataclass(frozen=True, slots=True)
+class TeamWork:
+    """What a tile costs a block of warps."""
+
+    weights: float  # that are multiplied, those of idle threads and of repeated rows included
+    ends_ps: int  # waits and loads before, sums over threads behind
+
+
+# asked for by every read of every block, for a few shapes
+_shape_team = lru_cache(maxsize=1024)(team_of)
+
+
+def shaped_team(matrix: Matrix, dtype: DType = DType.BF16) -> Team | None:
+    """`team_of` the shape of a matrix."""
+    return _shape_team(
+        matrix.cols,
+        matrix.tile_cols,
+        WARPS[0],
+        weight_bytes=dtype.bytes,
+        pack=matrix.pack,
+        beside=matrix.beside,
+    )
+
+
+def team_work(
+    warps: Warps | None,
+    matrix: Matrix,
+    *,
+    rows: int,
+    cols: int,
+    groups: int,
+    dtype: DType,
+    joined: bool = True,
+    step_s: float = 0.0,
+) -> TeamWork:
+    """A tile's share of the round in which the block's teams take it, each its own tiles at the
+    same time.
+
+    A round is `groups` row groups side by side, each with all its column slices. It takes as long
+    whether all teams have a tile or one, and whether all threads of a team hold columns or some: a
+    warp waits for each slice that it sees, loads ROWS_AT_ONCE rows of it and multiplies them, slice
+    after slice, and then sums its threads once. `joined`: the first two slices take one wait. In
+    the code of probes the compiler makes their products together, behind the wait for the second,
+    unless a slice's weights may have been taken ahead. Layers whose hidden vector has three slices
+    show it too: with a wait for each the twin gives their QKV 0.5 us too much
+    (2026-11-24T031558-probes). `step_s`: of a loop over a tile's few-bit rows, for each time that
+    it is gone through.
+    """
+    if warps is None:
+        return TeamWork(rows * cols, 0)
+    team = shaped_team(matrix, dtype)
+    if team is None:
+        raise HardwareError(
+            f"tiles of {matrix.tile_cols} columns are wider than {WARPS[0]} warps take at once: "
+            "use a smaller slot_bytes"
+        )
+    at_once = rows_at_once(matrix, dtype)
+    pieces, tiles = -(-rows // at_once), groups * team.slices
+    held = team.teams * _held_columns(team, matrix) * at_once
+    waits = pieces * (team.portions - (joined and team.portions > 1)) * warps.slice_s.value / tiles
+    ends = pieces * warps.reduction_s.value / tiles
+    if step_s:
+        waits += -(-rows // rolled_rows(matrix)) * team.portions * step_s / tiles
+    return TeamWork(pieces * held / tiles, picoseconds(waits + ends))
+
+
+def rolled_rows(matrix: Matrix) -> int:
+    """Rows of a tile that a loop takes at once beside experts: `Rolled` in cuda_core.cuh."""
+    assert matrix.format is not None
+    few = matrix.format.bits == 8 or vector_portions(matrix) > 1
+    return LOOPED_ROWS if few else 4 * LOOPED_ROWS
+
+
+def _held_columns(team: Team, matrix: Matrix) -> int:
+    """Columns that a team's threads multiply, of all slices that it sees. Of tensor cores' chains
+    (Fragments in cuda_fragments.cuh) each warp takes every so manyth, and none beyond the slice: so
+    a last slice that no other team's stands beside costs what it has.
+    """
+    if not tensor_products(matrix):
+        return team.portions * team.size * WARP * team.vector
+    assert matrix.format is not None
+    chains = CHAIN_GROUPS * matrix.format.block[1] * team.size
+
+    def held(wide: int) -> int:
+        return -(-wide // chains) * chains
+
+    each = team.cols // team.beside
+    full = held(min(team.tile, each))
+    lone = team.beside == 1 and team.portions > 1 and team.slices % team.teams == 1
+    last = held(each - (team.slices - 1) * team.tile) if lone else full
+    return (team.portions - 1) * full + last
+
+
+def vector_portions(matrix: Matrix) -> int:
+    """Column slices of which a thread holds elements."""
+    team = shaped_team(matrix)
+    return team.portions if team else 1
+
+
+def teams_at_once(matrix: Matrix, dtype: DType) -> int:
+    """Row groups whose tiles a block of warps takes side by side."""
+    team = shaped_team(matrix, dtype)
+    return team.groups if team else 1
+
+
+def tiles_of_a_round(matrix: Matrix, dtype: DType) -> int:
+    """Of all the row groups that a block's teams take side by side."""
+    team = shaped_team(matrix, dtype)
+    return team.groups * team.slices if team else 1
+
+
+def team_loads_ps(device: Device, dtype: DType, matrix: Matrix) -> int:
+    """A tile's share of the wait for its slice, and a team's loads of ROWS_AT_ONCE rows of it from
+    the chip's memory, all threads.
+    """
+    team = shaped_team(matrix, dtype)
+    if team is None or device.warps is None:
+        return 0
+    bits = matrix.format.bits if matrix.format else 8 * dtype.bytes
+    size = team.size * WARP * team.vector * rows_at_once(matrix, dtype) * bits // 8
+    waits = team.portions * device.warps.slice_s.value / (team.groups * team.slices)
+    return picoseconds(waits + size / (ON_CHIP_BYTES_PER_CYCLE * device.block.clock_hz.value))
