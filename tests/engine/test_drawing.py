@@ -151,7 +151,7 @@ def test_drawn_tokens_have_the_probabilities_of_the_definition() -> None:
     """Chi-squared over the tokens that top-k and top-p leave; 2,000 draws of each seed."""
     params = SamplingParams(temperature=1.1, top_k=40, top_p=0.9)
     logits = flat(2)
-    running = drawing(logits, blocks=7)
+    running = drawing(logits, blocks=2)
     with running:
         drawn = np.concatenate(
             [
