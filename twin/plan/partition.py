@@ -229,9 +229,7 @@ def _covered(cols: int) -> float:
 
 
 def _held(cols: int) -> int:
-    """Columns that the threads of the fewest warps have room for which hold a slice: 1, 2, 4 or
-    8.
-    """
+    """Columns that the fewest warps which hold a slice, 1, 2, 4 or 8, have threads for."""
     held = WARP * PACK
     while held < cols:
         held *= 2
@@ -266,13 +264,14 @@ def _cut_coded(
         return max(size(at_once, wide), coding.narrowest.bytes(narrow, wide))
 
     def filled(wide: int, slices: int) -> int:
-        """Threads that all hold columns need no conditions; the last slice is short then. Of two
-        slices each is a team's last.
+        """The width that gives all threads columns, if there are no fewer slices then and it fits:
+        such threads need no conditions, and the last slice is narrow. Of two slices each is a
+        team's last.
         """
         held = _held(wide)
-        if held % coding.grain or -(-matrix.cols // held) < slices:
-            return wide
-        return held if need_of(held) <= options.slot_bytes else wide
+        as_many = -(-matrix.cols // held) == slices
+        fits = held % coding.grain == 0 and need_of(held) <= options.slot_bytes
+        return held if as_many and fits else wide
 
     need = 0
     uneven = 0  # the widest tile whose last one is narrower
