@@ -50,6 +50,13 @@ def test_four_bits_in_column_slices_match_the_reference(name: str) -> None:
     assert error(coded(name, **NARROW)) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["int8", "mxfp4"])
+def test_a_short_slice_behind_full_ones_matches_the_reference(name: str) -> None:
+    plan = coded(name, replace(WIDE, hidden=1088, ffn=1344), slot_bytes=4352)
+    assert {s.matrix.tile_cols for s in plan.stages if s.matrix and s.matrix.cols > 1024} == {512}
+    assert error(plan) < 1e-5
+
+
 def test_kinds_of_matrices_in_different_formats_match_the_reference() -> None:
     chosen = ((Role.ATTENTION, INT8), (Role.DENSE, format_named("int4-g64-zp")))
     mixed = planned(
