@@ -1,5 +1,5 @@
 """What is in the way of the goals of one H200, by the twin: `python studies/few-bits/goals.py`
-writes the table of goals.md, in half a minute and without a GPU.
+writes the tables of goals.md, in half a minute and without a GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ sys.path.insert(0, str(HERE))
 
 from page import CHANGED, SHORT, TRACED  # noqa: E402  beside this file
 from predict import decoding  # noqa: E402
+from streams import COLS, FORMATS, file_of, plans, share  # noqa: E402
 
 PAGE = HERE / "goals.md"
 HALF_DECODED = 0.5  # of decoding's time
@@ -36,6 +37,24 @@ WHAT_IF: dict[str, tuple[float, WhatIf]] = {  # decoding's time, and numbers of 
 
 def changed(node: Node, factor: float, changes: WhatIf) -> Node:
     return with_numbers(decoding(node, factor) if factor != 1 else node, changes)
+
+
+def streamed() -> str:
+    """Shares of the read ceiling, as measured or, before that, as predicted."""
+    names, lines = ("bf16", *FORMATS), []
+    for device in ("1xh200", "1xh100"):
+        node = calibrated_node(device)
+        said = json.loads(file_of(node).read_text(encoding="utf-8"))
+        made, rows = plans(node, said["asked"]), said["rows"]
+        for cols in COLS:
+            keys = [f"{name} {cols}" for name in names]
+            timed = all("us" in rows[key] for key in keys)
+            seconds = [rows[key]["us" if timed else "predicted_us"] / 1e6 for key in keys]
+            parts = (
+                f"{share(node, made[key], s):.2f}" for key, s in zip(keys, seconds, strict=True)
+            )
+            lines.append((node.name, f"{cols:,}", "measured" if timed else "predicted", *parts))
+    return markdown_table(("node", "columns", "", *names), lines)
 
 
 def main() -> None:
@@ -64,9 +83,12 @@ def main() -> None:
         "row", "measured, tokens/s", "goal", "floor", "measured / floor", "goal / floor",
         "twin's error", *WHAT_IF,
     )  # fmt: skip
-    stamp = Stamp(fit_of(node.device.name), files_digest([CHANGED]))
+    tables = {"goals": markdown_table(head, lines), "streamed": streamed()}
+    stamp = Stamp(
+        fit_of(node.device.name), files_digest([CHANGED, *sorted(HERE.glob("streamed-*.json"))])
+    )
     text = PAGE.read_text(encoding="utf-8")
-    write({PAGE: filled(text, lambda block: markdown_table(head, lines), stamp)})
+    write({PAGE: filled(text, lambda block: tables[block.name], stamp)})
 
 
 if __name__ == "__main__":

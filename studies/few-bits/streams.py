@@ -3,7 +3,7 @@
 python studies/few-bits/streams.py NODE --predict   writes streamed-NODE.json; no GPU
 python studies/few-bits/streams.py NODE             on that GPU: adds what was measured
 
-One matrix a step, without hand-offs, on all blocks and with a model's ring: what a format's
+One matrix a step, without hand-offs, on all blocks and with three slots under way: what a format's
 decoding leaves of the stream, and nothing else. Predictions are written once.
 """
 
@@ -23,9 +23,10 @@ from twin.calibrate.drawn_kinds import FORMATS
 from twin.calibrate.node import calibrated_node
 from twin.engine.choose import open_engine
 from twin.errors import TwinError
+from twin.files import write
 from twin.hardware.floor import ceiling
 from twin.hardware.types import Node
-from twin.kernel.defaults import UNDER_WAY_S, limits_of, most_slots
+from twin.kernel.defaults import limits_of, most_slots, slots_under_way
 from twin.models.formats import DECODED
 from twin.plan.partition import coded_slot_bytes
 from twin.plan.probe import stream_probe
@@ -37,6 +38,10 @@ COLS = (4096, 12_288)
 MB = 10**6
 SLOT = 16 << 10
 STEPS, WARM_UP, SEED = 40, 10, 1
+
+
+def file_of(node: Node, folder: Path = FOLDER) -> Path:
+    return folder / f"streamed-{node.name}.json"
 
 
 def plans(node: Node, megabytes: float) -> dict[str, Plan]:
@@ -58,8 +63,7 @@ def plan_of(node: Node, name: str, cols: int, megabytes: float) -> Plan:
     rows = int(megabytes * MB / row)
     plan = stream_probe(options, limits, rows=rows, cols=cols, form=form)
     slots = most_slots(plan)
-    share = node.device.memory.peak_bytes_per_s.value / node.device.blocks
-    window = min(slots, max(2, -int(-UNDER_WAY_S * share // options.slot_bytes)))
+    window = min(slots, slots_under_way(node, options.slot_bytes))
     options = replace(options, ring_slots=slots, window_slots=window)
     plan = stream_probe(options, limits, rows=rows, cols=cols, form=form)
     prove(plan)
@@ -75,9 +79,7 @@ def predicted(node: Node, megabytes: float) -> dict[str, Any]:
     from twin.sim.run import simulate  # a computer with a GPU may have no simulator
 
     return {
-        name: {
-            "predicted_us": simulate(plan, node).step_s * 1e6,
-        }
+        name: {"predicted_us": simulate(plan, node).step_s * 1e6}
         for name, plan in plans(node, megabytes).items()
     }
 
@@ -87,6 +89,10 @@ def measured(node: Node, plan: Plan) -> float:
     with open_engine(node.device, plan, None) as engine:
         engine.fill_random(SEED)
         return statistics.median(engine.step_seconds(steps=STEPS, warmup=WARM_UP))
+
+
+def keep(path: Path, said: Mapping[str, Any]) -> None:
+    write({path: json.dumps(said, indent=1) + "\n"})
 
 
 def table(node: Node, rows: Mapping[str, Mapping[str, float]], megabytes: float) -> str:
@@ -112,20 +118,21 @@ def main() -> int:
     args = parser.parse_args()
     try:
         node = calibrated_node(args.node)
-        path = args.folder / f"streamed-{node.name}.json"
+        path = file_of(node, args.folder)
         if args.predict:
             if path.exists():
                 raise TwinError(f"{path} is there: predictions are written once; remove it first")
             said = {"asked": args.megabytes, "rows": predicted(node, args.megabytes)}
+            keep(path, said)
         else:
             if not path.exists():
                 raise TwinError(f"no {path}: predict first, with --predict")
             said = json.loads(path.read_text(encoding="utf-8"))
             for name, plan in plans(node, said["asked"]).items():
                 said["rows"][name]["us"] = measured(node, plan) * 1e6
+                said["conditions"] = conditions()
+                keep(path, said)
                 print(name, f"{said['rows'][name]['us']:.1f} us", file=sys.stderr, flush=True)
-            said["conditions"] = conditions()
-        path.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
         print(table(node, said["rows"], said["asked"]))
     except TwinError as reason:
         print(f"streams: {reason}", file=sys.stderr)

@@ -4,7 +4,6 @@ predicted of their rows.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from tests.engine.small_engine import LLAMA
 from tests.engine.test_coded_experts import model
+from tests.studies.scripts import loaded
 from twin.hardware.load import load_node
 from twin.models.formats import format_named
 from twin.models.quantized import requantized
@@ -94,12 +94,7 @@ def test_rows_are_measured_and_checked_in_one_run(
 
 def test_the_table_of_the_changes_is_that_of_the_records() -> None:
     folder = study()
-    spec = importlib.util.spec_from_file_location("few_bits_page", folder / "page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    page = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(page)
-    made = page.traces(read_cells(folder))
+    made = loaded("few-bits/page.py").traces(read_cells(folder))
     assert made == (folder / "traces.md").read_text(encoding="utf-8"), "run `make studies`"
 
 

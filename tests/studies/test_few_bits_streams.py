@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.studies.scripts import loaded
 from twin.calibrate.drawn_kinds import FORMATS
 from twin.calibrate.node import calibrated_node
 
@@ -18,12 +18,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "studies" / "few-bits"
 
 @pytest.fixture(scope="module")
 def streams() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("few_bits_streams", FOLDER / "streams.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    return loaded("few-bits/streams.py")
 
 
 @pytest.mark.parametrize("name", ["1xh200", "1xh100"])

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import statistics
-import sys
 from pathlib import Path
 from types import ModuleType
+
+from tests.studies.scripts import loaded
 
 FOLDER = Path(__file__).resolve().parents[2] / "studies" / "filled-splits"
 
 
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("filled_splits", FOLDER / "measure.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    return loaded("filled-splits/measure.py")
 
 
 def test_the_page_has_the_records_numbers() -> None:

@@ -4,7 +4,6 @@ pretended, its order, its way on after a failure.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import tarfile
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from tests.gfx942.code import compiled
 from tests.gfx942.small import SPEC, small
 from tests.gfx942.test_driver import Interpreted
 from tests.gfx942.timed import Timed, otherwise
+from tests.studies.scripts import loaded
 from twin.calibrate import engine_runs, store
 from twin.calibrate.amd_heldout import amd_held_out
 from twin.hardware.load import load_node
@@ -29,15 +29,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "studies" / "mi300x" / "run.py"
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    import sys
-
-    spec = importlib.util.spec_from_file_location("mi300x_run", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = made  # dataclasses look there
-    spec.loader.exec_module(made)
-    return made
+    return loaded("mi300x/run.py")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.studies.scripts import loaded
 from twin.study.served import MODELS, SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,12 +105,7 @@ def test_kernels_can_be_compiled_alone(bare: Path) -> None:
 
 @pytest.fixture
 def page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("server_page", FOLDER / "page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    return loaded("server/page.py")
 
 
 def test_a_record_fills_the_page(page: ModuleType, measured: tuple[Path, dict[str, Any]]) -> None:

@@ -273,13 +273,19 @@ def _window(node: Node, plan: Plan, slots: int) -> int:
     """Slots under way that keep the memory busy, and no more: what is under way delays every
     hand-off.
     """
-    slot_bytes = plan.options.slot_bytes
-    share = node.device.memory.peak_bytes_per_s.value / node.device.blocks
     seconds, least = UNDER_WAY_S, 2
     if plan.options.lane_stagger_ns and plan.options.gpus == 1:
         seconds = STAGGERED_UNDER_WAY_S
     elif plan.spec is not None and plan.spec.lanes is None and plan.limits.teams:
         seconds, least = _under_way(plan, slots)
+    return slots_under_way(node, plan.options.slot_bytes, seconds, least)
+
+
+def slots_under_way(
+    node: Node, slot_bytes: int, seconds: float = UNDER_WAY_S, least: int = FEWEST_UNDER_WAY
+) -> int:
+    """Of a block: its share of so many seconds of the peak bandwidth, and `least` slots."""
+    share = node.device.memory.peak_bytes_per_s.value / node.device.blocks
     return max(least, ceil(seconds * share / slot_bytes))
 
 

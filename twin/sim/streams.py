@@ -95,13 +95,13 @@ class Streams:
         )
         key = (stage.kind, sizes)
         if key not in self.known:
-            tiles = [
-                tile
+            slots = [
+                slot
                 for size in sizes
-                for tile in attend.cache_tiles(self.device.warps, self.plan, size)
+                for slot in attend.cache_tiles(self.device.warps, self.plan, size)
             ]
             self.known[key] = Weights(
-                tuple(ps for _, ps in tiles), tuple(size for size, _ in tiles)
+                tuple(ps for _, ps in slots), tuple(size for size, _ in slots)
             )
         return self.known[key]
 
