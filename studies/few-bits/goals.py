@@ -1,4 +1,4 @@
-"""What is in the way of the goals of one H200, by the twin: `python studies/few-bits/goals.py`
+"""What is in the way of the goals of one H200 and one H100, by the twin: `python studies/few-bits/goals.py`
 writes the tables of goals.md, in half a minute and without a GPU.
 """
 
@@ -21,7 +21,7 @@ from twin.study.inputs import files_digest
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from page import CHANGED, SHORT, TRACED  # noqa: E402  beside this file
+from page import CHANGED, SHORT, changed_rows, of_node  # noqa: E402  beside this file
 from predict import decoding  # noqa: E402
 from streams import COLS, FORMATS, file_of, plans, share  # noqa: E402
 
@@ -57,35 +57,41 @@ def streamed() -> str:
     return markdown_table(("node", "columns", "", *names), lines)
 
 
-def main() -> None:
-    node = calibrated_node(TRACED)
-    measured = json.loads(CHANGED.read_text(encoding="utf-8"))["rows"]
+def goals() -> list[tuple[str, ...]]:
+    """Of each row with a goal on a node: how far it comes, and what would bring it further."""
     lines = []
-    for row in (row for row in ROWS if row.name in measured):
-        plan = timed_plan(spec_of(row.name), node, int(SHORT))
-        speed = measured[row.name][SHORT]["tokens_per_s"]
-        result = simulate(plan, node)
-        gains = [
-            f"{result.step_s / simulate(plan, changed(node, *what)).step_s - 1:+.1%}"
-            for what in WHAT_IF.values()
-        ]
-        floor, goal = 1 / result.floor_s, row.goal[TRACED]
-        lines.append(
-            (
-                *(row.name, f"{speed:,.0f}", f"{goal:,}", f"{floor:,.0f}"),
-                *(f"{speed / floor:.2f}", f"{goal / floor:.2f}"),
-                f"{1 / result.step_s / speed - 1:+.1%}",
-                *gains,
+    for device, measured in ((node, changed_rows(node)) for node in CHANGED):
+        node = calibrated_node(device)
+        for row in (row for row in ROWS if device in row.goal and row.name in measured):
+            plan = timed_plan(spec_of(row.name), node, int(SHORT))
+            speed = measured[row.name][SHORT]["tokens_per_s"]
+            result = simulate(plan, node)
+            gains = [
+                f"{result.step_s / simulate(plan, changed(node, *what)).step_s - 1:+.1%}"
+                for what in WHAT_IF.values()
+            ]
+            floor, goal = 1 / result.floor_s, row.goal[device]
+            lines.append(
+                (
+                    *(row.name, of_node(device), f"{speed:,.0f}", f"{goal:,}", f"{floor:,.0f}"),
+                    *(f"{speed / floor:.2f}", f"{goal / floor:.2f}"),
+                    f"{1 / result.step_s / speed - 1:+.1%}",
+                    *gains,
+                )
             )
-        )
-        print(*lines[-1], flush=True)
+            print(*lines[-1], flush=True)
+    return lines
+
+
+def main() -> None:
     head = (
-        "row", "measured, tokens/s", "goal", "floor", "measured / floor", "goal / floor",
+        "row", "node", "measured, tokens/s", "goal", "floor", "measured / floor", "goal / floor",
         "twin's error", *WHAT_IF,
     )  # fmt: skip
-    tables = {"goals": markdown_table(head, lines), "streamed": streamed()}
+    tables = {"goals": markdown_table(head, goals()), "streamed": streamed()}
     stamp = Stamp(
-        fit_of(node.device.name), files_digest([CHANGED, *sorted(HERE.glob("streamed-*.json"))])
+        "+".join(fit_of(calibrated_node(node).device.name) for node in CHANGED),
+        files_digest([*CHANGED.values(), *sorted(HERE.glob("streamed-*.json"))]),
     )
     text = PAGE.read_text(encoding="utf-8")
     write({PAGE: filled(text, lambda block: tables[block.name], stamp)})

@@ -11,7 +11,7 @@ from typing import Any
 from twin.files import write
 from twin.report.blocks import Stamp, filled, markdown_table
 from twin.report.study_page import write_page
-from twin.study.few_bits import PROMPTS, ROWS
+from twin.study.few_bits import NODES, PROMPTS, ROWS
 from twin.study.foretold import FILE as PREDICTIONS
 from twin.study.foretold import limits_text, series
 from twin.study.inputs import files_digest
@@ -19,14 +19,14 @@ from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / PREDICTIONS
-TRACES, CHANGED = HERE / "traces.md", HERE / "changed-h200-sxm.json"
-TRACED = "1xh200-sxm"  # node of these
+TRACES = HERE / "traces.md"
+CHANGED = {node: HERE / f"changed-{node.removeprefix('1x')}.json" for node in NODES}
 SHORT = "32"  # tokens of the prompt of the figure
 
 
 def stamp() -> Stamp:
     fits = _made()["fits"]
-    files = [FILE, *sorted(HERE.glob("measured-*.json")), CHANGED]
+    files = [FILE, *sorted(HERE.glob("measured-*.json")), *CHANGED.values()]
     return Stamp("+".join(fits[device] for device in sorted(fits)), files_digest(files))
 
 
@@ -42,17 +42,31 @@ def traces(rows: dict[str, Any]) -> str:
     return filled(TRACES.read_text(encoding="utf-8"), lambda block: table, stamp())
 
 
+def changed_rows(node: str) -> dict[str, Any]:
+    """What the kernel of now makes of the rows."""
+    found: dict[str, Any] = json.loads(CHANGED[node].read_text(encoding="utf-8"))["rows"]
+    return found
+
+
 def changed_table(rows: dict[str, Any]) -> str:
     """Speeds of the first run and after the changes, each after both prompts."""
-    changed = json.loads(CHANGED.read_text(encoding="utf-8"))["rows"]
     lines = []
-    for row in (row for row in ROWS if row.name in changed):
-        first = [measured(row.name, TRACED, str(prompt)) for prompt in PROMPTS]
-        later = [changed[row.name][str(prompt)]["tokens_per_s"] for prompt in PROMPTS]
-        floor = rows[row.name][TRACED][SHORT]["floor"]
-        spoken = (", ".join(f"{speed:,.0f}" for speed in both if speed) for both in (first, later))
-        lines.append((row.name, *spoken, f"{row.goal[TRACED]:,}", f"{floor:,.0f}"))
-    return markdown_table(("row", "first run", "changed", "goal", "floor"), lines)
+    for node in NODES:
+        changed = changed_rows(node)
+        for row in (row for row in ROWS if row.name in changed):
+            first = [measured(row.name, node, str(prompt)) for prompt in PROMPTS]
+            later = [changed[row.name][str(prompt)]["tokens_per_s"] for prompt in PROMPTS]
+            spoken = (
+                ", ".join(f"{speed:,.0f}" for speed in both if speed) for both in (first, later)
+            )
+            goal = f"{row.goal[node]:,}" if node in row.goal else ""
+            floor = rows[row.name][node][SHORT]["floor"]
+            lines.append((row.name, of_node(node), *spoken, goal, f"{floor:,.0f}"))
+    return markdown_table(("row", "node", "first run", "changed", "goal", "floor"), lines)
+
+
+def of_node(node: str) -> str:
+    return node.removeprefix("1x").removesuffix("-sxm")
 
 
 def _made() -> dict[str, Any]:
@@ -91,7 +105,7 @@ def rows_table(rows: dict[str, Any]) -> str:
                 lines.append(
                     (
                         row,
-                        node.removeprefix("1x").removesuffix("-sxm"),
+                        of_node(node),
                         prompt,
                         f"{cell['p50']:,.0f}",
                         f"{cell['p10']:,.0f} to {cell['p90']:,.0f}",

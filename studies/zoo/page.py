@@ -24,6 +24,7 @@ FRONT = HERE.parents[1] / "README.md"  # of the project
 # bytes/s
 CEILINGS = {device: ceiling(load_device(device)).value for device in ("h200-sxm", "h100-sxm")}
 FIRST = "h200-sxm"  # whose rows come first
+OTHER = "other"  # H200, and an older kernel: its file, told by class alone
 CLASSES = ((6.0, "6 GB and more"), (2.0, "2 to 6 GB"), (1.0, "1 to 2 GB"), (0.0, "below 1 GB"))
 
 
@@ -51,8 +52,8 @@ def _read(kind: str, device: str) -> dict[str, Any]:
     return found
 
 
-def rows(device: str) -> list[Row]:
-    said, ran = _read("predictions", device)["shapes"], _read("measured", device)["shapes"]
+def rows(device: str, kind: str = "measured") -> list[Row]:
+    said, ran = _read("predictions", device)["shapes"], _read(kind, device)["shapes"]
     return [
         Row(name, p["weights"], p["step_s"], ran[name]["step_s"])
         for name, p in said.items()
@@ -67,6 +68,7 @@ def stamp() -> Stamp:
         for kind in ("predictions", "measured")
         for device in CEILINGS
     ]
+    files.append(HERE / f"{OTHER}-{FIRST}.json")
     fits = (_read("predictions", device)["fit"] for device in CEILINGS)
     return Stamp("+".join(fits), files_digest(files))
 
@@ -136,30 +138,30 @@ def summary(found: Sequence[Row]) -> str:
 
 def classes_table(found: dict[str, list[Row]]) -> str:
     """Geometric means of the shares, by size of the weights."""
+    shares = {
+        f"1x{device}": [(row.weights / 1e9, row.share(device)) for row in of]
+        for device, of in found.items()
+    }
+    other = ((row.weights / 1e9, row.share(FIRST)) for row in rows(FIRST, OTHER))
+    shares["another H200"] = list(other)
     lines = []
     above = float("inf")
     for least, name in CLASSES:
-        shares = [
-            [row.share(device) for row in of if least <= row.weights / 1e9 < above]
-            for device, of in found.items()
-        ]
+        some = [[share for size, share in of if least <= size < above] for of in shares.values()]
         lines.append(
             (
                 name,
                 *(
-                    f"{statistics.geometric_mean(some):.2f} ({len(some)}), least {min(some):.2f}"
-                    for some in shares
+                    f"{statistics.geometric_mean(of):.3f} ({len(of)}), least {min(of):.2f}"
+                    for of in some
                 ),
             )
         )
         above = least
     means = (
-        f"{statistics.geometric_mean(row.share(device) for row in of):.3f}"
-        for device, of in found.items()
+        f"{statistics.geometric_mean(share for _, share in of):.3f}" for of in shares.values()
     )
-    return markdown_table(
-        ("weights", *(f"1x{device}" for device in found)), [*lines, ("all", *means)]
-    )
+    return markdown_table(("weights", *shares), [*lines, ("all", *means)])
 
 
 def main() -> None:
