@@ -13,6 +13,9 @@ import pytest
 from twin.bench.acceptance import formats
 from twin.bench.acceptance.sanitizer import PLANS
 from twin.bench.shapes import Bench
+from twin.errors import EngineError
+from twin.hardware.load import load_node
+from twin.hardware.types import Device
 from twin.kernel.budget import shared_bytes
 from twin.models.formats import DECODED
 
@@ -34,6 +37,22 @@ def test_plans_for_a_gpu_fit_a_block() -> None:
     assert PLANS["formats"] is formats.watched_plans
     for plan in plans:
         assert shared_bytes(plan) <= plan.limits.on_chip_bytes, plan.name
+
+
+@pytest.mark.parametrize("name", formats.GPUS)
+def test_plans_are_for_the_gpu_that_is_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = load_node(name).device
+
+    def check(device: Device) -> None:
+        if device != here:
+            raise EngineError("another GPU")
+
+    opened = list[Device]()
+    monkeypatch.setattr(formats, "check_present", check)
+    monkeypatch.setattr(formats, "open_random", lambda device, *_: opened.append(device))
+    plan = formats.small_plan(Bench("cuda"), formats.small_specs(formats.SMALL)[0])
+    formats.open_small(Bench("cuda"), plan)
+    assert opened == [here]
 
 
 def test_a_peer_is_farther_from_the_reference_than_the_engine() -> None:

@@ -15,12 +15,14 @@ from twin.bench import fidelity
 from twin.bench.acceptance.runs import LOGIT_POSITIONS, Failed, repeated_bits, soaked
 from twin.bench.rows import SEED
 from twin.bench.shapes import FEW, Bench, cpu_plan, prompt_of
-from twin.engine.choose import open_random
+from twin.engine.choose import check_present, open_random
 from twin.engine.safetensors import NUMPY
 from twin.engine.session import Session
 from twin.engine.weights import random_weights
+from twin.errors import TwinError
 from twin.files import csv_text, write
-from twin.hardware.load import load_device, load_node
+from twin.hardware.load import load_node
+from twin.hardware.types import Node
 from twin.kernel.defaults import plan_for
 from twin.models.formats import format_named
 from twin.models.load import from_config, load_model
@@ -51,6 +53,7 @@ PUBLIC = (
     "mixtral-8x7b@int4-g128",
     "llama-3.2-1b@fp8",
 )
+GPUS = ("1xh200", "1xh100")  # that the kernel has run on
 PROMPT, CONTEXT = 32, 1024
 JUDGED, PROMPTS = 24, 2  # tokens of each timed output; outputs of a model
 TIMED = PROMPT + JUDGED + 16  # positions of such a run, those that warm up among them
@@ -119,6 +122,18 @@ def _config(family: str, size: Size) -> dict[str, Any]:
     return config
 
 
+def gpu_node() -> Node:
+    """That of GPUS which this computer has; without any the first, to compile for."""
+    nodes = [load_node(name) for name in GPUS]
+    for node in nodes:
+        try:
+            check_present(node.device)
+        except TwinError:
+            continue
+        return node
+    return nodes[0]
+
+
 def small_plan(bench: Bench, spec: ModelSpec, context: int = CONTEXT, **chosen: Any) -> Plan:
     """Proven; on a CPU with rings of few slots."""
     least = 2048 if bench.device == "host" else 16 << 10
@@ -128,7 +143,7 @@ def small_plan(bench: Bench, spec: ModelSpec, context: int = CONTEXT, **chosen: 
     made = (
         cpu_plan(spec, asked)
         if bench.device == "host"
-        else plan_for(spec, load_node("1xh200"), **asked)
+        else plan_for(spec, gpu_node(), **asked)
     )
     prove(made)
     return made
@@ -142,7 +157,7 @@ def watched_plans(bench: Bench) -> list[Plan]:
 
 def open_small(bench: Bench, plan: Plan, weights: Weights | None = None) -> Session:
     if weights is None and bench.device != "host":
-        return open_random(load_device("h200-sxm"), plan, SEED)
+        return open_random(gpu_node().device, plan, SEED)
     return bench.engine(plan, weights=weights or random_weights(plan.spec, SEED))  # type: ignore[arg-type]
 
 
@@ -161,7 +176,7 @@ def public_plans(bench: Bench, tokens: int) -> dict[str, Plan]:
         return {
             spec.name: small_plan(bench, spec, PROMPT + tokens) for spec in small_specs(TINY)[6:9]
         }
-    node = load_node("1xh200")
+    node = gpu_node()
     return {
         name: plan_for(load_model(name), node, context=PROMPT, max_context=PROMPT + tokens)
         for name in PUBLIC
