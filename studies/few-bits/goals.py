@@ -1,5 +1,5 @@
-"""What is in the way of the goals of one H200 and one H100, by the twin: `python studies/few-bits/goals.py`
-writes the tables of goals.md, in half a minute and without a GPU.
+"""What is in the way of the goals of one H200 and one H100, by the twin:
+`python studies/few-bits/goals.py` writes the tables of goals.md. Half a minute, no GPU.
 """
 
 from __future__ import annotations

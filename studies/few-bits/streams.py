@@ -114,7 +114,9 @@ def main() -> int:
     )
     parser.add_argument("node")
     parser.add_argument("--predict", action="store_true")
-    parser.add_argument("--megabytes", type=float, default=6000, help="a step (default %(default)s)")
+    parser.add_argument(
+        "--megabytes", type=float, default=6000, help="a step (default %(default)s)"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, help=argparse.SUPPRESS)
     args = parser.parse_args()
     try:

@@ -1,5 +1,5 @@
-"""What is in the way of the goals of two H200 and two H100, by the twin: `python studies/many-gpus/goals.py`
-writes the table of goals.md.
+"""What is in the way of the goals of two H200 and two H100, by the twin:
+`python studies/many-gpus/goals.py` writes the table of goals.md.
 """
 
 from __future__ import annotations

@@ -158,9 +158,7 @@ def classes_table(found: dict[str, list[Row]]) -> str:
             )
         )
         above = least
-    means = (
-        f"{statistics.geometric_mean(share for _, share in of):.3f}" for of in shares.values()
-    )
+    means = (f"{statistics.geometric_mean(share for _, share in of):.3f}" for of in shares.values())
     return markdown_table(("weights", *shares), [*lines, ("all", *means)])
 
 

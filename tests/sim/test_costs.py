@@ -17,7 +17,7 @@ from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.probe import attention_probe, stream_probe
-from twin.plan.types import CollectiveKind, Matrix, Options, StageKind
+from twin.plan.types import CollectiveKind, Common, Matrix, Options, Residual, StageKind
 from twin.sim import attend, consume, cost, tiles, vectors
 from twin.sim.lowering import compile_plan
 from twin.sim.run import simulate
@@ -361,15 +361,33 @@ def test_a_format_takes_the_rate_of_its_element() -> None:
     assert slow == weights * consume.UNPACK["int8"] * 2 / device.block.bf16_bytes_per_s.value
 
 
+@pytest.mark.parametrize(
+    ("name", "left"), [("8xh200", []), ("8xb300", []), ("8xmi300x", ["consume.unpack.mxfp4"])]
+)
+def test_a_projection_decodes_by_the_rates_that_were_probed(name: str, left: list[str]) -> None:
+    """Of a plan that the engine cannot run, whose matrices are not its tiles."""
+    node = load_node(name)
+    asked = {"common": Common.SHARDED, "residual": Residual.SLICED}
+    plan = default_plan(load_model("gpt-oss-120b"), node, **asked)
+    forms = {m.format for s in plan.stages for m in s.matrices if m.format and m.format.bits == 4}
+    (form,) = forms
+    assert not form.coded
+    assert consume.judged(plan, node.device) == left
+    assert ("warps.fp4_bytes_per_s" in consume.untouched(plan, node.device)) == bool(left)
+    assert node.device.warps is not None
+    probed = 10**6 / 2 / node.device.warps.fp4_bytes_per_s.value
+    assert (consume.unpacking_s(node.device, form, 10**6) == probed) == (not left)
+
+
 def test_a_plan_rests_on_the_numbers_of_its_own_formats() -> None:
     node = load_node("1xh200")
     plans = {name: default_plan(load_model(name), node) for name in ("qwen3-8b@fp8", "gpt-oss-20b")}
-    told = {name: set(consume.untouched(plan)) for name, plan in plans.items()}
+    told = {name: set(consume.untouched(plan, node.device)) for name, plan in plans.items()}
     assert "warps.fp8_bytes_per_s" not in told["qwen3-8b@fp8"]
     assert told["qwen3-8b@fp8"] >= {"warps.fp4_bytes_per_s", "warps.step_s", "warps.whole_s"}
     assert told["gpt-oss-20b"] >= {"warps.int4_bytes_per_s", "warps.step_s"}
     assert "warps.settle_s" not in told["qwen3-8b@fp8"] | told["gpt-oss-20b"]
-    dense = consume.untouched(default_plan(load_model("llama-3.2-1b"), node))
+    dense = consume.untouched(default_plan(load_model("llama-3.2-1b"), node), node.device)
     assert set(dense) == {
         f"warps.{r}" for r in (*consume.RATES.values(), "whole_s", "step_s", "settle_s")
     }

@@ -1,8 +1,8 @@
 """What consuming stored weights and scanning caches costs a block, beyond dense weights in 16 or 32
 bits and one token.
 
-Where a number is not a hardware number it is judged: no kernel of ours does these things yet.
-`judged` names those a plan rests on.
+Where a number is not a hardware number it is judged: no kernel of ours does these things, or none
+did on such a device. `judged` names those a plan rests on.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def unpacking_s(device: Device, form: Format, weights: int) -> float:
     """In which a block unpacks so many weights of a format and multiplies them with one token.
     Raises HardwareError.
     """
-    if form.coded and device.warps is not None:
+    if _probed(device, form):
         rate: Number = getattr(device.warps, RATES[decoded_as(form)])
         return weights * form.bits / 8 / rate.value
     if form.name not in UNPACK:
@@ -101,6 +101,16 @@ def unpacking_s(device: Device, form: Format, weights: int) -> float:
             f"no cost is known of unpacking {form.name}; known: {', '.join(UNPACK)}"
         )
     return weights * UNPACK[form.name] * DType.BF16.bytes / device.block.bf16_bytes_per_s.value
+
+
+def _probed(device: Device, form: Format) -> bool:
+    """Does a rate of the device say it? NVIDIA's are probed, or follow from those that are. They
+    hold for formats that only plans of projections read, too: a weight is decoded alike. On AMD,
+    where none has run, they are those of the engine's own formats alone.
+    """
+    if device.warps is None or form.name in PLAIN:
+        return False
+    return form.coded or (device.vendor == "nvidia" and form.name in UNPACK)
 
 
 def decoded_as(form: Format) -> str:
@@ -112,11 +122,12 @@ def decoded_as(form: Format) -> str:
     return "int8" if form.name == INT8.name else "fp8"
 
 
-def untouched(plan: Plan) -> list[str]:
+def untouched(plan: Plan, device: Device) -> list[str]:
     """Numbers of decoding that a plan's time does not rest on."""
-    forms = {m.format for s in plan.stages for m in s.matrices if m.format and m.format.coded}
-    used = {decoded_as(form) for form in forms}
-    idle = [rate for name, rate in RATES.items() if name not in used]
+    forms = {m.format for s in plan.stages for m in s.matrices if m.format}
+    rates = {decoded_as(form) for form in forms if _probed(device, form)}
+    used = {decoded_as(form) for form in forms if form.coded}
+    idle = [rate for name, rate in RATES.items() if name not in rates]
     idle += [] if used & {"int8", "int4"} or (used and has_experts(plan)) else ["whole_s"]
     idle += [] if used - {"fp4"} and has_experts(plan) else ["step_s"]
     idle += [] if used else ["settle_s"]
@@ -168,7 +179,7 @@ def judged(plan: Plan, device: Device) -> list[str]:
         m.format.name
         for s in plan.stages
         for m in s.matrices
-        if m.format and m.format.name in UNPACK and not (m.format.coded and device.warps)
+        if m.format and m.format.name in UNPACK and not _probed(device, m.format)
     }
     found = [f"consume.unpack.{name}" for name in sorted(formats)]
     found += ["consume.tensor_bytes_per_cycle"] if plan.tokens > 1 else []

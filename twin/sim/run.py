@@ -296,7 +296,7 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
             f"block.{name}_bytes_per_s": options.weight_dtype.value != name
             for name in ("fp16", "bf16", "fp32")
         },
-        **dict.fromkeys(untouched(plan), True),
+        **dict.fromkeys(untouched(plan, node.device), True),
     }
     idle = tuple(name for name, skip in unused.items() if skip)
     return [

@@ -140,11 +140,7 @@ def small_plan(bench: Bench, spec: ModelSpec, context: int = CONTEXT, **chosen: 
     slot = coded_slot_bytes(spec.coded, least) if spec.coded else least
     asked = {"slot_bytes": slot, "context": context // 2, "max_context": context}
     asked |= {"prompt_chunk": 1, **chosen}  # by default without passes, which take long to compile
-    made = (
-        cpu_plan(spec, asked)
-        if bench.device == "host"
-        else plan_for(spec, gpu_node(), **asked)
-    )
+    made = cpu_plan(spec, asked) if bench.device == "host" else plan_for(spec, gpu_node(), **asked)
     prove(made)
     return made
 

@@ -1,0 +1,72 @@
+"""Which cells of the projections moved once experts and few-bit weights had run:
+`python studies/few-bits/moved.py` writes the table of moved.md.
+
+`before-experts.csv` is what studies/next-gen said by the last fit before
+(2026-11-22T161133-probes, at c26e0376); published-table's cells are among them.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+from twin.files import write
+from twin.report.blocks import Stamp, filled, markdown_table
+from twin.study.inputs import files_digest
+
+HERE = Path(__file__).resolve().parent
+STUDY = HERE.parent / "next-gen"
+BEFORE, NOW = HERE / "before-experts.csv", STUDY / "results" / "cells.csv"
+ASSUMED = STUDY / "results" / "assumed.csv"
+JUDGED = "consume."  # begins the names of numbers that the simulator judged
+PAGE = HERE / "moved.md"
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table() -> str:
+    """A model a row, a node a column: tokens/s before and now, and the change."""
+    before = {(row["model"], row["node"]): float(row["tokens_per_s"]) for row in read(BEFORE)}
+    now = {
+        (row["model"], row["node"]): float(row["tokens/s, predicted"])
+        for row in read(NOW)
+        if (row["model"], row["node"]) in before
+    }
+    nodes = list(dict.fromkeys(node for _, node in now))
+    lines = []
+    for model in dict.fromkeys(model for model, _ in now):
+        cells = ((before[model, node], now[model, node]) for node in nodes)
+        lines.append(
+            (model, *(f"{was:,.0f}, {is_:,.0f} ({is_ / was - 1:+.0%})" for was, is_ in cells))
+        )
+    return markdown_table(("model", *nodes), lines)
+
+
+def judged() -> list[str]:
+    """Numbers of decoding and experts that are still a judgement of the simulator."""
+    return sorted({row["number"] for row in read(ASSUMED) if row["number"].startswith(JUDGED)})
+
+
+def fit() -> str:
+    """As next-gen's page says it."""
+    found = re.search(r"fit=(\S+)", (STUDY / "README.md").read_text(encoding="utf-8"))
+    assert found
+    return found.group(1)
+
+
+def page() -> str:
+    stamp = Stamp(fit(), files_digest([BEFORE, NOW]))
+    return filled(PAGE.read_text(encoding="utf-8"), lambda _: table(), stamp)
+
+
+def main() -> None:
+    write({PAGE: page()})
+    print("still judged:", ", ".join(judged()) or "nothing")
+
+
+if __name__ == "__main__":
+    main()
