@@ -1,5 +1,5 @@
-"""Which cells of the projections moved once experts and few-bit weights had run:
-`python studies/few-bits/moved.py` writes the table of moved.md.
+"""Which cells of the projections moved once experts and few-bit weights had run: the table of
+moved.md, which page.py writes.
 
 `before-experts.csv` is what studies/next-gen said by the last fit before
 (2026-11-22T161133-probes, at c26e0376); published-table's cells are among them.
@@ -11,15 +11,12 @@ import csv
 import re
 from pathlib import Path
 
-from twin.files import write
 from twin.report.blocks import Stamp, filled, markdown_table
 from twin.study.inputs import files_digest
 
 HERE = Path(__file__).resolve().parent
 STUDY = HERE.parent / "next-gen"
 BEFORE, NOW = HERE / "before-experts.csv", STUDY / "results" / "cells.csv"
-ASSUMED = STUDY / "results" / "assumed.csv"
-JUDGED = "consume."  # begins the names of numbers that the simulator judged
 PAGE = HERE / "moved.md"
 
 
@@ -46,11 +43,6 @@ def table() -> str:
     return markdown_table(("model", *nodes), lines)
 
 
-def judged() -> list[str]:
-    """Numbers of decoding and experts that are still a judgement of the simulator."""
-    return sorted({row["number"] for row in read(ASSUMED) if row["number"].startswith(JUDGED)})
-
-
 def fit() -> str:
     """As next-gen's page says it."""
     found = re.search(r"fit=(\S+)", (STUDY / "README.md").read_text(encoding="utf-8"))
@@ -61,12 +53,3 @@ def fit() -> str:
 def page() -> str:
     stamp = Stamp(fit(), files_digest([BEFORE, NOW]))
     return filled(PAGE.read_text(encoding="utf-8"), lambda _: table(), stamp)
-
-
-def main() -> None:
-    write({PAGE: page()})
-    print("still judged:", ", ".join(judged()) or "nothing")
-
-
-if __name__ == "__main__":
-    main()
