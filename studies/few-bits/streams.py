@@ -4,8 +4,8 @@ python studies/few-bits/streams.py NODE --predict   writes streamed-NODE.json; n
 python studies/few-bits/streams.py NODE             on that GPU: adds what was measured
 
 One matrix a step, without hand-offs, on all blocks and with three slots under way: what a format's
-decoding leaves of the stream, and nothing else. A step reads a hundred times what the second-level
-cache holds: of 600 MB each step finds some there. Predictions are written once.
+decoding leaves of the stream, and nothing else. A step reads thirty times what the second-level cache
+holds, or more: of 600 MB each step finds some there. Predictions are written once.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def main() -> int:
     parser.add_argument("node")
     parser.add_argument("--predict", action="store_true")
     parser.add_argument(
-        "--megabytes", type=float, default=6000, help="a step (default %(default)s)"
+        "--megabytes", type=float, default=6000, help="a step, at most (default %(default)s)"
     )
     parser.add_argument("--folder", type=Path, default=FOLDER, help=argparse.SUPPRESS)
     args = parser.parse_args()
