@@ -4,8 +4,8 @@ python studies/few-bits/streams.py NODE --predict   writes streamed-NODE.json; n
 python studies/few-bits/streams.py NODE             on that GPU: adds what was measured
 
 One matrix a step, without hand-offs, on all blocks and with three slots under way: what a format's
-decoding leaves of the stream, and nothing else. A step reads thirty times what the second-level cache
-holds, or more: of 600 MB each step finds some there. Predictions are written once.
+decoding leaves of the stream, and nothing else. A step reads thirty times what the second-level
+cache holds, or more: of 600 MB each step finds some there. Predictions are written once.
 """
 
 from __future__ import annotations
