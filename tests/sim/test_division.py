@@ -70,11 +70,16 @@ def test_searched_a_plan_for_few_positions_is_not_slower_than_one_for_many(spec:
 
 def test_what_a_user_chooses_wins() -> None:
     narrow = shape(1536, 12, 2, 96, 4096)
-    assert dict(choice(narrow, NODE, {"context": 96, "max_context": 168}).options)
     chosen = searched(narrow, {"attention_splits": 3, "ring_slots": 8})
     assert chosen == {"attention_splits": 3, "ring_slots": 8}
     assert "were chosen" in choice(narrow, NODE, chosen).reason
-    assert "slot_bytes" not in searched(narrow, {"window_slots": 3})
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen2.5-coder-1.5b"])
+def test_no_slots_are_named_that_a_gpu_found_slower(name: str) -> None:
+    """Slots of 8 KiB, four under way, were told 5 % faster and took 6 to 8 % longer."""
+    options = dict(choice(load_model(name), NODE, {"context": 96, "max_context": 168}).options)
+    assert set(options) <= {"attention_splits", "split_positions"}
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "laneformer-2b"])

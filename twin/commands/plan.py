@@ -43,7 +43,7 @@ def add(commands: Subparsers) -> None:
         "--search",
         action="store_true",
         help="also simulate a few other divisions of the model over one NVIDIA GPU (attention "
-        "splits, slots), and name the options of a faster one",
+        "splits), and name the options of a faster one",
     )
     add_engine_options(parser, without=("gpus",))
 
