@@ -42,7 +42,7 @@ def changed(node: Node, factor: float, changes: WhatIf) -> Node:
 def streamed() -> str:
     """Shares of the read ceiling, as measured or, before that, as predicted."""
     names, lines = ("bf16", *FORMATS), []
-    for device in ("1xh200", "1xh100"):
+    for device in CHANGED:
         node = calibrated_node(device)
         said = json.loads(file_of(node).read_text(encoding="utf-8"))
         made, rows = plans(node, said["asked"]), said["rows"]
@@ -53,7 +53,9 @@ def streamed() -> str:
             parts = (
                 f"{share(node, made[key], s):.2f}" for key, s in zip(keys, seconds, strict=True)
             )
-            lines.append((node.name, f"{cols:,}", "measured" if timed else "predicted", *parts))
+            lines.append(
+                (of_node(device), f"{cols:,}", "measured" if timed else "predicted", *parts)
+            )
     return markdown_table(("node", "columns", "", *names), lines)
 
 

@@ -8,11 +8,10 @@ moved.md, which page.py writes.
 from __future__ import annotations
 
 import csv
-import re
 from pathlib import Path
 
 from twin.report.blocks import Stamp, filled, markdown_table
-from twin.study.inputs import files_digest
+from twin.study.inputs import files_digest, study_fits
 
 HERE = Path(__file__).resolve().parent
 STUDY = HERE.parent / "next-gen"
@@ -43,13 +42,6 @@ def table() -> str:
     return markdown_table(("model", *nodes), lines)
 
 
-def fit() -> str:
-    """As next-gen's page says it."""
-    found = re.search(r"fit=(\S+)", (STUDY / "README.md").read_text(encoding="utf-8"))
-    assert found
-    return found.group(1)
-
-
 def page() -> str:
-    stamp = Stamp(fit(), files_digest([BEFORE, NOW]))
+    stamp = Stamp(study_fits(STUDY), files_digest([BEFORE, NOW]))
     return filled(PAGE.read_text(encoding="utf-8"), lambda _: table(), stamp)

@@ -108,9 +108,8 @@ def _probed(device: Device, form: Format) -> bool:
     hold for formats that only plans of projections read, too: a weight is decoded alike. On AMD,
     where none has run, they are those of the engine's own formats alone.
     """
-    if device.warps is None or form.name in PLAIN:
-        return False
-    return form.coded or (device.vendor == "nvidia" and form.name in UNPACK)
+    stored = form.coded or (device.vendor == "nvidia" and form.name in UNPACK)
+    return stored and device.warps is not None
 
 
 def decoded_as(form: Format) -> str:

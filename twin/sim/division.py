@@ -38,7 +38,7 @@ LAYERS = 2
 ROWS = 8  # of its LM head, of each block
 # By how much a division must be predicted faster. Four, three and six splits were predicted alike
 # and measured within 2.4 % of each other (studies/h200-history).
-MARGIN_OF_SPLITS = 0.015
+MARGIN = 0.015
 STANDARD = "the standard division"
 
 
@@ -48,7 +48,6 @@ class Division:
 
     name: str
     options: tuple[tuple[str, int], ...] = ()
-    margin: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,7 @@ def _search(small: ModelSpec, node: Node, chosen: dict[str, Any]) -> Choice | No
         tried += took is not None
         # Whoever wins by less than the twin errs is not better, but of those that do the fastest is
         # taken.
-        if took is not None and took < min(least, base.step_s * (1 - other.margin)):
+        if took is not None and took < min(least, base.step_s * (1 - MARGIN)):
             best, least = other, took
     if not best.options:
         return Choice(
@@ -173,7 +172,6 @@ def _others(standard: Plan) -> Iterator[Division]:
         yield Division(
             f"{splits} attention splits instead of {own.splits}",
             (("attention_splits", splits), ("split_positions", first)),
-            MARGIN_OF_SPLITS,
         )
 
 
