@@ -44,6 +44,48 @@ __device__ __forceinline__ int place_of(const float* logits, int expert) {
   return place;
 }
 
+// Many experts are compared inside groups first, then the first ones of each group: comparing each
+// of 512 with all others took a block 16 us.
+struct Contest {
+  static constexpr int MOST = 64;  // experts of a group
+  static constexpr int GROUPS = (Experts::COUNT + MOST - 1) / MOST,
+                       EACH = ((Experts::COUNT + GROUPS - 1) / GROUPS + 1) / 2 * 2,
+                       LAST = Experts::COUNT - (GROUPS - 1) * EACH;
+  // in each group there are as many as a token chooses, or there is one group
+  static constexpr bool DIVIDED = GROUPS > 1 && LAST >= Experts::TOP_K;
+  static constexpr int FINAL = GROUPS * Experts::TOP_K;
+  // of the scratch, where keys lie behind the logits; contest_floats in twin/kernel/experts.py
+  static constexpr int FIRST = (Experts::COUNT + 1 + 15) / 16 * 16,
+                       FLOATS = 2 * ((Experts::COUNT + 1) / 2 * 2 + (FINAL + 1) / 2 * 2);
+
+  struct alignas(16) Pair {
+    u64 at[2];
+  };
+
+  u64* all;  // of all experts; a zero where they are odd
+
+  __device__ __forceinline__ u64* finals() const { return all + (Experts::COUNT + 1) / 2 * 2; }
+
+  // The larger the earlier: higher logits first, of equal ones lower numbers. None is zero.
+  __device__ static __forceinline__ u64 key(float logit, int expert) {
+    const float value = orderly(logit);
+    const u32 bits = value == 0.0f ? 0u : bits_as<u32>(value);
+    return u64(bits >> 31 ? ~bits : bits | 0x80000000u) << 32 | ~u32(expert);
+  }
+  __device__ static __forceinline__ int expert(u64 key) { return int(~u32(key)); }
+  // `count`: of keys, rounded up to pairs by a zero
+  __device__ static __forceinline__ int place(const u64* keys, int count, u64 mine) {
+    const Pair* const pairs = reinterpret_cast<const Pair*>(keys);
+    int place = 0;
+#pragma unroll 8
+    for (int i = 0; i < (count + 1) / 2; ++i) {
+      const Pair pair = pairs[i];
+      place += int(pair.at[0] > mine) + int(pair.at[1] > mine);
+    }
+    return place;
+  }
+};
+
 __device__ __forceinline__ float score_of(float logit, float most) {
   return Experts::SIGMOID ? 1.0f / (1.0f + exp32(-logit)) : exp32(logit - most);
 }

@@ -129,37 +129,80 @@ struct Rule {
   float both;              // their product
 };
 
-// One channel of an item behind the convolution and SiLU; the newest element joins the history.
-template <class Stage>
-__device__ __forceinline__ float convolve(const Block& b, const Stage& stage, const Gathered& at,
-                                          const float* gathered, Span items, int item, int channel,
-                                          int position, float* history) {
-  constexpr int KEYS = Recurrent::KEYS, PAST = Recurrent::PAST;
-  const int key = Recurrent::key_head(item / Recurrent::SPLITS);
-  int from, tap;  // where it was gathered; its number among the rank's channels
-  if (channel < 2 * KEYS) {
-    const int second = channel >= KEYS;
-    from = second * at.keys + (key - at.first_key) * KEYS + channel - second * KEYS;
-    tap = second * Recurrent::QUERIES + key * KEYS + channel - second * KEYS;
-  } else {
-    from = at.values + (item - items.lo) * Recurrent::COLUMNS + channel - 2 * KEYS;
-    tap = 2 * Recurrent::QUERIES + item * Recurrent::COLUMNS + channel - 2 * KEYS;
-  }
-  const float* const taps = b.memory.constants + stage.taps + tap;
-  const float newest = gathered[from];
-  float sum = newest * taps[PAST * Recurrent::ALL];
-  TWIN_UNROLL
-  for (int m = 0; m < PAST; ++m) {
-    const int seen = position - PAST + m;
-    if (seen >= 0)
-      sum += history[seen % PAST * Recurrent::CHANNELS + channel] * taps[m * Recurrent::ALL];
-  }
-  history[position % PAST * Recurrent::CHANNELS + channel] = newest;
-  return silu(sum);
-}
+// A channel of an item: where its newest element is gathered, and what the convolution asks memory
+// for. Nothing of it depends on the stage's inputs.
+struct Channel {
+  static constexpr int KEYS = Recurrent::KEYS, PAST = Recurrent::PAST;
 
-template <class Stage>
-__device__ __forceinline__ Rule rule_of(Block& b, const Stage& stage, const Gathered& at,
+  float tap[PAST + 1], past[PAST];
+
+  __device__ static __forceinline__ int gathered_at(const Gathered& at, Span items, int item,
+                                                    int channel) {
+    const int key = Recurrent::key_head(item / Recurrent::SPLITS), second = channel >= KEYS;
+    if (channel >= 2 * KEYS)
+      return at.values + (item - items.lo) * Recurrent::COLUMNS + channel - 2 * KEYS;
+    return second * at.keys + (key - at.first_key) * KEYS + channel - second * KEYS;
+  }
+  template <class Stage>
+  __device__ __forceinline__ void load(const Block& b, const Stage& stage, int item, int channel,
+                                       int position, const float* history) {
+    const int key = Recurrent::key_head(item / Recurrent::SPLITS), second = channel >= KEYS,
+              number = channel < 2 * KEYS
+                           ? second * Recurrent::QUERIES + key * KEYS + channel - second * KEYS
+                           : 2 * Recurrent::QUERIES + item * Recurrent::COLUMNS + channel - 2 * KEYS;
+    const float* const taps = b.memory.constants + stage.taps + number;
+    TWIN_UNROLL
+    for (int m = 0; m <= PAST; ++m) tap[m] = taps[m * Recurrent::ALL];
+    TWIN_UNROLL
+    for (int m = 0; m < PAST; ++m) {
+      const int seen = position - PAST + m;
+      past[m] = seen >= 0 ? history[seen % PAST * Recurrent::CHANNELS + channel] : 0.0f;
+    }
+  }
+  // Behind the convolution and SiLU; the newest element joins the history.
+  __device__ __forceinline__ float convolved(float newest, int channel, int position,
+                                             float* history) const {
+    float sum = newest * tap[PAST];
+    TWIN_UNROLL
+    for (int m = 0; m < PAST; ++m) sum += past[m] * tap[m];
+    history[position % PAST * Recurrent::CHANNELS + channel] = newest;
+    return silu(sum);
+  }
+};
+
+// What of an item lies in memory but its inputs. Where threads hold a state they ask for all of it
+// before the stage's inputs are there: nothing behind the last poll waits for memory then.
+struct Steering {
+  static constexpr int ROUNDS =
+      StatePart::HELD ? (Recurrent::CHANNELS + Core::threads() - 1) / Core::threads() : 1;
+
+  Channel channel[ROUNDS];
+  float decay, offset, scale;  // of the item's head; of the thread's column
+
+  template <class Stage>
+  __device__ __forceinline__ void load(const Block& b, const Stage& stage, int item, int position,
+                                       const float* history) {
+    const float* const decays =
+        b.memory.constants + stage.decays + item / Recurrent::SPLITS;
+    decay = decays[0], offset = decays[Delta::VALUE_HEADS];
+    if constexpr (StatePart::HELD) {
+      const int thread = b.core.thread();
+      scale = scales(b, stage, item)[StatePart::column(thread)];
+      TWIN_UNROLL
+      for (int r = 0; r < ROUNDS; ++r) {
+        const int c = thread + r * b.core.threads();
+        if (c < Recurrent::CHANNELS) channel[r].load(b, stage, item, c, position, history);
+      }
+    }
+  }
+  template <class Stage>
+  __device__ static __forceinline__ const float* scales(const Block& b, const Stage& stage,
+                                                        int item) {
+    return b.memory.constants + stage.gated_norm + item % Recurrent::SPLITS * Recurrent::COLUMNS;
+  }
+};
+
+__device__ __forceinline__ Rule rule_of(Block& b, const Steering& steering, const Gathered& at,
                                         const float* gathered, int head, const float* convolved) {
   float query = 0, key = 0, both = 0;
   for (int d = b.core.warp_thread(); d < Recurrent::KEYS; d += b.core.warp_threads()) {
@@ -169,10 +212,8 @@ __device__ __forceinline__ Rule rule_of(Block& b, const Stage& stage, const Gath
   const float by_query = inverse_root(b.core.warp_sum(query) + Recurrent::LEAST_SQUARE) /
                          square_root(float(Recurrent::KEYS)),
               by_key = inverse_root(b.core.warp_sum(key) + Recurrent::LEAST_SQUARE);
-  const float* const decays = b.memory.constants + stage.decays + head;
   const int number = head - at.first_head;
-  return {exp32(decays[0] *
-                time_step(gathered[at.decays + number] + decays[Delta::VALUE_HEADS])),
+  return {exp32(steering.decay * time_step(gathered[at.decays + number] + steering.offset)),
           1.0f / (1.0f + exp32(-gathered[at.strengths + number])), by_key, by_query,
           b.core.warp_sum(both) * by_key * by_query};
 }
@@ -197,26 +238,38 @@ struct Column {
 template <class Stage>
 __device__ __forceinline__ void update_item(Block& b, const Stage& stage, const Gathered& at,
                                             const float* gathered, float* work, Span items,
-                                            int item, int position, StatePart& part) {
-  constexpr int KEYS = Recurrent::KEYS, COLUMNS = Recurrent::COLUMNS;
+                                            int item, int position, Steering& steering,
+                                            const StatePart& part) {
+  constexpr int KEYS = Recurrent::KEYS, COLUMNS = Recurrent::COLUMNS,
+                CHANNELS = Recurrent::CHANNELS;
   const int head = item / Recurrent::SPLITS, thread = b.core.thread();
   float* const state = Recurrent::state(b, stage, item);
-  float* const convolved = work;  // [CHANNELS]
-  float* const sums = work + (Recurrent::CHANNELS + 15) / 16 * 16;  // [2][PARTS][COLUMNS]
-  TWIN_EACH(c, Recurrent::CHANNELS)
-    convolved[c] = convolve(b, stage, at, gathered, items, item, c, position,
-                            state + KEYS * COLUMNS);
+  float* const history = state + KEYS * COLUMNS;
+  float* const convolved = work;                        // [CHANNELS]
+  float* const sums = work + (CHANNELS + 15) / 16 * 16;  // [2][PARTS][COLUMNS]
+  const auto convolve = [&](const Channel& channel, int c) {
+    convolved[c] = channel.convolved(gathered[Channel::gathered_at(at, items, item, c)], c,
+                                     position, history);
+  };
+  if constexpr (StatePart::HELD) {
+    TWIN_UNROLL
+    for (int r = 0; r < Steering::ROUNDS; ++r)
+      if (const int c = thread + r * b.core.threads(); c < CHANNELS) convolve(steering.channel[r], c);
+  } else {
+    TWIN_EACH(c, CHANNELS) {
+      steering.channel[0].load(b, stage, item, c, position, history);
+      convolve(steering.channel[0], c);
+    }
+  }
   b.core.barrier();
-  const Rule rule = rule_of(b, stage, at, gathered, head, convolved);
+  const Rule rule = rule_of(b, steering, at, gathered, head, convolved);
   const float* const key = convolved + KEYS;
   const float* const values = convolved + 2 * KEYS;
   const float* const gates = gathered + at.gates + (item - items.lo) * COLUMNS;
-  const float* const scales =
-      b.memory.constants + stage.gated_norm + item % Recurrent::SPLITS * COLUMNS;
   Output out = output_of(b, stage);
   if constexpr (Core::APART) out.others = 0;
-  const auto put = [&](int column, float made) {
-    publish(b, out, item * Recurrent::WORDS + column, made * scales[column] * silu(gates[column]));
+  const auto put = [&](int column, float made, float scale) {
+    publish(b, out, item * Recurrent::WORDS + column, made * scale * silu(gates[column]));
   };
   if constexpr (StatePart::HELD) {
     part.multiply(convolved, key, thread, sums);
@@ -226,7 +279,7 @@ __device__ __forceinline__ void update_item(Block& b, const Stage& stage, const 
     const bool first = StatePart::part(thread) == 0;
     const float squares = b.core.sum(first ? made.out * made.out : 0.0f);
     b.core.cleared();
-    if (first) put(column, made.out);
+    if (first) put(column, made.out, steering.scale);
     TWIN_EACH(i, 4) publish(b, out, item * Recurrent::WORDS + COLUMNS + i, i ? 0.0f : squares);
     part.update(state, key, rule.decay, rule.by_key * made.written, thread);
   } else {
@@ -246,7 +299,8 @@ __device__ __forceinline__ void update_item(Block& b, const Stage& stage, const 
     }
     const float squares = b.core.sum(mine);
     b.core.cleared();
-    TWIN_EACH(c, COLUMNS) put(c, sums[COLUMNS + c]);
+    const float* const scales = Steering::scales(b, stage, item);
+    TWIN_EACH(c, COLUMNS) put(c, sums[COLUMNS + c], scales[c]);
     TWIN_EACH(i, 4) publish(b, out, item * Recurrent::WORDS + COLUMNS + i, i ? 0.0f : squares);
     for (int k = 0; k < KEYS; ++k)
       TWIN_EACH(c, COLUMNS)
@@ -256,29 +310,41 @@ __device__ __forceinline__ void update_item(Block& b, const Stage& stage, const 
   b.core.barrier();  // the next item, and the next stage, use the scratch
 }
 
+// What the items of a block see, which blocks without any do not wait for. What steers the states
+// may be a value of its own.
+template <class Stage>
+__device__ __forceinline__ bool gather_states(Block& b, int index, const Stage& stage,
+                                              const Gathered& at) {
+  b.core.barrier();  // the stage before may still read the scratch
+  bool good = true;
+  int warp = 0;
+  for (int i = 0; i < stage.reads; ++i)
+    if (!poll_spans(b, index, b.plan.reads_at(stage.first_read + i),
+                    b.scratch + (i ? at.strengths : 0), warp, good))
+      return false;
+  return !b.core.any(!good);
+}
+
 // A block's states are asked for before its stage's inputs are there.
 template <class Stage>
 __device__ __forceinline__ bool delta(Block& b, int index, const Stage& stage) {
   if constexpr (Delta::ANY) {
     const Span items = b.plan.owned_of(stage.items, b.block);
-    const int position = position_of(b), thread = b.core.thread();
-    const bool any = items.lo < items.hi;
+    const int position = position_of(b);
     const Gathered at(items);
-    StatePart part;
-    if (any) {
-      part.load(Recurrent::state(b, stage, items.lo), thread, position == 0);
-      b.core.barrier();  // the stage before may still read the scratch
-      // what steers the states may be a value of its own
-      for (int i = 0; i < stage.reads; ++i)
-        if (!gather_spans(b, index, b.plan.reads_at(stage.first_read + i),
-                          b.scratch + (i ? at.strengths : 0)))
-          return false;
-    }
-    begin(b, index, stage);
+    if (items.lo == items.hi) begin(b, index, stage);
+    TWIN_ONCE
     for (int item = items.lo; item < items.hi; ++item) {
-      if (item > items.lo)
-        part.load(Recurrent::state(b, stage, item), thread, position == 0);
-      update_item(b, stage, at, b.scratch, b.scratch + at.end, items, item, position, part);
+      const float* const state = Recurrent::state(b, stage, item);
+      StatePart part;
+      Steering steering;
+      part.load(state, b.core.thread(), position == 0);
+      steering.load(b, stage, item, position, state + Recurrent::KEYS * Recurrent::COLUMNS);
+      if (item == items.lo) {
+        if (!gather_states(b, index, stage, at)) return false;
+        begin(b, index, stage);
+      }
+      update_item(b, stage, at, b.scratch, b.scratch + at.end, items, item, position, steering, part);
     }
     return true;
   }
@@ -287,35 +353,71 @@ __device__ __forceinline__ bool delta(Block& b, int index, const Stage& stage) {
 
 // ---- who reads it -------------------------------------------------------------------------------
 
-// A head's sum of squares, of AT_ONCE items from `first` on, or less of its last ones.
-template <int AT_ONCE>
+// A head's sum of squares. Of threads side by side that have outputs of one head each asks for some
+// of its items, and they add up what they found: all blocks poll these few words, and waited for
+// them where each thread asked for all. Of few items the exchanges take longer, 0.6 us of 5,120
+// columns.
+template <class Vector>
 struct Squares {
-  Pack<1> item[AT_ONCE];
+  static constexpr int SPLITS = Recurrent::SPLITS, APART = Vector::SIDE_BY_SIDE;
+  static constexpr int NEIGHBOURS =
+      APART > 0 && Delta::VALUE_DIM % APART == 0 ? Delta::VALUE_DIM / APART : 1;
+  static constexpr bool TOGETHER = SPLITS > 4 && NEIGHBOURS > 1 && (NEIGHBOURS & (NEIGHBOURS - 1)) == 0 &&
+                                   Core::warp_threads() % NEIGHBOURS == 0 &&
+                                   Vector::SIDE_WIDTH % Delta::VALUE_DIM == 0;
+  static constexpr int THREADS = TOGETHER ? NEIGHBOURS : 1,
+                       EACH = (SPLITS + THREADS - 1) / THREADS;
 
-  __device__ __forceinline__ void load(const float* head, int first) {
+  Pack<1> item[EACH];
+
+  // `element`: the thread's first of the head
+  __device__ __forceinline__ void load(const float* head, int element) {
+    const int mine = TOGETHER ? element % Delta::VALUE_DIM / (APART > 0 ? APART : 1) : 0;
     TWIN_UNROLL
-    for (int j = 0; j < AT_ONCE; ++j) {
-      const int split = first + j < Recurrent::SPLITS ? first + j : Recurrent::SPLITS - 1;
-      item[j] = load_pack<1, 4>(head + split * Recurrent::WORDS + Recurrent::COLUMNS);
+    for (int j = 0; j < EACH; ++j) {
+      const int split = mine + j * THREADS;
+      item[j].at[0] = 0.0f;
+      if (SPLITS % THREADS == 0 || split < SPLITS)
+        item[j] = load_pack<1, 4>(head + split * Recurrent::WORDS + Recurrent::COLUMNS);
     }
   }
   __device__ __forceinline__ bool late() const {
     bool any = false;
     TWIN_UNROLL
-    for (int j = 0; j < AT_ONCE; ++j) any |= missing(item[j]);
+    for (int j = 0; j < EACH; ++j) any |= missing(item[j]);
     return any;
   }
-  __device__ __forceinline__ float sum(int first) const {
+  // all threads of the warp take part
+  __device__ __forceinline__ float sum(Core& core, bool has) const {
     float total = 0;
     TWIN_UNROLL
-    for (int j = 0; j < AT_ONCE; ++j)
-      total += first + j < Recurrent::SPLITS ? item[j].at[0] : 0.0f;
+    for (int j = 0; j < EACH; ++j) total += has ? item[j].at[0] : 0.0f;
+    TWIN_UNROLL
+    for (int apart = 1; apart < THREADS; apart *= 2) total += core.thread_apart(total, apart);
     return total;
   }
 };
 
+// What the first of several threads with the same columns has made, to the others.
+template <class Vector, int PACKS, int PACK, class Out>
+__device__ __forceinline__ void hand_on(Block& b, const Out& out) {
+  constexpr int APART = Vector::SHARING_THREADS;
+  const int me = b.core.thread(), number = Vector::row_group(me);
+  float* const room = b.scratch + Vector::sharing_thread(me);
+  TWIN_HOLDS(PACKS * PACK * APART <= b.plan.scratch_floats);
+  TWIN_UNROLL
+  for (int i = 0; i < PACKS * PACK; ++i)
+    if (number == 0) room[i * APART] = out[i / PACK][i % PACK];
+  b.core.barrier();
+  TWIN_UNROLL
+  for (int i = 0; i < PACKS * PACK; ++i)
+    if (number > 0) out[i / PACK][i % PACK] = room[i * APART];
+  b.core.barrier();
+}
+
 // x = the items' outputs, each head's divided by its length. The loads of a thread's outputs, and of
-// the first sums of squares, are under way before the first is looked at.
+// sums of squares, are under way before the first is looked at. Of threads that hold the same
+// columns one asks for them.
 template <class Vector>
 __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& stage, Vector& x) {
   const Read& read = b.plan.reads_at(stage.first_read);
@@ -323,10 +425,16 @@ __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& st
   if (source.lost) return false;
   const float* const base = source.at(0);  // a value of one part
   constexpr int COLUMNS = Recurrent::COLUMNS, SPLITS = Recurrent::SPLITS, WORDS = Recurrent::WORDS,
-                QUADS = Vector::PACK / 4, AT_ONCE = SPLITS < 8 ? SPLITS : 8;
+                QUADS = Vector::PACK / 4;
   // of a pack: neighbours are of one head, or each quad is looked up
   constexpr int HEADS = Delta::VALUE_DIM % Vector::PACK == 0 ? 1 : QUADS, APART = QUADS / HEADS;
   static_assert(Vector::PACK % 4 == 0, "quads of an item");
+  static_assert(HEADS == 1 || !Squares<Vector>::TOGETHER, "threads side by side have whole packs");
+  bool asks = true;
+  if constexpr (Vector::SHARERS > 1) {
+    b.core.barrier();  // the stage before may still add up its sums where threads meet
+    asks = Vector::row_group(b.core.thread()) == 0;
+  }
   Patience patience;
   return b.core.agree(x.packs(b.core, [&](const auto& first, const auto& valid, const auto& out) {
     constexpr int PACKS = int(sizeof(first) / sizeof(int));
@@ -334,10 +442,9 @@ __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& st
       return base + (first[r] + 4 * APART * h) / Delta::VALUE_DIM * (SPLITS * WORDS);
     };
     Pack<4> part[PACKS][QUADS];
-    Squares<AT_ONCE> squares[PACKS][HEADS];
-    float total[PACKS][HEADS];
+    Squares<Vector> squares[PACKS][HEADS];
     bool good = true;
-    while (good && valid[0]) {  // a thread without a first pack has none
+    while (good && asks && valid[0]) {  // a thread without a first pack has none
       bool late = false;
       TWIN_UNROLL
       for (int r = 0; r < PACKS; ++r) {
@@ -348,7 +455,7 @@ __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& st
           part[r][e] = load_pack<4, 16>(base + element / COLUMNS * WORDS + element % COLUMNS);
         }
         TWIN_UNROLL
-        for (int h = 0; h < HEADS; ++h) squares[r][h].load(head_of(r, h), 0);
+        for (int h = 0; h < HEADS; ++h) squares[r][h].load(head_of(r, h), first[r]);
       }
       TWIN_UNROLL
       for (int r = 0; r < PACKS; ++r) {
@@ -365,27 +472,16 @@ __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& st
     for (int r = 0; r < PACKS; ++r)
       TWIN_UNROLL
       for (int h = 0; h < HEADS; ++h) {
-        total[r][h] = squares[r][h].sum(0);
-        TWIN_ONCE
-        for (int s = AT_ONCE; s < SPLITS && good && valid[r]; s += AT_ONCE) {
-          Squares<AT_ONCE> more;
-          more.load(head_of(r, h), s);
-          while (good && source.polled && more.late()) {
-            good = keep_waiting(b, patience, {index, read.value, 0, first[r] / COLUMNS * WORDS});
-            more.load(head_of(r, h), s);
-          }
-          total[r][h] += more.sum(s);
+        const bool has = asks && valid[0] && (r == 0 || valid[r]);
+        const float squared = squares[r][h].sum(b.core, has);
+        const float by = inverse_root(squared / float(Delta::VALUE_DIM) + b.plan.norm_eps);
+        TWIN_UNROLL
+        for (int d = 0; d < 4 * APART; ++d) {
+          const int e = h * APART + d / 4;
+          out[r][4 * e + d % 4] = part[r][e].at[d % 4] * by;
         }
       }
-    TWIN_UNROLL
-    for (int r = 0; r < PACKS; ++r)
-      TWIN_UNROLL
-      for (int e = 0; e < QUADS; ++e) {
-        const float by =
-            inverse_root(total[r][e / APART] / float(Delta::VALUE_DIM) + b.plan.norm_eps);
-        TWIN_UNROLL
-        for (int d = 0; d < 4; ++d) out[r][4 * e + d] = part[r][e].at[d] * by;
-      }
+    if constexpr (Vector::SHARERS > 1) hand_on<Vector, PACKS, Vector::PACK>(b, out);
     return good;
   }));
 }

@@ -6,6 +6,41 @@
 
 namespace twin {
 
+// The block's choice from its logits, which lie in the scratch; behind them is room for keys.
+template <class Plan>
+__device__ __forceinline__ void choose(Block& b, [[maybe_unused]] const Plan& plan,
+                                       const Choice& choice) {
+  if constexpr (Contest::DIVIDED) {
+    constexpr int EACH = Contest::EACH, COUNT = Experts::COUNT, TOP_K = Experts::TOP_K,
+                  FINAL = Contest::FINAL;
+    TWIN_HOLDS(Contest::FIRST + Contest::FLOATS <= plan.choice);
+    const Contest of = {reinterpret_cast<u64*>(b.scratch + Contest::FIRST)};
+    u64* const finals = of.finals();
+    TWIN_ONCE
+    TWIN_EACH(i, COUNT + COUNT % 2) of.all[i] = i < COUNT ? Contest::key(b.scratch[i], i) : 0;
+    if (FINAL % 2 && b.core.thread() == 0) finals[FINAL] = 0;
+    b.core.barrier();
+    TWIN_ONCE
+    TWIN_EACH(i, COUNT) {
+      const int group = i / EACH, first = group * EACH;
+      const int place =
+          Contest::place(of.all + first, least(EACH, COUNT - first), of.all[i]);
+      if (place < TOP_K) finals[group * TOP_K + place] = of.all[i];
+    }
+    b.core.barrier();
+    TWIN_ONCE
+    TWIN_EACH(i, FINAL) {
+      const int place = Contest::place(finals, FINAL, finals[i]);
+      if (place < TOP_K) choice.expert[place] = Contest::expert(finals[i]);
+    }
+  } else {
+    TWIN_EACH(i, Experts::COUNT) {
+      const int place = place_of(b.scratch, i);
+      if (place < Experts::TOP_K) choice.expert[place] = i;
+    }
+  }
+}
+
 // Every block chooses for itself: all have the logits, and the choice is theirs without another
 // hand-off.
 template <class Stage>
@@ -15,10 +50,7 @@ __device__ __forceinline__ bool route(Block& b, int index, const Stage& stage) {
     if (!gather_parts(b, index, b.plan.reads_at(stage.first_read), b.scratch)) return false;
     begin(b, index, stage);
     const Choice choice = choice_of(b.plan, b.scratch);
-    TWIN_EACH(i, Experts::COUNT) {
-      const int place = place_of(b.scratch, i);
-      if (place < Experts::TOP_K) choice.expert[place] = i;
-    }
+    choose(b, b.plan, choice);
     b.core.barrier();
     b.core.chosen(choice.made);
     if constexpr (Beside::GATED)

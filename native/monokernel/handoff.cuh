@@ -160,6 +160,29 @@ __device__ __forceinline__ bool gather_spans(Block& b, int stage, const Read& re
   return !b.core.any(!good);
 }
 
+// The same of short spans of several reads: each begins with a warp of its own. Threads of one warp
+// that poll different spans wait for them one after the other. `warp`: the first one, then the
+// first that has none; `good`: of this thread. False, to all threads alike: the read is lost.
+__device__ __forceinline__ bool poll_spans(Block& b, int stage, const Read& read, float* out,
+                                           int& warp, bool& good) {
+  constexpr int WORDS = 4 * Core::warp_threads();  // of a warp
+  if (skipped(b, read.previous_step)) return true;
+  const Source source = source_of(b, stage, read);
+  if (source.lost) return false;
+  const SpanRow row = b.plan.rows_at(read.spans + b.block);
+  Patience patience;
+  auto stall = [&](int part, int element) {
+    return keep_waiting(b, patience, {stage, read.value, part, element});
+  };
+  for (int i = row.first; i < row.first + row.count && good; ++i) {
+    const Span span = b.plan.spans_at(i);
+    good = b.core.gather(source, span.lo, span.hi, out, stall, warp * WORDS);
+    out += span.hi - span.lo;
+    warp += (span.hi - span.lo + WORDS - 1) / WORDS;
+  }
+  return true;
+}
+
 // A whole value into a vector of the block. No barrier: a thread that gave up leaves a note that
 // all threads see after the next one.
 template <class Vector>

@@ -177,6 +177,8 @@ struct TeamDivision {
   // Threads that hold the same columns, one of each row group, share the work of combining them:
   // the number of a thread among its row group's.
   static constexpr int SHARERS = GROUPS, SHARING_THREADS = 32 * TEAM * (SLICES < TEAMS ? SLICES : TEAMS);
+  // Threads side by side hold elements so far apart, in whole slices of so many.
+  static constexpr int SIDE_BY_SIDE = VECTOR, SIDE_WIDTH = TILE;
   __device__ static int sharing_thread(int me) {
     return slice(me, 0) * 32 * TEAM + me % (32 * TEAM);
   }

@@ -19,6 +19,7 @@ __device__ __forceinline__ int whole_columns(const Stage& stage) {
 struct MemoryVector {
   static constexpr int PACK = 4;  // neighbours that belong to one attention head
   static constexpr int SHARERS = 1;  // threads that hold the same elements
+  static constexpr int SIDE_BY_SIDE = 0, SIDE_WIDTH = 0;  // a thread's neighbours hold any others
   using Factors = const float*;
   __device__ static int norm_place(int column) { return column; }
 

@@ -106,6 +106,21 @@ def test_states_of_the_published_shape_match_the_reference() -> None:
     agree(checked(spec, blocks=132, slot_bytes=16384, **BF16))
 
 
+@pytest.mark.parametrize("value_dim", [64, 32, 128])
+def test_threads_of_the_same_columns_share_states(value_dim: int) -> None:
+    """512 columns, which four teams hold: one of them asks, for the squares of 16 items a head."""
+    delta = DeltaNet(
+        key_heads=4, key_dim=64, value_heads=512 // value_dim, value_dim=value_dim, conv=4
+    )
+    attention = GroupedAttention(heads=8, kv_heads=2, head_dim=64, qk_norm=True, output_gate=True)
+    layers = (Layer(delta, SHARED), Layer(attention, SHARED), Layer(delta, SHARED))
+    spec = replace(
+        recurrent(), layers=3, windows=(0,) * 3, layout=layers, hidden=512, heads=8, kv_heads=2,
+        head_dim=64,
+    )  # fmt: skip
+    agree(checked(spec, blocks=132, slot_bytes=16384, **BF16))
+
+
 def test_a_request_begins_with_empty_states() -> None:
     plan = checked(recurrent(STATES), slot_bytes=1024, blocks=20)
     with CudaEngine(plan, weights_of(plan)) as running:

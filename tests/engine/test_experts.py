@@ -251,15 +251,29 @@ class Tied:
         return tied
 
 
-@pytest.mark.parametrize("other", [0, 3, 5])
-def test_equal_experts_are_taken_from_the_lowest_number(other: int) -> None:
+MANY = replace(FEED, experts=135, top_k=5)  # compared in groups of 46, 46 and 43
+
+
+@pytest.mark.parametrize(
+    ("feed", "other"),
+    [(FEED, 0), (FEED, 3), (FEED, 5), (MANY, 0), (MANY, 3), (MANY, 45), (MANY, 46), (MANY, 134)],
+    ids=lambda v: str(getattr(v, "experts", v)),
+)
+def test_equal_experts_are_taken_from_the_lowest_number(feed: ExpertFeed, other: int) -> None:
     """In every block alike: an expert that not all of them multiply would make other logits."""
-    plan = planned(routed(), blocks=4)
-    weights = Tied(routed(), other)
+    plan = planned(routed(feed), blocks=4)
+    weights = Tied(routed(feed), other)
     reference = Reference(plan, weights)
     wanted = np.stack([reference.step(token).copy() for token in TOKENS])
     with HostEngine(plan, weights) as running:
         assert np.abs(running.logits(TOKENS) - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("more", [{"blocks": 5}, {"gpus": 2, "blocks": 2}], ids=["1", "2"])
+def test_many_experts_are_chosen_as_by_the_reference(more: dict[str, Any]) -> None:
+    plan = planned(routed(MANY), **more)
+    prove(plan)
+    assert error(plan) < 1e-5
 
 
 def test_the_order_of_the_choice_is_total() -> None:

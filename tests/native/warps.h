@@ -76,6 +76,7 @@ struct Piece {  // a thread's part of a cached key or value; two threads share a
 // Its warps hold the same columns, as row groups of a GPU's teams do, and share their splits.
 struct SharedVector : MemoryVector {
   static constexpr int SHARERS = WARPS, SHARING_THREADS = THREADS;
+  static constexpr int SIDE_BY_SIDE = 0, SIDE_WIDTH = 0;
 
   static SharedVector in(float* memory, int count) { return {{memory, count}}; }
   static int row_group(int me) { return me / THREADS; }

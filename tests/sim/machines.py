@@ -311,6 +311,9 @@ def warped(**changed: float) -> Device:
         "tile_s",
         "whole_s",
         "step_s",
+        "state_s",
+        "state_element_s",
+        "compare_s",
         "settle_s",
     )
     rates |= dict.fromkeys(costs, 0.0)

@@ -12,15 +12,16 @@ from twin.hardware.load import load_device, load_node
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Cache, Kind, Number
 from twin.kernel.defaults import plan_for as default_plan
+from twin.kernel.experts import compared
 from twin.models.formats import DECODED, format_named
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.probe import attention_probe, stream_probe
-from twin.plan.types import CollectiveKind, Common, Matrix, Options, Residual, StageKind
+from twin.plan.types import CollectiveKind, Common, Matrix, Options, Plan, Residual, Scan, StageKind
 from twin.sim import attend, consume, cost, tiles, vectors
 from twin.sim.lowering import compile_plan
-from twin.sim.run import simulate
+from twin.sim.run import _rests_on, simulate
 from twin.sim.streams import Streams
 from twin.sim.tiles import rolled_rows, team_work
 from twin.sim.vectors import partial_alignment, vector_bytes, vector_chunks, vector_rounds
@@ -388,6 +389,57 @@ def test_a_plan_rests_on_the_numbers_of_its_own_formats() -> None:
     assert told["gpt-oss-20b"] >= {"warps.int4_bytes_per_s", "warps.step_s"}
     assert "warps.settle_s" not in told["qwen3-8b@fp8"] | told["gpt-oss-20b"]
     dense = consume.untouched(default_plan(load_model("llama-3.2-1b"), node), node.device)
-    assert set(dense) == {
-        f"warps.{r}" for r in (*consume.RATES.values(), "whole_s", "step_s", "settle_s")
-    }
+    others = ("whole_s", "step_s", "settle_s", "state_s", "state_element_s", "compare_s")
+    assert set(dense) == {f"warps.{name}" for name in (*consume.RATES.values(), *others)}
+    assert "warps.compare_s" not in told["gpt-oss-20b"]
+
+
+def scan_of(model: str, node: str, kind: StageKind) -> tuple[Plan, Scan]:
+    plan = default_plan(load_model(model), load_node(node))
+    return plan, next(s.scan for s in plan.stages if s.kind is kind and s.scan)
+
+
+def test_a_recurrent_state_is_one_request() -> None:
+    """128 x 32 elements over 256 threads, and three positions of 288 channels."""
+    plan, scan = scan_of("qwen3-coder-next@fp8-128x128", "1xh200", StageKind.DELTA)
+    device = warped(state_s=3e-6, state_element_s=1e-8)
+    asked = list(consume.scan_requests(device, plan, StageKind.DELTA, scan, 0))
+    assert asked == [(4 * (128 * 32 + 3 * 288), 3_160_000)]
+    assert consume.judged(plan, device) == []
+    assert "warps.state_s" not in consume.untouched(plan, device)
+
+
+def test_wide_entries_are_multiplied_by_tensor_cores() -> None:
+    """Entries of 576 elements: 16 query heads at once, twice 36 steps of 16 elements against the 8
+    of a probed unit; 8 warps take 16 entries each.
+    """
+    plan, scan = scan_of("deepseek-v3", "8xh200", StageKind.ATTENTION)
+    assert (scan.group, scan.dim) == (16, 576)
+    device = warped(unit_s=13e-6, item_s=1e-6)
+    asked = list(consume.scan_requests(device, plan, StageKind.ATTENTION, scan, 0))
+    times = [ps / 1e6 for _, ps in asked]
+    assert times[0] == pytest.approx(78.0)
+    assert set(times[1:]) <= {77.0}
+    assert sum(size for size, _ in asked) == scan.item_bytes(0)
+    assert consume.judged(plan, load_node("8xh200").device) == []
+    assert "warps.unit_s" in {path.removeprefix("device.") for path in rests_on(plan)}
+
+
+def rests_on(plan: Plan) -> set[str]:
+    """Assumed numbers of an H200 without a fit."""
+    return set(_rests_on(plan, load_node("8xh200")))
+
+
+@pytest.mark.parametrize(
+    ("experts", "top_k", "looks"),
+    [(16, 4, 16), (64, 8, 64), (128, 8, 64 + 16), (512, 10, 2 * 64 + 80), (70, 40, 70)],
+)
+def test_a_thread_looks_at_groups_of_experts(experts: int, top_k: int, looks: int) -> None:
+    """Of 70 experts two groups would not hold 40 each."""
+    assert compared(experts, top_k, 256) == looks
+
+
+def test_a_choice_takes_as_long_as_its_looks() -> None:
+    long, short = (of_fixed_work("qwen3-30b-a3b", compare_s=one) for one in (2e-8, 1e-8))
+    apart = {kind: (long[kind] - short[kind]) / 1e6 for kind in long}
+    assert {kind: us for kind, us in apart.items() if us} == {StageKind.ROUTE: pytest.approx(0.8)}

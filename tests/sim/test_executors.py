@@ -124,6 +124,9 @@ WARP_COSTS = (
     "tile_s",
     "whole_s",
     "step_s",
+    "state_s",
+    "state_element_s",
+    "compare_s",
     "settle_s",
 )
 

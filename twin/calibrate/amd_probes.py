@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from twin.calibrate.gpu_formats import CHOOSING, DECODING
+from twin.calibrate.gpu_mixers import CHOICE, STATES
 from twin.calibrate.gpu_probes import QUICK, SLOT, gpu_probes
 from twin.calibrate.probes import Probe
 from twin.kernel.strips import MOST_STRIPS, STRIP_BYTES, strips_of, with_strips
@@ -23,13 +24,14 @@ def amd_probes(limits: Limits, *, quick: bool) -> list[Probe]:
     """`quick` keeps one of each question, and its windows.
 
     A window is a number of strips here, which the kernel has under way; without one it has as many
-    as it can. Windows of as many strips are one question. Kernels are resident. What decoding costs
-    is asked of NVIDIA's kernel alone, in which the twin's laws of it are read.
+    as it can. Windows of as many strips are one question. Kernels are resident. What decoding,
+    states and choices cost is asked of NVIDIA's kernel alone, in which the twin's laws of them are
+    read.
     """
     asked = {_key(name.replace(ASKED_OF, f"-b{limits.blocks}")) for name in QUICK}
     found: dict[tuple[str, int], Probe] = {}
     for probe in gpu_probes(limits, quick=False):
-        if probe.group in (DECODING, CHOOSING):
+        if probe.group in (DECODING, CHOOSING, STATES, CHOICE):
             continue
         if probe.plan.options.execution is Execution.RESIDENT:
             key = _key(probe.name)

@@ -11,6 +11,7 @@ from typing import Any
 from twin.calibrate.gpu_designed import PREFIX, designed
 from twin.calibrate.gpu_formats import CODED, ROUTED, formats
 from twin.calibrate.gpu_layers import TOKENS, chains
+from twin.calibrate.gpu_mixers import CHOICE, STATES, mixers
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.probes import COPIES, Probe
 from twin.models.spec import DType
@@ -63,6 +64,7 @@ def gpu_probes(limits: Limits, *, quick: bool) -> list[Probe]:
         *chains(limits),
         *designed(limits),
         *formats(limits),
+        *mixers(limits),
     ]
     probes = [
         Probe(name, group, plan, steps_of(plan) if plan.spec is None else TOKENS)
@@ -133,6 +135,8 @@ QUICK = (
     "coded-int8-narrow",
     "coded-fp8-narrow",
     "routed-narrow-fp8",
+    "states-many",
+    "choice-512",
 )
 
 Question = tuple[str, str, Plan]  # name, group, plan
@@ -152,10 +156,11 @@ def traced(probes: Iterable[Probe]) -> list[HeldOut]:
 
 def _is_traced(probe: Probe) -> bool:
     """Chains that were chosen for it, those of the design with the default hand-off, and all with
-    few-bit weights, with experts, or with lanes on several GPUs.
+    few-bit weights, with experts, with recurrent states, or with lanes on several GPUs.
     """
     drawn = probe.name.startswith(PREFIX) and probe.plan.options.handoff is HandOffKind.SENTINEL
-    return drawn or probe.name.startswith((CODED, ROUTED, LANED)) or probe.name in TRACED
+    kinds = (CODED, ROUTED, STATES, CHOICE, LANED)
+    return drawn or probe.name.startswith(kinds) or probe.name in TRACED
 
 
 def steps_of(plan: Plan) -> int:

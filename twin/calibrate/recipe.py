@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from twin.calibrate.amd_probes import amd_probes
 from twin.calibrate.gpu_formats import CHOOSING, DECODING
+from twin.calibrate.gpu_mixers import CHOICE, STATES
 from twin.calibrate.gpu_probes import gpu_probes
 from twin.calibrate.node import OF_MORE, OF_TWO
 from twin.calibrate.peer_probes import FENCES, GROUP, lane_probes, peer_probes
@@ -117,6 +118,8 @@ GPU_GROUPS: Groups = {
         "warps.settle_s",
     ),
     CHOOSING: ("warps.step_s",),
+    STATES: ("warps.state_s", "warps.state_element_s"),
+    CHOICE: ("warps.compare_s",),
     # told apart by the probes with matrices and with layers
     "launch": ("launch.graph_edge_s", "launch.restart_s", "launch.state_s"),
     "sample": ("block.sample_element_s",),

@@ -210,6 +210,11 @@ class Warps:
     fp4_bytes_per_s: Number
     whole_s: Number  # a column slice of an input becomes whole numbers, where threads multiply such
     step_s: Number  # once through a loop over a tile's few-bit rows, beside experts
+    # an item of a recurrent state: convolved, looked at, published; and each element of it that a
+    # thread holds
+    state_s: Number
+    state_element_s: Number
+    compare_s: Number  # a thread's look at another expert's logit, where blocks choose
     # beside few-bit weights a thread has 16 neighbours of a gathered vector, which four threads
     # load together: until each has its own
     settle_s: Number

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from twin.errors import PlanError
 from twin.kernel.coded import STORAGE, stored_bytes, tile
+from twin.kernel.fields import up
 from twin.models.codes import Coded
 from twin.models.feeds import Scoring
 from twin.models.formats import UNIT_BYTES
@@ -25,7 +26,9 @@ from twin.plan.shards import Weights
 from twin.plan.types import Matrix, Plan, Stage, StageKind, tiles_of
 
 CHOICE_WORDS = 2  # of a chosen expert: its number, its weight;
+KEYS_ALIGNED = 16  # words, where they begin
 KEPT_FIRST = 4  # words before a block's sums of shared experts; the first is their gate
+CONTEST = 64  # experts of a group at most, which a block compares with each other: choice.cuh
 COUNTS = 3  # words behind them: of choices, and of those that each of two loaders has asked for
 # of a stage, where a plan has experts
 FIELDS = ("expert_page", "expert_units", "expert_rows", "expert_cols")
@@ -180,6 +183,30 @@ def constants(plan: Plan) -> dict[str, bool | int | float]:
         "NORMALISED": kind.renormalise,
         "SCALING": kind.scaling,
     }
+
+
+def compared(experts: int, top_k: int, threads: int) -> int:
+    """Others' logits that each of a block's threads looks at until the choice is made: of all
+    experts, or of a group's, and then of those that come first in their groups.
+    """
+    groups = -(-experts // CONTEST)
+    each = up(-(-experts // groups), 2)
+    if groups == 1 or experts - (groups - 1) * each < top_k:
+        return -(-experts // threads) * experts
+    final = groups * top_k
+    return -(-experts // threads) * each + -(-final // threads) * final
+
+
+def contest_floats(plan: Plan) -> int:
+    """What a block needs to choose among many experts: its logits and a gate's, and keys of two
+    words of all experts and of the first ones of each group.
+    """
+    kind = plan.spec.experts if plan.spec and has_experts(plan) else None
+    if kind is None or kind.experts <= CONTEST:
+        return 0
+    groups = -(-kind.experts // CONTEST)
+    keys = up(kind.experts, 2) + up(groups * kind.top_k, 2)
+    return up(kind.experts + 1, KEYS_ALIGNED) + 2 * keys
 
 
 NO_BESIDE: dict[str, bool | int | float] = {"SHARED": False, "GATED": False, "DENSE": False}

@@ -245,7 +245,8 @@ def _scratch_floats(plan: Plan) -> int:
                     plan.values[read.value].elements
                     * (plan.ranks if read.parts is Parts.ALL else 1)
                     for read in stage.reads
-                )
+                ),
+                experts.contest_floats(plan),
             ]
         if stage.late:
             wanted += [hi - lo for read in stage.reads for spans in read.spans for lo, hi in spans]

@@ -130,10 +130,15 @@ def unit_s(warps: Warps, plan: Plan) -> float:
     values. Sets have warps of their own, which share the tensor cores and the chip's memory.
     """
     own = plan.kernel_attention()
-    steps = own.head_dim // SCAN_STEP
     sets = -(-own.group // TENSOR_HEADS)
+    return turn_s(warps, own.head_dim) * (1 + FURTHER_SET * (sets - 1))
+
+
+def turn_s(warps: Warps, elements: int) -> float:
+    """The same of so many elements of a head, of one set alone."""
+    steps = elements // SCAN_STEP
     alone = (steps + SCAN_FIXED) / (HEAD_OF_UNIT // SCAN_STEP + SCAN_FIXED)
-    return warps.unit_s.value * alone * (1 + FURTHER_SET * (sets - 1))
+    return warps.unit_s.value * alone
 
 
 def attended(options: Options, window: int) -> Span:

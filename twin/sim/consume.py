@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from twin.errors import HardwareError
-from twin.hardware.types import Device, Number
+from twin.hardware.types import Device, Number, Warps
 from twin.kernel.coded import TENSOR, tensor_products, whole_products
 from twin.kernel.experts import has_experts
+from twin.kernel.teams import WARP, WARPS
 from twin.models.formats import INT4, INT8, Format
 from twin.models.spec import DType
+from twin.plan.splits import TENSOR_POSITIONS
 from twin.plan.types import Matrix, Plan, Scan, StageKind
 from twin.sim import attend, cost
 from twin.units import picoseconds
@@ -40,14 +42,12 @@ UNPACK = {
 # of a device's warps, bytes of codes a second
 RATES = {name: f"{name}_bytes_per_s" for name in ("int8", "fp8", "int4", "fp4")}
 # 16-bit weights that tensor cores take from shared memory beside the activations of TENSOR_TOKENS
-# tokens
+# tokens, or a scan's entries beside so many query heads
 TENSOR_BYTES_PER_CYCLE = 32
 TENSOR_TOKENS = 16
 TENSOR_QUERIES = 8  # more query heads than this on one entry are multiplied by tensor cores
-TENSOR_ENTRIES = 16  # the least that a round of those takes
-# and the bytes that a round of the dense kernel moves (16 positions of 512 B)
-ROUND_BYTES = 8 << 10
-# over a recurrent state, as delta.cuh: it meets the key and the query, and is written anew
+# over a recurrent state where no threads keep it: it meets the key and the query, and is written
+# anew
 STATE_PASSES = 2
 
 
@@ -122,7 +122,7 @@ def decoded_as(form: Format) -> str:
 
 
 def untouched(plan: Plan, device: Device) -> list[str]:
-    """Numbers of decoding that a plan's time does not rest on."""
+    """Numbers of decoding, of states and of choices that a plan's time does not rest on."""
     forms = {m.format for s in plan.stages for m in s.matrices if m.format}
     rates = {decoded_as(form) for form in forms if _probed(device, form)}
     used = {decoded_as(form) for form in forms if form.coded}
@@ -130,6 +130,9 @@ def untouched(plan: Plan, device: Device) -> list[str]:
     idle += [] if used & {"int8", "int4"} or (used and has_experts(plan)) else ["whole_s"]
     idle += [] if used - {"fp4"} and has_experts(plan) else ["step_s"]
     idle += [] if used else ["settle_s"]
+    kinds = {stage.kind for stage in plan.stages}
+    idle += [] if StageKind.DELTA in kinds else ["state_s", "state_element_s"]
+    idle += [] if StageKind.ROUTE in kinds else ["compare_s"]
     return [f"warps.{name}" for name in idle]
 
 
@@ -148,28 +151,55 @@ def scan_requests(
 ) -> Iterator[tuple[int, int]]:
     """(bytes, consumer time) of the requests in which a block scans an item's entries."""
     size, queries = scan.item_bytes(item), scan.group * (plan.options.draft + 1)
-    passes = STATE_PASSES if kind is StageKind.DELTA else 1
     if device.warps is None:
+        passes = STATE_PASSES if kind is StageKind.DELTA else 1
         turns = passes * -(-queries // TENSOR_TOKENS)
         for request in cost.requests(size, plan.options.slot_bytes):
             yield request, turns * attend.kv_cost(device.block, request)
-        return
-    at_once = _round(plan, scan, queries)
-    fixed, each = (
-        picoseconds(device.warps.item_s.value),
-        passes * picoseconds(device.warps.round_s.value),
-    )
+    elif kind is StageKind.DELTA:
+        # all of it is on its way before the inputs are there, and stays in the threads' registers
+        yield size, queries * picoseconds(_state_s(device.warps, scan, size))
+    else:
+        yield from _rounds(device.warps, plan, scan, size, queries)
+
+
+def _state_s(warps: Warps, scan: Scan, size: int) -> float:
+    """A block's work for an item of a recurrent state and one token."""
+    elements = (size - scan.extra_bytes) // cost.FP32_BYTES
+    each = -(-elements // (WARPS[0] * WARP))
+    return warps.state_s.value + each * warps.state_element_s.value
+
+
+def _rounds(
+    warps: Warps, plan: Plan, scan: Scan, size: int, queries: int
+) -> Iterator[tuple[int, int]]:
+    """Rounds of a block's threads as our attention takes them. More query heads, and wider entries,
+    are multiplied by tensor cores: each warp takes a unit of entries in turn, with TENSOR_TOKENS
+    query heads at once. That is twice the products of a unit of our attention, whose time was
+    probed; no kernel of ours multiplies such entries.
+    """
+    fixed = picoseconds(warps.item_s.value)
+    if _by_tensor_cores(scan, queries):
+        at_once = TENSOR_POSITIONS * WARPS[0]
+        turn_s = attend.turn_s(warps, 2 * scan.dim) * -(-queries // TENSOR_TOKENS)
+    else:
+        at_once = attend.entries_at_once(scan.dim, queries, plan.options.kv_dtype)
+        turn_s = warps.round_s.value
     for number, request in enumerate(cost.requests(size, scan.entry_bytes * at_once)):
-        yield request, each + (0 if number else fixed)
+        yield request, picoseconds(turn_s) + (0 if number else fixed)
 
 
-def _round(plan: Plan, scan: Scan, queries: int) -> int:
-    """Entries of a round: as our kernel divides them over warps, or a tile of a tensor core."""
-    if queries > TENSOR_QUERIES or scan.dim > attend.WIDEST_HEAD:
-        return max(
-            TENSOR_ENTRIES, ROUND_BYTES // scan.entry_bytes // TENSOR_ENTRIES * TENSOR_ENTRIES
-        )
-    return attend.entries_at_once(scan.dim, queries, plan.options.kv_dtype)
+def _by_tensor_cores(scan: Scan, queries: int) -> bool:
+    return queries > TENSOR_QUERIES or scan.dim > attend.WIDEST_HEAD
+
+
+def scans(plan: Plan, *, by_tensor_cores: bool) -> bool:
+    """Has a plan a stage with a scan of its own that a block of warps makes so?"""
+    return any(
+        _by_tensor_cores(stage.scan, stage.scan.group * (plan.options.draft + 1)) == by_tensor_cores
+        for stage in plan.stages
+        if stage.scan and stage.kind is not StageKind.DELTA
+    )
 
 
 def judged(plan: Plan, device: Device) -> list[str]:
@@ -182,11 +212,9 @@ def judged(plan: Plan, device: Device) -> list[str]:
     }
     found = [f"consume.unpack.{name}" for name in sorted(formats)]
     found += ["consume.tensor_bytes_per_cycle"] if plan.tokens > 1 else []
-    scans = [s.scan for s in plan.stages if s.scan]
-    found += (
-        ["consume.tensor_entries"]
-        if any(scan.group > TENSOR_QUERIES or scan.dim > attend.WIDEST_HEAD for scan in scans)
-        else []
-    )
+    if device.warps is not None:
+        return found
+    grouped = any(s.scan and s.scan.group > 1 for s in plan.stages)
+    found += ["consume.tensor_tokens"] if grouped else []
     found += ["consume.state_passes"] if any(s.kind is StageKind.DELTA for s in plan.stages) else []
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import accumulate, islice, takewhile
 
 from twin.hardware.types import BlockCosts, Device
-from twin.kernel.experts import multiplied
+from twin.kernel.experts import compared, multiplied
+from twin.kernel.teams import WARP, WARPS
 from twin.plan.catalogue import ROWS, Spent
 from twin.plan.types import Execution, HandOffKind, Plan, Sampling, Span, Stage, StageKind
 from twin.sim import attend, consume, cost, tiles, vectors
@@ -198,7 +199,7 @@ class _Lowering:
             and plan.options.sampling is Sampling.GREEDY
         ):
             normed += plan.tokens  # the best of all threads' candidates is found as a sum is
-        numbers = self._whole_numbers(stage) + self._settled(stage)
+        numbers = self._whole_numbers(stage) + self._settled(stage) + self._chosen(stage)
         key = (resets, vector, published, normed, behind, groups, numbers)
         if key not in self.fixed:
             self.fixed[key] = (
@@ -238,6 +239,14 @@ class _Lowering:
         wide = stage.matrix is not None and stage.matrix.pack > vectors.PACK_ELEMENTS
         gathers = wide and ROWS[stage.kind].vector and stage.reads
         return picoseconds(self.device.warps.settle_s.value) if gathers else 0
+
+    def _chosen(self, stage: Stage) -> int:
+        """In which a block of warps chooses a token's experts from their logits."""
+        spec, warps = self.plan.spec, self.device.warps
+        if stage.kind is not StageKind.ROUTE or spec is None or spec.experts is None or not warps:
+            return 0
+        looks = compared(spec.experts.experts, spec.experts.top_k, WARPS[0] * WARP)
+        return self.plan.tokens * picoseconds(looks * warps.compare_s.value)
 
     def _wide_ffn(self, stage: Stage) -> bool:
         return self.gathers.wide_ffn and stage.kind in self.plan.kinds_by_input["ffn"]

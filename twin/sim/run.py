@@ -19,7 +19,7 @@ from twin.plan.types import Execution, Plan, StageKind
 from twin.sim.attribution import Table, critical_path, tabulate
 from twin.sim.causes import CAUSES
 from twin.sim.compiled.room import lent
-from twin.sim.consume import judged, untouched
+from twin.sim.consume import judged, scans, untouched
 from twin.sim.executor import Executor, run, run_first_gpu
 from twin.sim.machine import Machine, check
 from twin.sim.prepare import prepare
@@ -271,7 +271,6 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
         stage.kind is StageKind.SAMPLE and stage.publishes is not None for stage in plan.stages
     )
     attention = any(stage.kind is StageKind.ATTENTION for stage in plan.stages)
-    chosen = any(stage.scan is not None for stage in plan.stages)
     of_warps = node.device.warps is not None
     unused = {
         "memory.capacity_bytes": True,
@@ -287,8 +286,10 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
         "block.on_chip_bytes": True,
         "block.kv_bytes_per_s": not attention or of_warps,
         "warps.item_s": not attention,
-        "warps.round_s": not attention or (tensor_scan(plan) and not chosen),
-        "warps.unit_s": not attention or not tensor_scan(plan),
+        "warps.round_s": not scans(plan, by_tensor_cores=False)
+        and (not attention or tensor_scan(plan)),
+        "warps.unit_s": not scans(plan, by_tensor_cores=True)
+        and (not attention or not tensor_scan(plan)),
         "block.sample_element_s": not samples,
         "handoff.atomic_s": options.handoff.value == "sentinel",
         "handoff.fence_s": options.handoff.value == "sentinel" or not resident,
