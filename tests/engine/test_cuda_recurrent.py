@@ -42,8 +42,11 @@ BF16 = {"weight_dtype": DType.BF16, "kv_dtype": DType.BF16}
         (routed(replace(SHARED, shared_gate=False, shared_width=264)), {}),
         (routed(dense=(1,)), {}),
         (routed(replace(SHARED, shared_width=64), dense=(0, 2)), {"blocks": 11, **BF16}),
+        (routed(replace(SHARED, experts=135, top_k=5)), {"blocks": 40}),
+        (routed(replace(SHARED, experts=512, top_k=10)), {"blocks": 40}),
+        (routed(replace(SHARED, experts=128, top_k=8)), {"blocks": 40}),
     ],
-    ids=("few", "many", "counter", "grid", "ungated", "dense", "both"),
+    ids=("few", "many", "counter", "grid", "ungated", "dense", "both", "135", "512", "128"),
 )
 def test_shared_experts_and_dense_layers_match_the_reference(
     spec: ModelSpec, chosen: dict[str, Any]
