@@ -92,11 +92,12 @@ def test_every_probe_is_a_valid_plan_that_fits_a_block() -> None:
     names = set()
     probes = gpu_probes(limits_of(h200()), quick=False)
     # all of them lie in memory together, an H100's too
-    assert sum(probe.plan.memory_bytes() for probe in probes) < 65 * 10**9
+    room = load_node("1xh100").device.memory.capacity_bytes.value
+    assert sum(probe.plan.memory_bytes() for probe in probes) < 0.9 * room
     for probe in probes:
         assert violations(probe.plan) == [], probe.name
         assert shared_bytes(probe.plan) <= SHARED_BYTES, probe.name
-        assert probe.plan.memory_bytes() < 2 * 10**9, probe.name
+        assert probe.plan.memory_bytes() < 2.5 * 10**9, probe.name
         assert 1 < probe.steps <= MOST_STEPS
         names.add(probe.name)
     assert len(names) == len(probes)
