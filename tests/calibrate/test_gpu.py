@@ -53,7 +53,6 @@ SETTLED = (
     ("l2.latency_s",),
     ("warps.round_s",),
     ("warps.unit_s",),
-    ("warps.state_s",),
     ("warps.compare_s",),
     ("block.sample_element_s",),
     ("warps.tile_s", "block.stage_s"),
