@@ -47,7 +47,7 @@ __device__ __forceinline__ int place_of(const float* logits, int expert) {
 // Many experts are compared inside groups first, then the first ones of each group: comparing each
 // of 512 with all others took a block 16 us.
 struct Contest {
-  static constexpr int MOST = 64;  // experts of a group
+  static constexpr int MOST = facts::CONTEST;  // experts of a group
   static constexpr int GROUPS = (Experts::COUNT + MOST - 1) / MOST,
                        EACH = ((Experts::COUNT + GROUPS - 1) / GROUPS + 1) / 2 * 2,
                        LAST = Experts::COUNT - (GROUPS - 1) * EACH;

@@ -25,6 +25,7 @@ constexpr int CODE_MXFP4 = 16;  // E2M1 with a power of two for each 32 columns 
 constexpr int CODE_NVFP4 = 17;  // with E4M3 scales for each 16, and one for the row
 constexpr int CODE_KINDS = 17;  // the last of these numbers
 constexpr int SCALED_ROWS = 8;  // of a tile of codes: their scales are filled up to so many
+constexpr int CONTEST = 64;  // experts that a block compares with each other, at most
 constexpr int KEPT_FIRST = 4;  // words before what a block keeps of shared experts
 constexpr int LATE_AT_ONCE = 2;  // elements of a thread whose late parts are loaded together
 constexpr int SPLITS_AT_ONCE = 4;  // of a head, looked at together

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from twin.kernel import prompt, scan
 from twin.kernel.coded import NUMBERS
-from twin.kernel.experts import KEPT_FIRST
+from twin.kernel.experts import CONTEST, KEPT_FIRST
 from twin.kernel.header import LOGITS_TAKEN, PASS_BARRIER, SENTINEL_WORD, START_BARRIER
 from twin.kernel.layout import (
     BARRIER_BYTES,
@@ -56,6 +56,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "CODE_NVFP4": (NUMBERS["nvfp4"], "with E4M3 scales for each 16, and one for the row"),
     "CODE_KINDS": (len(NUMBERS), "the last of these numbers"),
     "SCALED_ROWS": (SCALED_ROWS, "of a tile of codes: their scales are filled up to so many"),
+    "CONTEST": (CONTEST, "experts that a block compares with each other, at most"),
     "KEPT_FIRST": (KEPT_FIRST, "words before what a block keeps of shared experts"),
     "LATE_AT_ONCE": (LATE_AT_ONCE, "elements of a thread whose late parts are loaded together"),
     "SPLITS_AT_ONCE": (SPLITS_AT_ONCE, "of a head, looked at together"),
