@@ -267,7 +267,10 @@ struct Scan : Item {
   static constexpr int WARPS = Core::TENSOR_SCAN ? TileScan::WARPS : Sets::WARPS;
   // of them, by one
   static constexpr int AT_ONCE = Core::TENSOR_SCAN ? TileScan::POSITIONS : SCANNERS;
-  static constexpr int PARTIALS = WARPS * Sets::AT_ONCE * HEADS;
+  // partial results that one warp of each set makes: the last set may have fewer heads
+  static constexpr int ROWS = Core::TENSOR_SCAN ? least(Sets::AT_ONCE * HEADS, GROUP)
+                                                : Sets::AT_ONCE * HEADS;
+  static constexpr int PARTIALS = WARPS * ROWS;
   // positions that all warps of a set look at together
   static constexpr int APART = Sets::WARPS * SCANNERS;
   static constexpr int STRIDE = APART * Core::POSITIONS;  // the same, in one of their rounds
@@ -416,7 +419,7 @@ struct Scan : Item {
     constexpr int SETS = Sets::AT_ONCE;
     for (int set = 0; set < Sets::COUNT; set += SETS) {
       const int head = (set + b.core.warp() % SETS) * HEADS, heads = least(HEADS, GROUP - head);
-      float* const mine = merged + b.core.warp() * HEADS * PARTIAL;
+      float* const mine = merged + (among(b) * ROWS + b.core.warp() % SETS * HEADS) * PARTIAL;
       bool holds = false;  // the last tile
       if constexpr (Core::TENSOR_SCAN) {
         holds = look_at_tiles(b.core, queries + head * HEAD_DIM, heads, among(b), mine);
@@ -449,7 +452,7 @@ struct Scan : Item {
   template <class Store>
   __device__ __forceinline__ void merge(Block& b, int head, int heads, const float* merged,
                                         Store store) const {
-    constexpr int APART = Sets::AT_ONCE * HEADS * PARTIAL, TOGETHER = Outputs::TOGETHER;
+    constexpr int APART = ROWS * PARTIAL, TOGETHER = Outputs::TOGETHER;
     TWIN_EACH(i, heads * HEAD_DIM / TOGETHER) {
       const int h = i * TOGETHER / HEAD_DIM, d = i * TOGETHER % HEAD_DIM,
                 ends = Outputs::ENDS + 2 * (head + h);

@@ -160,6 +160,8 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
         }
       }
     }
+    // Together again. Beside few-bit weights one that gave up has left.
+    if constexpr (!CODED) b.core.warp_sync();
     if constexpr (SHARERS > 1) meet_sharers<Vector>(b, most, total, sum);
     TWIN_UNROLL
     for (int r = 0; r < PACKS; ++r) {

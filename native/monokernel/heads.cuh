@@ -229,6 +229,7 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
       good = keep_waiting(b, patience, {index, read.value, 0, at});
       if (!good) break;  // on to where all threads of the warp meet
     }
+    b.core.warp_sync();
     if constexpr (Family::QK_NORMED_TOGETHER) {
       if (normed) head.weigh(weight, query ? by.query : by.key);
     } else {

@@ -126,7 +126,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   const Work work = work_of(b, stage, gated ? 2 : 1);
   const Output& out = work.out;
   const bool needed = !head || head_needed(b.launch.request, b.at.step);
-  auto ahead = b.core.take_ahead<Core::Hidden>(stage, work.own, needed);
+  auto ahead = b.core.take_ahead<Core::Normed>(stage, work.own, needed);
   // behind it: its fence would wait for them
   const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));
   const Bias bias(b, stage, work.own);
@@ -138,8 +138,6 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   begin(b, index, stage);
   if (!needed) return publish_zeros(b, out);
   const auto residual = b.residual.open(b.core);
-  // known to all warps when their sums are: the norm's factor comes last
-  const auto squares = residual.begin_squares(b.core);
   if (meeting) {
     x.each(b.core, [&](int, float& value) { value /= float(b.plan.mean_of); });
   } else {
@@ -153,10 +151,13 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   Candidate mine = {-infinity(), first + work.own.lo};
   // such families have no lanes to meet
   const bool layer = !head, &unnormed = Family::NORMS_BEFORE ? meeting : layer;
+  const auto& normed = b.core.normed(x, work.own);
+  // known to all warps when their sums are: the norm's factor comes last
+  const auto squares = residual.begin_squares(b.core);
   const auto factor = [&] {
     return unnormed ? 1.0f : norm_factor(b, Core::Hidden::end_squares(b.core, squares));
   };
-  const bool done = multiply(b, stage, work, x, ahead, factor, [&](int row, float sum, float up) {
+  const auto put = [&](int row, float sum, float up) {
     if (head) {
       sum = capped_logit(sum);
       const Candidate other = {first + row < b.plan.vocab ? sum : -infinity(), first + row};
@@ -178,7 +179,8 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
       sum += bias.of(row);
     }
     publish(b, out, row, sum);
-  });
+  };
+  const bool done = multiply(b, stage, work, normed, ahead, factor, put);
   if (!done || !head) return done;
   if (b.plan.full) return publish_summary(b, stage, work, first);
   const Candidate best = b.core.best(mine, wins);
@@ -478,11 +480,11 @@ __device__ __forceinline__ bool sample(Block& b, int index, const Stage& stage) 
 
 __device__ __forceinline__ bool stream(Block& b, int index, const Stage& stage) {
   begin(b, index, stage);
-  Core::Hidden x = Core::Hidden::in(b.input, stage.cols);
+  Core::Normed x = Core::Normed::in(b.input, stage.cols);
   x.each(b.core, [](int, float& value) { value = 1.0f; });
   float sum = 0;
   const Work work = {b.plan.owned_of(stage.owned, b.block), 1, {}};
-  auto ahead = b.core.take_ahead<Core::Hidden>(stage, work.own, true);
+  auto ahead = b.core.take_ahead<Core::Normed>(stage, work.own, true);
   const bool done =
       multiply(b, stage, work, x, ahead, unscaled, [&](int, float total, float) { sum += total; });
   if (b.core.thread() == 0) b.at.checksum += sum;

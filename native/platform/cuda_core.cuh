@@ -80,9 +80,11 @@ struct DenseInput<true, Else, P> {
 };
 
 struct Core {
-  using Hidden =
+  // the residual as stages multiply it, normed, and as threads hold it
+  using Normed =
       TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team,
                  Plan::hidden_ahead_chunks, Plan::hidden_ahead_groups, RESIDUAL_READS>;
+  using Hidden = Either<Plan::hidden_in_quads, QuadVector<Normed, Plan::hidden_cols>, Normed>;
   using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team,
                            Plan::heads_ahead_chunks, Plan::heads_ahead_groups, Reach::NEAR>;
   using NarrowFfn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team,
@@ -414,7 +416,7 @@ struct Core {
   // The codes of matrices that multiply such a vector; inputs of the same shape are of one type.
   template <class Vector>
   __device__ static constexpr u32 codes_by() {
-    return (SAME<Vector, Hidden> ? HIDDEN_CODES : 0u) | (SAME<Vector, Heads> ? HEADS_CODES : 0u) |
+    return (SAME<Vector, Normed> ? HIDDEN_CODES : 0u) | (SAME<Vector, Heads> ? HEADS_CODES : 0u) |
            (SAME<Vector, Ffn> ? FFN_CODES : 0u) |
            (Beside::SHARED && SAME<Vector, Shared> ? SHARED_CODES : 0u) |
            (Beside::DENSE && SAME<Vector, Dense> ? DENSE_CODES : 0u);
@@ -558,6 +560,16 @@ struct Core {
     return scratch() + 4u * u32(P::held);
   }
   __device__ __forceinline__ u32 scratch() const { return ring.slots + u32(SCRATCH); }
+  // Where threads hand each other what they multiply: behind the sums of rows.
+  __device__ __forceinline__ u32 quads() const {
+    return scratch() + 4u * u32(2 * Plan::half_floats);
+  }
+  // A normed residual as the block's rows are multiplied with it.
+  __device__ __forceinline__ const Normed& normed(const Normed& x, Span) { return x; }
+  template <class Vector>
+  __device__ __forceinline__ Normed normed(const Vector& x, Span rows) {
+    return x.spread(*this, rows.lo < rows.hi);
+  }
   template <class Coding, class Vector>
   __device__ __forceinline__ void dot_fragments(const Stage& stage, int rows, float* sums,
                                                 int batch) {

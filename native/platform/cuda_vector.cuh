@@ -305,6 +305,9 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
         good = stall(source.part(p), late);
         if (!good) break;
       }
+      // Threads that found their words earlier would run what follows by themselves. Of several
+      // parts, one that gave up has left.
+      if constexpr (Plan::ranks == 1) __syncwarp();
 #pragma unroll
       for (int c = 0; c < PORTIONS; ++c) {
         const Pack<VECTOR> pack = got[c].settle(core.warp_thread());

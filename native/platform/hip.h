@@ -259,6 +259,7 @@ namespace twin {
 
 struct Core {
   using Hidden = MemoryVector;
+  using Normed = Hidden;
   using Residual = RegisterResidual;
   using Heads = MemoryVector;
   using Ffn = InputOf<NARROW>::Type;
@@ -384,6 +385,7 @@ struct Core {
   }
   template <class Vector>
   __device__ static void become_whole(const Stage&, const Vector&, Nothing) {}
+  __device__ static const MemoryVector& normed(const MemoryVector& x, Span) { return x; }
 
   template <class Vector>
   __device__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi, float* sums,

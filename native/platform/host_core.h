@@ -40,6 +40,7 @@ struct Piece {
 
 struct Core {
   using Hidden = MemoryVector;
+  using Normed = Hidden;
   using Residual = MemoryResidual;
   using Heads = MemoryVector;
   using Ffn = MemoryVector;
@@ -103,6 +104,7 @@ struct Core {
     return {};
   }
   static void become_whole(const Stage&, const MemoryVector&, Nothing) {}
+  static const MemoryVector& normed(const MemoryVector& x, Span) { return x; }
   void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch,
                  Nothing) {
     dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);

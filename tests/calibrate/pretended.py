@@ -40,6 +40,7 @@ HIDDEN = {
     "warps.crowd_s": 2e-7,
     "warps.split_s": 9e-8,
     "warps.vector_s": 3e-7,
+    "warps.quads_s": 4e-7,
     "warps.ahead_s": 6e-7,
     "warps.group_s": 5e-7,
     "warps.tile_s": 3e-7,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,15 @@ from hypothesis import strategies as st
 
 from tests.draws import drawn
 from twin.errors import PlanError
+from twin.hardware.load import load_node
+from twin.kernel.defaults import plan_for
+from twin.kernel.layout import sizes_of
 from twin.kernel.teams import (
     THREAD_REGISTERS,
     VECTORS,
     WARP,
     Team,
+    hidden_in_quads,
     in_norm_order,
     team_of,
     teams_of,
@@ -87,6 +92,9 @@ def test_norms_weights_lie_where_threads_look_for_them(model: str) -> None:
     team = teams_of(plan).hidden
     given = np.arange(team.cols, dtype=np.float32)
     lies = in_norm_order(plan, given)
+    if hidden_in_quads(plan):  # a thread has four neighbours
+        assert (lies == given).all()
+        return
     for column in range(team.cols):
         slice_, at = divmod(column, team.tile)
         width = min(team.tile, team.cols - slice_ * team.tile)
@@ -94,6 +102,30 @@ def test_norms_weights_lie_where_threads_look_for_them(model: str) -> None:
         assert lies[slice_ * team.tile + four + at % 4] == column
     # neighbouring threads load neighbouring fours
     assert (lies[:8] == [0, 1, 2, 3, *range(team.vector, team.vector + 4)]).all()
+
+
+@pytest.mark.parametrize(
+    ("hidden", "more", "quads"),
+    [
+        (1024, {}, True),  # two teams have all columns
+        (1536, {}, True),  # a quarter of the threads has none
+        (2048, {}, False),
+        (2560, {}, False),  # two slices a thread
+        (1024, {"weight_dtype": DType.FP32}, False),
+        (1024, {"gpus": 2}, False),
+    ],
+)
+def test_narrow_models_on_one_gpu_gather_each_word_once(
+    hidden: int, more: dict[str, Any], quads: bool
+) -> None:
+    spec = load_model("llama-3.2-1b")
+    node = load_node(f"{more.get('gpus', 1)}xh200")
+    plan = plan_for(replace(spec, hidden=hidden), node, context=64, max_context=256, **more)
+    assert hidden_in_quads(plan) == quads
+    # behind the sums of rows, and in the block's memory
+    sizes = sizes_of(plan)
+    assert sizes["hidden_in_quads"] == quads
+    assert sizes["scratch_floats"] >= 2 * sizes["half_floats"] + (hidden if quads else 0)
 
 
 @drawn(100)

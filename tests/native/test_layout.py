@@ -214,7 +214,7 @@ def test_constants_lie_where_the_stage_table_says() -> None:
 def test_only_teams_of_warps_have_norms_in_another_order(node: str) -> None:
     """An MI300X's and a CPU's blocks read a norm's weights from the first on."""
     limits = limits_of(load_node(node))
-    spec = replace(SPEC, hidden=256, head_dim=64, ffn=128)
+    spec = replace(SPEC, hidden=2048, head_dim=64, ffn=128)
     plan = build(
         spec,
         Options(blocks=4, context=8, max_context=32, slot_bytes=4096, weight_dtype=DType.FP16),
@@ -222,7 +222,7 @@ def test_only_teams_of_warps_have_norms_in_another_order(node: str) -> None:
     )
     weights = random_weights(spec, 1, DType.FP16)
     at = layout(plan).stages[1][FIELDS["stages"][1].index("norm")]
-    lies = pack_constants(plan, weights, 0)[at : at + 256]
+    lies = pack_constants(plan, weights, 0)[at : at + 2048]
     given = weights["layers.0.attn_norm"].astype(np.float32)
     assert np.array_equal(np.sort(lies), np.sort(given))
     assert np.array_equal(lies, given) == (not limits.teams)

@@ -100,6 +100,7 @@ struct SharedVector : MemoryVector {
 
 struct Core {
   using Hidden = MemoryVector;
+  using Normed = Hidden;
   using Residual = MemoryResidual;
   using Heads = SharedVector;
   using Ffn = MemoryVector;
@@ -139,6 +140,7 @@ struct Core {
   void warp_sync() { team->warps[warp()].wait(); }
   void settle() {}
   static void become_whole(const Stage&, const MemoryVector&, Nothing) {}
+  static const MemoryVector& normed(const MemoryVector& x, Span) { return x; }
 
   template <class T, class Add>
   // the same order, so the same bits, in every thread

@@ -306,6 +306,7 @@ def warped(**changed: float) -> Device:
         "crowd_s",
         "split_s",
         "vector_s",
+        "quads_s",
         "ahead_s",
         "group_s",
         "tile_s",

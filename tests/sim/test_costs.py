@@ -389,7 +389,7 @@ def test_a_plan_rests_on_the_numbers_of_its_own_formats() -> None:
     assert told["gpt-oss-20b"] >= {"warps.int4_bytes_per_s", "warps.step_s"}
     assert "warps.settle_s" not in told["qwen3-8b@fp8"] | told["gpt-oss-20b"]
     dense = consume.untouched(default_plan(load_model("llama-3.2-1b"), node), node.device)
-    others = ("whole_s", "step_s", "settle_s", "state_s", "state_element_s", "compare_s")
+    others = ("quads_s", "whole_s", "step_s", "settle_s", "state_s", "state_element_s", "compare_s")
     assert set(dense) == {f"warps.{name}" for name in (*consume.RATES.values(), *others)}
     assert "warps.compare_s" not in told["gpt-oss-20b"]
 

@@ -128,6 +128,7 @@ WARP_COSTS = (
     "state_element_s",
     "compare_s",
     "settle_s",
+    "quads_s",
 )
 
 

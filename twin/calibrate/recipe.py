@@ -104,6 +104,7 @@ GPU_GROUPS: Groups = {
         "warps.crowd_s",
         "warps.split_s",
         "warps.vector_s",
+        "warps.quads_s",
         "warps.ahead_s",
         "warps.group_s",
         "warps.heads_s",

@@ -73,6 +73,7 @@ FOLLOWS = {
             "warps.reduction_s",
             "warps.item_s",
             "warps.vector_s",
+            "warps.quads_s",
             "warps.ahead_s",
             "warps.group_s",
             "warps.tile_s",

@@ -187,6 +187,9 @@ class Warps:
     # elements
     split_s: Number
     vector_s: Number  # a gathered vector normed
+    # fixed cost of a stage whose normed input comes by way of the chip, four elements from each
+    # thread, instead of a stage's and a vector's
+    quads_s: Number
     ahead_s: Number  # more for it where the stage's first weights were taken ahead of it
     # more for a down projection whose teams hold all slices of their first rows before its inputs
     # are there

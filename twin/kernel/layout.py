@@ -11,7 +11,7 @@ from twin.kernel.coded import tensor_products
 from twin.kernel.constants import VECTOR_FLOATS, stage_extras
 from twin.kernel.fields import NUMBERS, up
 from twin.kernel.prompt import chip_bytes, prompt_of, tensor_pass
-from twin.kernel.scan import cache_tile, scan_heads, scanning_warps, tensor_scan
+from twin.kernel.scan import cache_tile, scan_heads, scanned_heads, tensor_scan
 from twin.kernel.teams import (
     WARP,
     Team,
@@ -19,7 +19,9 @@ from twin.kernel.teams import (
     ffn_at_once,
     ffn_in_registers,
     held_on_chip,
+    hidden_in_quads,
     parts_together,
+    quads_floats,
     teams_of,
     wide_ffn,
 )
@@ -65,6 +67,7 @@ TEAM_SIZES = (  # of NVIDIA's blocks
     "ffn_in_registers",
     "ffn_at_once",
     "held_on_chip",
+    "hidden_in_quads",
     "parts_together",
     *(
         f"{use}_{what}"
@@ -156,6 +159,7 @@ def _team_sizes(plan: Plan) -> dict[str, int]:
         "ffn_in_registers": ffn_in_registers(plan),
         "ffn_at_once": ffn_at_once(plan),
         "held_on_chip": int(held_on_chip(plan)),
+        "hidden_in_quads": int(hidden_in_quads(plan)),
         "parts_together": parts_together(plan, teams.hidden.portions, coded=plan.coded),
     }
     kinds = {stage.kind for stage in plan.stages}
@@ -211,13 +215,13 @@ def _scratch_floats(plan: Plan) -> int:
     """What a stage needs besides its input: gathered q, k, v; partials of heads; sums of rows; the
     sampler's sums.
     """
-    wanted = [1024, 2 * _half_floats(plan)]
-    scanned = scanning_warps(plan) * scan_heads(plan) if plan.limits.teams else 0
+    wanted = [1024, 2 * _half_floats(plan) + quads_floats(plan)]
+    scanned = scanned_heads(plan) if plan.limits.teams else MOST_WARPS
     widths: dict[int, int] = {}  # of spans by identity: layers that are alike share theirs
     for stage in plan.stages:
         if stage.kind is StageKind.ATTENTION:
             own = plan.kernel_attention()
-            partials = max(scanned, MOST_WARPS, own.group)
+            partials = max(scanned, own.group)
             merge = up(partials * (own.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
             heads = (own.group + 2) * own.head_dim  # without reads, one constant head
             for read in stage.reads:

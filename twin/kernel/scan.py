@@ -34,11 +34,13 @@ def scan_heads(plan: Plan) -> int:
     return -(-group // min(sets, teams_of(plan).warps))
 
 
-def scanning_warps(plan: Plan) -> int:
-    """Warps of a block that scan, each for `scan_heads` query heads."""
+def scanned_heads(plan: Plan) -> int:
+    """Heads that all warps of a block scan, those of several warps several times: as many partial
+    results are on the chip.
+    """
     if not tensor_scan(plan):
-        return teams_of(plan).warps
-    return TENSOR_WARPS * -(-plan.kernel_attention().group // TENSOR_HEADS)
+        return teams_of(plan).warps * scan_heads(plan)
+    return TENSOR_WARPS * plan.kernel_attention().group
 
 
 def position_threads(dim: int) -> int:

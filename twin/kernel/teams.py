@@ -349,6 +349,25 @@ def held_on_chip(plan: Plan) -> bool:
     return plan.coded and plan.ranks > 1 and several and wide_ffn(plan)
 
 
+def hidden_in_quads(plan: Plan) -> bool:
+    """NVIDIA: does each thread of a block gather four neighbours of the residual, before all take
+    what they multiply from the chip (cuda_quads.cuh)?
+
+    Of 16-bit models on one GPU whose residual is one slice of each team, where several threads hold
+    the same columns of it, or some hold none.
+    """
+    wide = plan.coded or plan.options.weight_dtype is DType.FP32
+    if plan.spec is None or not plan.limits.teams or plan.ranks > 1 or wide:
+        return False
+    team = teams_of(plan).hidden
+    return team.portions == 1 and (team.groups > 1 or not team.full)
+
+
+def quads_floats(plan: Plan) -> int:
+    """NVIDIA: where these threads hand them over, behind the sums of rows."""
+    return teams_of(plan).hidden.cols if hidden_in_quads(plan) else 0
+
+
 def parts_together(plan: Plan, portions: int, *, coded: bool) -> int:
     """NVIDIA: of the parts of a residual that other GPUs push, those that a block looks at together
     behind the first one, with so many portions of a thread; 1: one after the other.
@@ -367,8 +386,10 @@ def parts_together(plan: Plan, portions: int, *, coded: bool) -> int:
 def in_norm_order(plan: Plan, weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """NVIDIA: a norm's weights [hidden] as a block's threads load them, `norm_place` in
     native/platform/cuda_vector.cuh: of each column slice the first four of every thread, then the
-    next four of every thread.
+    next four of every thread; as they are where a thread has four neighbours.
     """
+    if hidden_in_quads(plan):
+        return weights
     team = teams_of(plan).hidden
     slices = (weights[at : at + team.tile] for at in range(0, weights.size, team.tile))
     fours = (of.reshape(-1, team.vector // 4, 4).swapaxes(0, 1) for of in slices)

@@ -14,7 +14,7 @@ from twin.errors import HardwareError
 from twin.hardware.types import Device, Number, Warps
 from twin.kernel.coded import TENSOR, tensor_products, whole_products
 from twin.kernel.experts import has_experts
-from twin.kernel.teams import WARP, WARPS
+from twin.kernel.teams import WARP, WARPS, hidden_in_quads
 from twin.models.formats import INT4, INT8, Format
 from twin.models.spec import DType
 from twin.plan.splits import TENSOR_POSITIONS
@@ -130,6 +130,7 @@ def untouched(plan: Plan, device: Device) -> list[str]:
     idle += [] if used & {"int8", "int4"} or (used and has_experts(plan)) else ["whole_s"]
     idle += [] if used - {"fp4"} and has_experts(plan) else ["step_s"]
     idle += [] if used else ["settle_s"]
+    idle += [] if not plan.without_code() and hidden_in_quads(plan) else ["quads_s"]
     kinds = {stage.kind for stage in plan.stages}
     idle += [] if StageKind.DELTA in kinds else ["state_s", "state_element_s"]
     idle += [] if StageKind.ROUTE in kinds else ["compare_s"]

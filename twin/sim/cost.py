@@ -69,18 +69,23 @@ def stage_cost(
     normed: int = 0,
     behind: int = 0,
     groups: int = 0,
+    quads: bool = False,
 ) -> Cost:
     """What a block pays once per stage, after its inputs are there. `published`: elements that no
     matrix row pays for.
 
     `normed`: vectors that a block of warps norms or combines in its registers, instead of touching
     `vector` elements; `behind`: of them those behind weights that were taken ahead. `groups`:
-    vectors behind whole row groups of a down projection.
+    vectors behind whole row groups of a down projection. `quads`: the normed vector comes by way of
+    the chip.
     """
     element = device.block.element_s.value
-    touched = vector * element
+    touched, fixed = vector * element, device.block.stage_s
     if device.warps and normed:
-        touched = normed * device.warps.vector_s.value + behind * device.warps.ahead_s.value
+        by_itself = 0.0 if quads else device.warps.vector_s.value
+        touched = normed * by_itself + behind * device.warps.ahead_s.value
+    if device.warps and quads:
+        fixed = device.warps.quads_s
     if device.warps and groups:
         touched += groups * device.warps.group_s.value
     return Cost(
@@ -88,7 +93,7 @@ def stage_cost(
             ("published", picoseconds(published * element)),
             ("resets", picoseconds(resets * element)),
             ("vector", picoseconds(touched)),
-            ("stage", picoseconds(device.block.stage_s.value)),
+            ("stage", picoseconds(fixed.value)),
         )
     )
 

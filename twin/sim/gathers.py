@@ -10,6 +10,7 @@ from twin.kernel.experts import multiplied
 from twin.kernel.teams import (
     WIDE_AT_ONCE,
     ffn_at_once,
+    hidden_in_quads,
     parts_together,
     taken_ahead,
     teams_of,
@@ -173,15 +174,27 @@ class Gathers:
             parts = part_count(plan, value, read.parts)
             matrix = self._multiplied(stage)
             whole = matrix.cols * value.words * parts
-            size = (
-                vectors.vector_bytes(matrix, aligned=cost.QUAD_BYTES)
-                * value.words
-                * min(words, whole)
-                // whole
+            each = (
+                FP32_BYTES * matrix.cols
+                if self.quads(stage)
+                else vectors.vector_bytes(matrix, aligned=cost.QUAD_BYTES)
             )
+            size = each * value.words * min(words, whole) // whole
             size, at_once = size * parts, size  # one part after the other
         waited_for = value.stage == max(plan.values[other.value].stage for other in stage.reads)
         return size + at_once if polled(self.plan) and waited_for else size
+
+    def quads(self, stage: Stage) -> bool:
+        """Does each thread gather four elements of its input that no other asks for
+        (cuda_quads.cuh)?
+        """
+        return self._in_quads and stage.kind in self.plan.kinds_by_input["hidden"]
+
+    @cached_property
+    def _in_quads(self) -> bool:
+        plan = self.plan
+        runs = self.device.warps is not None and plan.tokens == 1 and not plan.without_code()
+        return runs and hidden_in_quads(plan)
 
     def _weighed(self, stage: Stage, read: Read) -> float:
         """Attention's splits times the column slices in which a thread weighs and adds them; those

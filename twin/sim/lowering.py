@@ -200,7 +200,8 @@ class _Lowering:
         ):
             normed += plan.tokens  # the best of all threads' candidates is found as a sum is
         numbers = self._whole_numbers(stage) + self._settled(stage) + self._chosen(stage)
-        key = (resets, vector, published, normed, behind, groups, numbers)
+        quads = self.gathers.quads(stage)
+        key = (resets, vector, published, normed, behind, groups, numbers, quads)
         if key not in self.fixed:
             self.fixed[key] = (
                 cost.stage_cost(
@@ -211,6 +212,7 @@ class _Lowering:
                     normed=normed,
                     behind=behind,
                     groups=groups,
+                    quads=quads,
                 ).ps
                 + numbers
             )
