@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from twin.calibrate.drawn_kinds import log_between, one_of
-from twin.calibrate.gpu_layers import Question, chain_plan, chain_spec
+from twin.calibrate.gpu_layers import NARROW, Question, chain_plan, chain_spec
 from twin.kernel.defaults import most_slots
+from twin.kernel.teams import hidden_in_quads
 from twin.models.spec import DType
 from twin.plan.types import HandOffKind, Limits, Options
 
@@ -96,9 +97,9 @@ SHAPES = (
 
 
 def designed(limits: Limits) -> Iterator[Question]:
-    """A chain of each shape, as the engine's layers; fitted with the other chains. Its ring is the
-    engine's default: with ten slots, as the other chains have, the stream pauses earlier, and a fit
-    to that was 3 % too fast for drawn models.
+    """A chain of each shape, as the engine's layers; fitted with the other chains, those of a narrow
+    residual apart. Its ring is the engine's default: with ten slots, as the other chains have, the
+    stream pauses earlier, and a fit to that was 3 % too fast for drawn models.
     """
     for number, shape in enumerate(SHAPES, start=1):
         name = f"{PREFIX}{number:02d}"
@@ -126,7 +127,8 @@ def designed(limits: Limits) -> Iterator[Question]:
             handoff=shape.handoff,
         )
         slots = most_slots(plan)
-        yield name, "chain", replace(plan, options=replace(plan.options, ring_slots=slots))
+        group = NARROW if hidden_in_quads(plan) else "chain"
+        yield name, group, replace(plan, options=replace(plan.options, ring_slots=slots))
 
 
 def design() -> tuple[Shape, ...]:
