@@ -97,9 +97,9 @@ SHAPES = (
 
 
 def designed(limits: Limits) -> Iterator[Question]:
-    """A chain of each shape, as the engine's layers; fitted with the other chains, those of a narrow
-    residual apart. Its ring is the engine's default: with ten slots, as the other chains have, the
-    stream pauses earlier, and a fit to that was 3 % too fast for drawn models.
+    """A chain of each shape, as the engine's layers; fitted with the other chains, those of a
+    narrow residual apart. Its ring is the engine's default: with ten slots, as the other chains
+    have, the stream pauses earlier, and a fit to that was 3 % too fast for drawn models.
     """
     for number, shape in enumerate(SHAPES, start=1):
         name = f"{PREFIX}{number:02d}"

@@ -23,6 +23,7 @@ from twin.calibrate.heldout import HeldOut
 from twin.calibrate.known_error import keep_drawn, known_error
 from twin.calibrate.measure import Progress, require
 from twin.calibrate.node import calibrated_node, fits_of
+from twin.calibrate.older import is_older
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import RUNS, recorded, written
 from twin.calibrate.tracing import SEED, WARMUP_TOKENS, prompt_of
@@ -284,19 +285,24 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     """How far the fit in force is from the record's runs, kept beside its held-out ones; nothing
     without these, or while runs are left. The predictions on file may be of another fit or of other
     laws. Runs whose plan the kernel refuses are left out: one that needed less memory made them. So
-    are those that the fit rests on; of a record that moved the fit's numbers, errors are those by
-    what the other records give.
+    are those that the fit rests on, and those of a kernel that is no more; of a record that moved
+    the fit's numbers, errors are those by what the other records give.
     """
     from twin.sim.run import simulate  # a machine that only measures has no simulator
 
+    samples, failed = samples_of(record)
+    if len(samples) + len(failed) < len(record.runs):
+        return
+    date = str(store.read_run(record.folder).meta["date"])
+    older = {run.name for run in record.runs if is_older(date, run, node.device.name)}
     if left_out := moved_by(node).get(record.folder.name):
+        left_out = {name: error for name, error in left_out.items() if name not in older}
         keep_drawn(node, record.folder.name, left_out, record.kind)
         return
-    samples, failed = samples_of(record)
-    if known_error(node) is None or len(samples) + len(failed) < len(record.runs):
+    if known_error(node) is None:
         return
     errors = {}
-    fitted = no_longer_held_out(node, record.folder.name, record.runs)
+    fitted = no_longer_held_out(node, record.folder.name, record.runs) | older
     for done, run in enumerate(record.runs, start=1):
         if run.name in samples and run.name not in fitted:
             progress(f"predicting by the fit in force: {done}/{len(record.runs)} {run.name}")

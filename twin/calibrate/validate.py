@@ -14,6 +14,7 @@ from twin.calibrate.engine_runs import runs_of
 from twin.calibrate.fitted import fit_of
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.node import calibrated_node
+from twin.calibrate.older import is_older
 from twin.calibrate.simulated import Simulated, simulated
 from twin.errors import CalibrationError
 from twin.hardware.types import Node
@@ -112,7 +113,8 @@ def compare(node: Node, measured: store.Run, progress: Callable[[str], None]) ->
     fit = fit_of(node)
     if fit is None:
         raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
-    runs = runs_of(measured, node)
+    date = str(measured.meta["date"])
+    runs = [run for run in runs_of(measured, node) if not is_older(date, run, node.device.name)]
     if not runs:
         raise CalibrationError(
             f"{measured.folder} holds none of the held-out runs of {node.name}: measure them with "
