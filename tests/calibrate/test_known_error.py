@@ -11,9 +11,11 @@ import pytest
 
 from tests.command_line import Twin
 from twin.calibrate import shape_record, store
+from twin.calibrate.engine_runs import runs_of
 from twin.calibrate.fitted import moved_by
 from twin.calibrate.known_error import FEWEST, MANY, KnownError, keep, keep_drawn, known_error
 from twin.calibrate.node import calibrated_node
+from twin.calibrate.older import is_older
 from twin.calibrate.validate import Compared, Validation, compare
 from twin.errors import InvalidPlan
 from twin.hardware.load import load_node
@@ -75,7 +77,7 @@ def test_median_worst_and_interval_are_of_all_runs() -> None:
 def test_every_fit_on_file_has_its_error_beside_it(name: str) -> None:
     known = known_error(calibrated_node(name))
     assert known is not None
-    assert len(known.errors) >= 19
+    assert len(known.errors) >= 16
     assert (store.runs_folder(calibrated_node(name).name) / known.record).is_dir()
 
 
@@ -86,9 +88,23 @@ def test_the_error_on_file_is_what_the_twin_predicts(name: str) -> None:
     known = known_error(node)
     assert known is not None
     record = store.read_run(store.runs_folder(node.name) / known.record)
-    one = store.Run(record.folder, record.meta, {"qwen2-0.5b": record.samples["qwen2-0.5b"]})
+    one = store.Run(record.folder, record.meta, {"llama-1b": record.samples["llama-1b"]})
     (found,) = compare(node, one, lambda said: None).runs
-    assert found.error == pytest.approx(known.errors["qwen2-0.5b"], abs=1e-5)
+    assert found.error == pytest.approx(known.errors["llama-1b"], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["1xh100", "1xh200"])
+def test_runs_of_a_kernel_that_is_no_more_are_not_compared(name: str) -> None:
+    """Narrow residuals that threads gathered by eights."""
+    node = calibrated_node(name)
+    known = known_error(node)
+    assert known is not None
+    record = store.read_run(store.runs_folder(node.name) / known.record)
+    (narrow,) = (run for run in runs_of(record, node) if run.name == "qwen2-0.5b")
+    assert is_older(record, narrow, node.device.name)
+    assert "qwen2-0.5b" not in known.errors
+    later = store.Run(record.folder, {**record.meta, "date": "2026-12-01"}, record.samples)
+    assert not is_older(later, narrow, node.device.name)
 
 
 def test_drawn_shapes_stay_beside_the_runs_of_the_same_fit_and_widen_the_interval(
@@ -154,11 +170,13 @@ def test_drawn_shapes_on_file_are_what_the_twin_predicts(name: str) -> None:
     for drawn in known.drawn:
         record = shape_record.read(node, store.runs_folder(node.name) / drawn)
         samples, _ = shape_record.samples_of(record)
-        assert set(known.drawn[drawn]) == set(samples)
+        older = shape_record.of_older_kernels(node, record)
+        assert set(known.drawn[drawn]) == set(samples) - older
         if left_out := moved_by(node).get(drawn):  # the fit rests on these
-            assert known.drawn[drawn] == left_out
+            assert known.drawn[drawn] == {n: e for n, e in left_out.items() if n not in older}
             continue
-        short = (run for run in record.runs if run.name.endswith("-short"))
+        ran = (run for run in record.runs if run.name in known.drawn[drawn])
+        short = (run for run in ran if run.name.endswith("-short"))
         run = min(short, key=lambda run: run.spec.layers * run.spec.hidden)
         speed = simulate(run.plan(node.device.name), node).tokens_per_s
         error = speed * statistics.median(samples[run.name]) - 1
@@ -178,13 +196,14 @@ def test_errors_of_other_kinds_on_file_are_what_the_twin_predicts(name: str, mod
         record = shape_record.read(node, store.runs_folder(node.name) / drawn)
         samples, _ = shape_record.samples_of(record)
         assert set(known.drawn[drawn]) <= set(samples)
-        timed = [run for run in record.runs if run.name in samples]
+        older = shape_record.of_older_kernels(node, record)
+        timed = [run for run in record.runs if run.name in samples and run.name not in older]
         for left_out in (run for run in timed if run.name not in known.drawn[drawn]):
             with pytest.raises(InvalidPlan, match="on chip per block"):
                 left_out.plan(node.device.name)
         assert record.kind is known.kind
         if errors := moved_by(node).get(drawn):  # the fit rests on these
-            assert known.drawn[drawn] == errors
+            assert known.drawn[drawn] == {n: e for n, e in errors.items() if n not in older}
             continue
         run = next(run for run in record.runs if run.name in known.drawn[drawn])
         speed = simulate(run.plan(node.device.name), node).tokens_per_s

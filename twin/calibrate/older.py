@@ -5,6 +5,7 @@ how far it is from them says nothing.
 from __future__ import annotations
 
 from twin.calibrate.heldout import HeldOut
+from twin.calibrate.store import Run
 from twin.errors import InvalidPlan
 from twin.kernel.teams import hidden_in_quads
 
@@ -13,9 +14,11 @@ from twin.kernel.teams import hidden_in_quads
 BY_FOURS_SINCE = "2026-11-27T04:00"
 
 
-def is_older(date: str, run: HeldOut, device: str) -> bool:
-    """Was a run, recorded at `date` (ISO 8601), of another kernel than its plan now has?"""
-    if date >= BY_FOURS_SINCE:
+def is_older(record: Run, run: HeldOut, device: str) -> bool:
+    """Was a run of a record of another kernel than its plan now has? None of a record without a
+    date.
+    """
+    if str(record.meta.get("date", BY_FOURS_SINCE)) >= BY_FOURS_SINCE:
         return False
     try:
         return hidden_in_quads(run.plan(device))

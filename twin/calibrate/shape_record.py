@@ -281,6 +281,13 @@ def samples_of(record: Record) -> tuple[store.Samples, dict[str, str]]:
     return dict(kept.samples), dict(kept.meta.get("failed") or {})
 
 
+def of_older_kernels(node: Node, record: Record) -> frozenset[str]:
+    """Names of the runs whose kernel the engine no longer has."""
+    measured = store.read_run(record.folder)
+    device = node.device.name
+    return frozenset(run.name for run in record.runs if is_older(measured, run, device))
+
+
 def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     """How far the fit in force is from the record's runs, kept beside its held-out ones; nothing
     without these, or while runs are left. The predictions on file may be of another fit or of other
@@ -293,8 +300,7 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     samples, failed = samples_of(record)
     if len(samples) + len(failed) < len(record.runs):
         return
-    date = str(store.read_run(record.folder).meta["date"])
-    older = {run.name for run in record.runs if is_older(date, run, node.device.name)}
+    older = of_older_kernels(node, record)
     if left_out := moved_by(node).get(record.folder.name):
         left_out = {name: error for name, error in left_out.items() if name not in older}
         keep_drawn(node, record.folder.name, left_out, record.kind)

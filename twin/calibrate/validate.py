@@ -113,8 +113,7 @@ def compare(node: Node, measured: store.Run, progress: Callable[[str], None]) ->
     fit = fit_of(node)
     if fit is None:
         raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
-    date = str(measured.meta["date"])
-    runs = [run for run in runs_of(measured, node) if not is_older(date, run, node.device.name)]
+    runs = [r for r in runs_of(measured, node) if not is_older(measured, r, node.device.name)]
     if not runs:
         raise CalibrationError(
             f"{measured.folder} holds none of the held-out runs of {node.name}: measure them with "
