@@ -140,7 +140,8 @@ def stages_table() -> str:
     record = store.read_run(_traced())
     found = compare(node, record, lambda message: None)
     missed = {(one.run, one.stage): one.measured_s - one.predicted_s for one in found.stages}
-    runs = {run.name: run for run in runs_of(record, node)}
+    compared = {run.name for run in found.runs}  # of kernels that are
+    runs = {run.name: run for run in runs_of(record, node) if run.name in compared}
     rows = []
     for name, run in runs.items():
         if not name.endswith("short"):
