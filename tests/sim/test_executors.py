@@ -494,7 +494,7 @@ def test_a_time_that_cannot_be_counted_is_refused_alike(name: str) -> None:
     assert "\n" not in said[0]
 
 
-BEYOND = re.compile(r"^[\d.e+]+ s(?= of simulated time)")
+SECONDS_TOLD = re.compile(r"^[\d.e+]+ s(?= of simulated time)")
 
 
 @drawn(24)
@@ -520,7 +520,7 @@ def test_both_executors_refuse_the_same(data: st.DataObject, case: tuple[Node, P
         except HardwareError as error:
             # Of several times beyond the clock's end at one instant either may be looked at first:
             # where loads of 256,000 s stand in a queue, the compiled executor sees one, SimPy two.
-            said.append((BEYOND.sub("", str(error)), ""))
+            said.append((SECONDS_TOLD.sub("", str(error)), ""))
     assert said[0] == said[1]
 
 
