@@ -477,11 +477,11 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
   }
 
   // This thread's weights of rows 0..rows-1 of the tile at shared address `from`. Beyond them:
-  // whatever the slot has there, where it surely has so many rows, because choosing rows costs more
-  // code than loading them; else the last row again.
+  // whatever lies there, where it surely is the block's, because choosing rows costs more code than
+  // loading them; else the last row again.
   __device__ static __forceinline__ void load(int me, int c, u32 from, int rows,
                                               Packed<VECTOR> (&words)[ROWS_AT_ONCE]) {
-    constexpr bool INSIDE = Plan::tile_step % ROWS_AT_ONCE == 0;
+    constexpr bool INSIDE = Plan::pieces_inside;
     const u32 apart = u32(stride(me, c)),
               at_thread = from + u32((valid(me, c) ? local(me) : 0) * type_bytes(WEIGHT));
 #pragma unroll

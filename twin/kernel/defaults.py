@@ -15,7 +15,7 @@ from twin.kernel.prompt import TOKENS, fitting_chunk
 from twin.kernel.strips import MOST_STRIPS, has_strips, with_strips
 from twin.models.spec import ModelSpec
 from twin.plan.build import build
-from twin.plan.partition import coded_slot_bytes
+from twin.plan.partition import LINE_BYTES, coded_slot_bytes, tight_bytes
 from twin.plan.ranges import check_least
 from twin.plan.splits import attention_of
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Placement, Plan
@@ -239,14 +239,19 @@ def _ringed(
     size of a slot that is tried: how many there are changes neither its tiles nor its splits.
 
     Slots fill the on-chip memory left by everything else; they are smaller where only few would
-    fit. Where blocks share a core there is no ring to fill: the cache does it, and the ring only
-    has to fit. On AMD the ring is the kernel's strips, all of them under way.
+    fit, or where no tile fills them (`_tight`). Where blocks share a core there is no ring to fill:
+    the cache does it, and the ring only has to fit. On AMD the ring is the kernel's strips, all of
+    them under way.
     """
     limits = limits_of(node)
     plan = _of_one_slot(spec, options, options.slot_bytes, limits)
     room = most_slots(plan)
     while "slot_bytes" not in chosen and plan.options.slot_bytes > 1024 and room < FEWEST_SLOTS:
         plan = _of_one_slot(spec, options, plan.options.slot_bytes // 2, limits)
+        room = most_slots(plan)
+    standard = plan
+    if "slot_bytes" not in chosen:
+        plan = _tight(spec, options, standard, room)
         room = most_slots(plan)
     slot, slots = plan.options.slot_bytes, options.ring_slots
     in_strips = node.device.amd and has_strips(plan)
@@ -257,8 +262,27 @@ def _ringed(
     window = options.window_slots
     if "window_slots" not in chosen:
         ahead = node.device.handoff.loaded_hop_s and not in_strips
-        window = min(slots, _window(node, plan, slots) if ahead else slots)
+        window = min(slots, _window(node, standard, slots) if ahead else slots)
     return plan, {"slot_bytes": slot, "ring_slots": slots, "window_slots": window}
+
+
+def _tight(spec: ModelSpec, options: Options, plan: Plan, room: int) -> Plan:
+    """The same with slots as large as its largest tile, if a ring then holds more of them than
+    `room`, and a block has no more tiles.
+
+    What is not measured keeps slots of one size: few-bit weights, experts, several GPUs; and where
+    the ring holds most of a layer anyway.
+    """
+    matrices = [matrix for stage in plan.stages for matrix in stage.matrices]
+    plain = all(matrix.format is None for matrix in matrices) and not has_experts(plan)
+    fixed = options.gpus > 1 or spec.lanes is not None or not plan.limits.teams or not plain
+    slot = max((tight_bytes(m, options.weight_dtype.bytes) for m in matrices), default=0)
+    slot += -slot % LINE_BYTES
+    if fixed or not 0 < slot < plan.options.slot_bytes or _layer_tiles(plan) <= SHORT_LAYER * room:
+        return plan
+    tight = _of_one_slot(spec, options, slot, plan.limits)
+    more = most_slots(tight) > room and _layer_tiles(tight) <= _layer_tiles(plan)
+    return tight if more else plan
 
 
 def _of_one_slot(spec: ModelSpec, options: Options, slot_bytes: int, limits: Limits) -> Plan:

@@ -4,8 +4,6 @@ memory. Sizes count floats, except where the name says bytes.
 
 from __future__ import annotations
 
-import math
-
 from twin.kernel import experts, recurrent
 from twin.kernel.coded import tensor_products
 from twin.kernel.constants import VECTOR_FLOATS, stage_extras
@@ -13,6 +11,7 @@ from twin.kernel.fields import NUMBERS, up
 from twin.kernel.prompt import chip_bytes, prompt_of, tensor_pass
 from twin.kernel.scan import cache_tile, scan_heads, scanned_heads, tensor_scan
 from twin.kernel.teams import (
+    ROWS_AT_ONCE,
     WARP,
     Team,
     ahead_pieces,
@@ -122,10 +121,7 @@ def sizes_of(plan: Plan) -> dict[str, int | float]:
             "window_slots": options.window_slots,
             "stagger_ns": options.lane_stagger_ns,
             "staggered": STAGGERED_LANES,
-            # of all tiles' heights; 0: no tiles
-            "tile_step": math.gcd(
-                *(stage.matrix.tile_rows for stage in plan.stages if stage.matrix)
-            ),
+            "pieces_inside": int(_pieces_inside(plan)),
             "state_floats": up(shard.hidden, LINE_FLOATS) + STATE_EXTRA,
             "input_floats": _input_floats(plan),
             "scratch_floats": _scratch_floats(plan),
@@ -135,6 +131,20 @@ def sizes_of(plan: Plan) -> dict[str, int | float]:
         }
         | _team_sizes(plan)
         | _prompt_sizes(plan)
+    )
+
+
+def _pieces_inside(plan: Plan) -> bool:
+    """NVIDIA: may a thread load ROWS_AT_ONCE rows from the first of any piece on? Those that a low
+    tile has not lie in the next slot, or behind the ring.
+    """
+    room = plan.options.slot_bytes + 4 * _scratch_floats(plan)
+    low = [m for s in plan.stages for m in s.matrices if m.tile_rows % ROWS_AT_ONCE]
+    return all(
+        m.format is None
+        and m.tile_rows <= ROWS_AT_ONCE
+        and ROWS_AT_ONCE * m.tile_cols * plan.options.weight_dtype.bytes <= room
+        for m in low
     )
 
 

@@ -18,6 +18,10 @@ WARP, TEAM_WARPS = 32, 8  # of a GPU's block: threads of a warp, warps that mult
 COVERED_THREADS = WARP * TEAM_WARPS  # which share the columns of a coded tile
 # of a tile: their weights, and those of the next ones, are in a thread's registers
 ROWS_AT_ONCE = 8
+# narrow slices of one width that a matrix has at most; of more, threads that ask whether they have
+# columns spill
+MOST_EVEN = 4
+LEAST_ROWS = 6  # of a low tile: a piece of it costs as much as one of ROWS_AT_ONCE
 WORTHWHILE = 1.1  # times as many threads busy that narrower tiles must bring
 # times as wide that tiles of experts' columns are which are better uneven: few bytes of narrow ones
 # are under way
@@ -151,9 +155,42 @@ def cut(
     # Warps that all hold columns need no conditions; the last slice is short then. Of two slices
     # each is a team's last.
     whole = widest // TEAM_COLUMNS * TEAM_COLUMNS
-    if format is None and not even and slices > 2 and whole and -(-cols // whole) == slices:
-        tile_cols = whole
-    return Matrix(rows, cols, unit, options.tile_rows, tile_cols, owned, format)
+    high = options.tile_rows
+    if format is None and not even and slices > 2:
+        low = low_rows(unit, owned, high)
+        if whole and -(-cols // whole) == slices:
+            tile_cols = whole
+        elif (
+            slices > min(MOST_EVEN, -(-cols // TEAM_COLUMNS)) > 1
+            and low < high
+            and size(low, TEAM_COLUMNS) <= options.slot_bytes
+        ):
+            high, tile_cols = low, TEAM_COLUMNS
+    return Matrix(rows, cols, unit, high, tile_cols, owned, format)
+
+
+def low_rows(unit: int, owned: tuple[Span, ...], tile_rows: int) -> int:
+    """Rows of the lowest tiles of which a block has no more than of `tile_rows` rows; no lower ones
+    of elements of several rows.
+    """
+    share = max((hi - lo for lo, hi in owned), default=0)
+    groups = -(-share // tile_rows)
+    if unit > 1 or groups == 0:
+        return tile_rows
+    return min(tile_rows, max(LEAST_ROWS, -(-share // groups)))
+
+
+def tight_bytes(matrix: Matrix, weight_bytes: int) -> int:
+    """Of the smallest slot that takes no more tiles of a matrix: its slices of one width, or tiles of
+    whole teams' columns, but lower.
+    """
+    elements = matrix.tile_rows * matrix.tile_cols
+    if matrix.slices <= MOST_EVEN:
+        elements = matrix.tile_rows * -(-matrix.cols // (matrix.slices * COLUMN_STEP)) * COLUMN_STEP
+    if matrix.tile_cols == TEAM_COLUMNS < matrix.cols:
+        low = low_rows(matrix.unit, matrix.owned, matrix.tile_rows)
+        elements = min(elements, low * TEAM_COLUMNS)
+    return elements * weight_bytes
 
 
 def teams_beside(cols: int, weight_bytes: int) -> int:
