@@ -376,7 +376,7 @@ struct Scan : Item {
   template <class Core>
   __device__ __forceinline__ bool look_at_tiles(Core& core, const float* queries, int heads, int me,
                                                 float* merged) {
-    constexpr int TILE = Core::CACHE_TILE;
+    constexpr int TILE = Core::CACHE_TILE, PRODUCTS = (TILE + AT_ONCE - 1) / AT_ONCE;
     typename Core::TileScan partial(queries, heads, core.warp_thread());
     bool streamed = false;
     TWIN_ONCE
@@ -386,7 +386,8 @@ struct Scan : Item {
       const u8* const tile = streamed ? core.cache_tile() : nullptr;
       partial.look({tile, tile + TILE * ROW, fresh, least(TILE, to - first),
                     streamed ? newest - first : 0, first},
-                   (first - from) / AT_ONCE, me);
+                   TILE % AT_ONCE ? (first - from) / TILE * PRODUCTS : (first - from) / AT_ONCE,
+                   me);
     }
     if (me < WARPS) partial.put(merged, heads);
     return streamed;

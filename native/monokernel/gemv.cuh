@@ -87,9 +87,9 @@ __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Wor
 }
 
 // Walks the tiles of stages first..last-1 in the order in which they are consumed, for a platform
-// whose loader fills the ring: fill(bytes) for each tile of a matrix, cached(stage) for what a
-// stage reads of the cache, experts(stage, rows) for what it multiplies of experts. Ends early when
-// one says so.
+// whose loader fills the ring: fill(bytes, late) for each tile of a matrix, `late` where the LM head's
+// own window counts; cached(stage) for what a stage reads of the cache, experts(stage, rows) for what
+// it multiplies of experts. Ends early when one says so.
 template <class Fill, class Cached, class Chosen>
 __device__ bool stream_stages(const Plan& plan, int block, int first, int last, bool with_head,
                               Fill fill, Cached cached, Chosen experts) {
@@ -104,11 +104,14 @@ __device__ bool stream_stages(const Plan& plan, int block, int first, int last, 
     }
     const int high = stage.tile_rows, wide = stage.tile_cols * type_bytes(WEIGHT),
               cols = stage.cols, most = stage.tile_cols;
+    const bool head = plan.head_rows > 0 && stage.kind == int(StageKind::LM_HEAD);
     for (int row = own.lo; row < own.hi; row += high) {
+      const bool late = head && row >= own.lo + plan.head_rows;
       const int rows = least(high, own.hi - row);
       for (int left = cols; left > 0; left -= most)
         if (!fill(CODED ? coded_bytes(stage, rows, left >= most)
-                        : rows * (left < most ? left * type_bytes(WEIGHT) : wide)))
+                        : rows * (left < most ? left * type_bytes(WEIGHT) : wide),
+                  late))
           return false;
     }
   }

@@ -194,7 +194,8 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
   auto experts = experts_of<Experts::ANY>(memory, loader, block);
   const auto chosen = [&](const Stage& stage, const Span& own) { return experts(stage, own); };
   const u8* from = stream;
-  const auto fill = [&](int bytes) {
+  const auto fill = [&](int bytes, bool wide) {
+    loader.wide = wide;
     const bool filled = loader.fill(from, bytes);
     from += bytes;
     return filled;

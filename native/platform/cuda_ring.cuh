@@ -9,18 +9,26 @@ struct Place {
   u32 slot, full, empty, parity;
 };
 
+constexpr u32 power_of_two(u32 least) {
+  u32 power = 1;
+  while (power < least) power *= 2;
+  return power;
+}
+
 // Tile n lies in slot n % SLOTS; barriers n % BARRIERS tell that it has arrived and that its team
 // is done with it. A parity tells two neighbouring phases apart, no more. When a warp looks for
 // tile n, its team's tile before it in the stage has been taken, or all of the stage before have;
 // that tile is at most TURN back: two rounds of the teams, where the last portion is not of all
 // teams. Its loader copied it after the slots of all its tiles until then had been left, and after
 // the other loader's tile ODD back had arrived. So all tiles from SLOTS + TURN + ODD back on have
-// been used, and with so many barriers, barrier n % BARRIERS is in the phase of tile n or in that
-// before it.
+// been used, and with so many barriers or more, barrier n % BARRIERS is in the phase of tile n or in
+// that before it. They are a power of two: each tile that a warp looks for is divided by it.
 struct Ring {
   static constexpr u32 SLOTS = u32(Plan::ring_slots), WINDOW = u32(Plan::window_slots),
-                       ODD = WINDOW | 1u;
-  static constexpr u32 TURN = 2 * u32(CONSUMER_WARPS), BARRIERS = SLOTS + TURN + ODD;
+                       HEAD_WINDOW = u32(Plan::head_window_slots),
+                       ODD = (HEAD_WINDOW < WINDOW ? WINDOW : HEAD_WINDOW) | 1u;
+  static constexpr u32 TURN = 2 * u32(CONSUMER_WARPS),
+                       BARRIERS = power_of_two(SLOTS + TURN + ODD);
   static constexpr u32 STEP = 8;  // bytes of a barrier
 
   u32 slots;  // addresses in shared memory
@@ -78,6 +86,7 @@ struct Loader {
   u64 policy;
   u32 tile, slot, skip;  // the next to copy; its slot; tiles of the others before it
   Turn now;              // of the tile to come
+  bool wide = false;     // does the LM head's window count for it?
 
   __device__ __forceinline__ Loader(const Ring& ring, u32 left, u32 me)
       : ring(ring),
@@ -95,6 +104,10 @@ struct Loader {
     return true;
   }
 
+  __device__ __forceinline__ u32 window() const {
+    return Ring::HEAD_WINDOW != Ring::WINDOW && wide ? Ring::HEAD_WINDOW : Ring::WINDOW;
+  }
+
   // The next tile of the stream: `bytes` of weights, or of keys with the values behind them. False:
   // the generation is over.
   __device__ __forceinline__ bool fill(const u8* from, int bytes) {
@@ -107,7 +120,7 @@ struct Loader {
     // Its slot has been left; the window lets it follow; the other loader's tile is there.
     Turn used = now.before(ring.full, Ring::SLOTS);
     used.at += Turn::ROUND;
-    if (!wait(used) || (Ring::WINDOW < Ring::SLOTS && !wait(now.before(ring.full, Ring::WINDOW))))
+    if (!wait(used) || (Ring::WINDOW < Ring::SLOTS && !wait(now.before(ring.full, window()))))
       return false;
     if (Ring::WINDOW != Ring::ODD && !wait(now.before(ring.full, Ring::ODD))) return false;
     expect_copies(now.at, values ? 2 * bytes : bytes);

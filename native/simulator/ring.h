@@ -22,8 +22,10 @@ inline bool may_request(const State& s, const Block& block) {
 inline Int window_opens(State& s, Int b) {
   const Machine& m = *s.machine;
   const Block& block = s.blocks[b];
-  if (m.window == m.capacity || block.issued < m.window) return block.copied;
-  return std::max(block.copied, arrival_of(s, b, block.issued - m.window));
+  const Int at = block.wide_end ? block.issued % block.per_step : 0;
+  const Int window = block.wide_begin <= at && at < block.wide_end ? m.wide_window : m.window;
+  if (window == m.capacity || block.issued < window) return block.copied;
+  return std::max(block.copied, arrival_of(s, b, block.issued - window));
 }
 
 inline void wake_at(State& s, Int b, Int time) {

@@ -1,6 +1,6 @@
 // The ring of an NVIDIA block (native/platform/cuda_ring.cuh) with its loaders and teams as OS
 // threads. Copies arrive late and in any order, teams go at paces of their own. Compiled with
-// RING_SLOTS, RING_WINDOW, TEAMS and SLICES; says on stderr what went wrong.
+// RING_SLOTS, RING_WINDOW, RING_HEAD_WINDOW, TEAMS and SLICES; says on stderr what went wrong.
 #include <pthread.h>
 #include <unistd.h>
 
@@ -22,7 +22,8 @@ using u64 = unsigned long long;
 
 constexpr int CONSUMER_WARPS = 8, LOADERS = 2;
 struct Plan {
-  static constexpr int ring_slots = RING_SLOTS, window_slots = RING_WINDOW, slot_bytes = 64;
+  static constexpr int ring_slots = RING_SLOTS, window_slots = RING_WINDOW,
+                       head_window_slots = RING_HEAD_WINDOW, slot_bytes = 64;
 };
 thread_local struct {
   int x;
@@ -74,11 +75,13 @@ void barrier_arrive(u32 at, int count = 1) {
   arrive_locked(at, count);
 }
 void expect_copies(u32, int) {}  // a copy arrives whole, and ends the phase
+bool wide_at(u32 tile) { return tile / 40 % 2; }  // as if an LM head came every 80 tiles
 void bulk_copy(u32 to, const u8* from, int, u32 barrier, u64) {
   const u32 tile = u32(u64(from));
   std::lock_guard guard(lock);
   if (slots.count(to) && !released[slots[to]]) fault("a slot is filled that was not left", tile);
-  if (RING_WINDOW < RING_SLOTS && tile >= RING_WINDOW && !arrived[tile - RING_WINDOW])
+  const u32 window = wide_at(tile) ? RING_HEAD_WINDOW : RING_WINDOW;
+  if (window < RING_SLOTS && tile >= window && !arrived[tile - window])
     fault("more is under way than the window allows", tile);
   slots[to] = tile;
   copies.push_back({to, tile, barrier});
@@ -151,7 +154,7 @@ void play(const std::vector<int>& stages, u32 streamed, u32 seed) {
       Loader loader(ring, LEFT, i);
       bool more = true;
       for (u32 tile = 0; more && tile < streamed; ++tile)
-        more = loader.fill(reinterpret_cast<const u8*>(u64(tile)), 64);
+        loader.wide = wide_at(tile), more = loader.fill(reinterpret_cast<const u8*>(u64(tile)), 64);
       loader.drain();
     });
   for (int i = 0; i < TEAMS; ++i)

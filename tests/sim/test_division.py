@@ -14,7 +14,7 @@ from twin.hardware.override import with_number
 from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
-from twin.sim.division import choice
+from twin.sim.division import MARGIN, choice
 from twin.sim.run import simulate
 
 NODE = calibrated_node("1xh200")
@@ -65,7 +65,8 @@ def test_searched_a_plan_for_few_positions_is_not_slower_than_one_for_many(spec:
         chosen = {"context": 128, "max_context": most}
         return simulate(plan_for(spec, NODE, **searched(spec, chosen)), QUIET).step_s
 
-    assert step_s(300) <= 1.001 * step_s(131072)
+    # who wins by less than the margin is not looked for
+    assert step_s(300) <= (1 + MARGIN) * step_s(131072)
 
 
 def test_what_a_user_chooses_wins() -> None:

@@ -119,6 +119,8 @@ def sizes_of(plan: Plan) -> dict[str, int | float]:
             "slot_bytes": options.slot_bytes,
             "ring_slots": options.ring_slots,
             "window_slots": options.window_slots,
+            "head_window_slots": options.head_window,
+            "head_rows": plan.head_rows,
             "stagger_ns": options.lane_stagger_ns,
             "staggered": STAGGERED_LANES,
             "pieces_inside": int(_pieces_inside(plan)),
@@ -410,8 +412,10 @@ def prompt_chip(plan: Plan) -> int:
 def beside_bytes(plan: Plan) -> int:
     """NVIDIA: mbarriers, what a block's warps tell each other, and its progress."""
     warps = teams_of(plan).warps
+    window = max(plan.options.window_slots, plan.options.head_window)
     # Ring::BARRIERS in cuda_ring.cuh
-    barriers = plan.options.ring_slots + 2 * warps + (plan.options.window_slots | 1)
+    least = plan.options.ring_slots + 2 * warps + (window | 1)
+    barriers = 1 << (least - 1).bit_length()
     return 2 * BARRIER_BYTES * barriers + up(SIGNAL_BYTES + 16 * warps, UNIT_BYTES) + PROGRESS_BYTES
 
 

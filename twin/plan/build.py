@@ -65,6 +65,7 @@ def _least_slot(spec: ModelSpec, options: Options, limits: Limits, refusal: Smal
 def _build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
     ranks = spec.lanes.count if spec.lanes else options.gpus
     _check(spec, options, ranks)
+    _check_head_window(spec, options, limits)
     options = settled(spec, options)
     ranks_per_gpu = ranks // options.gpus
     blocks = options.blocks // ranks_per_gpu
@@ -180,6 +181,14 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
     if options.tile_rows % 2:
         raise PlanError(
             f"tile_rows={options.tile_rows}: must be even, a gate row and its up row stay together"
+        )
+
+
+def _check_head_window(spec: ModelSpec, options: Options, limits: Limits) -> None:
+    if options.head_window_slots and (not limits.teams or spec.experts):
+        raise PlanError(
+            f"head_window_slots={options.head_window_slots}: only models without experts on NVIDIA "
+            "GPUs read the LM head with a window of its own; leave it out"
         )
 
 

@@ -181,8 +181,8 @@ def low_rows(unit: int, owned: tuple[Span, ...], tile_rows: int) -> int:
 
 
 def tight_bytes(matrix: Matrix, weight_bytes: int) -> int:
-    """Of the smallest slot that takes no more tiles of a matrix: its slices of one width, or tiles of
-    whole teams' columns, but lower.
+    """Of the smallest slot that takes no more tiles of a matrix: its slices of one width, or lower
+    tiles of whole teams' columns.
     """
     elements = matrix.tile_rows * matrix.tile_cols
     if matrix.slices <= MOST_EVEN:

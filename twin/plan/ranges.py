@@ -16,6 +16,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "slot_bytes": (16, 2**30),
     "ring_slots": (1, 2**20),
     "window_slots": (1, 2**20),
+    "head_window_slots": (1, 2**20),
     "tile_rows": (1, 65_536),
     "delay": (0, 65_536),
     "context": (1, 2**31 - 1),

@@ -30,6 +30,7 @@ POSITIONS_PER_SPLIT = 128
 # with 16,384 positions 1,003 instead of 886.
 SPLITS_BESIDE_WINDOWS = 64
 TENSOR_POSITIONS, TENSOR_HEADS = 16, 4  # of a product on tensor cores: positions, query heads
+TENSOR_HALF = 8  # positions whose keys are twisted in turn
 # bytes that a cached key is a multiple of; most elements: wider heads would leave no registers
 TENSOR_ROW, TENSOR_HEAD = 128, 256
 KEPT_HEAD = 128  # most elements of a head whose queries stay in registers
@@ -156,18 +157,18 @@ def scans_on_tensor_cores(limits: Limits, options: Options, *, group: int, head_
     return (
         _whole_rows(options, head_dim)
         and group <= (2 if head_dim <= KEPT_HEAD else 1) * TENSOR_HEADS
-        and slot_positions(options, head_dim) % TENSOR_POSITIONS == 0
+        and slot_positions(options, head_dim) >= TENSOR_POSITIONS
     )
 
 
 def slot_positions(options: Options, head_dim: int) -> int:
     """Cached positions of a ring slot; whole products of tensor cores, where these take such heads
-    and it holds one.
+    and it holds one. Of fewer than two, with halves.
     """
     most = max(1, options.slot_bytes // max(1, 2 * head_dim * options.kv_dtype.bytes))
     if most < TENSOR_POSITIONS or not _whole_rows(options, head_dim):
         return most
-    return most - most % TENSOR_POSITIONS
+    return most - most % (TENSOR_POSITIONS if most >= 2 * TENSOR_POSITIONS else TENSOR_HALF)
 
 
 def _whole_rows(options: Options, head_dim: int) -> bool:

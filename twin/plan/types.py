@@ -111,6 +111,8 @@ class Options:
     slot_bytes: int = 16384  # one bulk copy, one ring slot
     ring_slots: int = 8
     window_slots: int = 8  # slots in flight, at most ring_slots
+    # the same once the LM head's first rows are used, of a smaller ring all; None: window_slots
+    head_window_slots: int | None = None
     tile_rows: int = 8  # rows of a tile that share one read of the input vector
     handoff: HandOffKind = HandOffKind.SENTINEL
     collective: CollectiveKind = CollectiveKind.NONE
@@ -153,6 +155,11 @@ class Options:
     def tokens(self) -> int:
         """Tokens of one step."""
         return self.batch * (self.draft + 1)
+
+    @property
+    def head_window(self) -> int:
+        """Slots in flight while the LM head is multiplied, where no hand-off is near."""
+        return min(self.head_window_slots or self.window_slots, self.ring_slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,6 +522,16 @@ class Plan:
         are apart leave the stream to each other.
         """
         return rank % self.ranks_per_gpu % STAGGERED_LANES * self.options.lane_stagger_ns
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of a block's LM head that a ring may hold before the first are used, in whole tiles:
+        `head_window` counts for those behind them. 0: for none.
+        """
+        matrix = next((s.matrix for s in self.stages if s.kind is StageKind.LM_HEAD), None)
+        if matrix is None or self.options.head_window == self.options.window_slots:
+            return 0
+        return -(-self.options.ring_slots // matrix.slices) * matrix.tile_rows
 
     @property
     def tokens(self) -> int:

@@ -120,9 +120,14 @@ def _tensor_turns(warps: Warps, plan: Plan, size: int, tile: int, position: int)
     side, and the last bears its time. Turns are counted from the item's end, so that its last tile,
     which nothing hides, bears one.
     """
-    a_turn, whole = picoseconds(unit_s(warps, plan)), position * TENSOR_POSITIONS * TENSOR_WARPS
+    a_turn, unit = picoseconds(unit_s(warps, plan)), position * TENSOR_POSITIONS
+
+    def turns(left: int) -> int:
+        full, rest = divmod(left, tile)
+        return -(-(full * -(-tile // unit) + -(-rest // unit)) // TENSOR_WARPS)
+
     for start in range(0, size, tile):
-        yield (-(-(size - start) // whole) - -(-max(0, size - start - tile) // whole)) * a_turn
+        yield (turns(size - start) - turns(max(0, size - start - tile))) * a_turn
 
 
 def unit_s(warps: Warps, plan: Plan) -> float:

@@ -23,7 +23,7 @@ from twin.sim.meetings import Meetings
 from twin.sim.memory import Package, Path, Pipe
 from twin.sim.place import Place
 from twin.sim.program import Program
-from twin.sim.ring import Ring
+from twin.sim.ring import NOWHERE, Ring
 from twin.sim.times import Times
 from twin.units import picoseconds, unit_of
 
@@ -253,7 +253,21 @@ class Machine:
             cached=cached,
             limit=(self.steps + 1) * len(sizes) if ahead else 0,
             pace=pace,
+            wide=self._head_slots(index),
+            wide_window=options.head_window,
         )
+
+    def _head_slots(self, index: int) -> range:
+        """Of a step of one block: those that come once the LM head's first ones are used."""
+        begin = 0
+        for stage, work in zip(self.plan.stages, self.program.stages[index], strict=True):
+            end = begin + len(work.slots)
+            if stage.kind is StageKind.LM_HEAD and self.plan.head_rows:
+                assert stage.matrix is not None
+                tiles = self.plan.head_rows // stage.matrix.tile_rows * stage.matrix.slices
+                return range(min(end, begin + tiles), end)
+            begin = end
+        return NOWHERE
 
     def _stream(self, rank: int, index: int) -> Stream:
         program = self.program

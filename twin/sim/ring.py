@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from twin.sim.clock import Clock, SimulationError
 from twin.sim.memory import Path
 
+NOWHERE = range(0)
 SHARES = 10**6  # a cache's share of the stream is counted in millionths
 
 
@@ -45,6 +46,8 @@ class Ring:
         "sizes",
         "waiting",
         "warm",
+        "wide",
+        "wide_window",
         "window",
     )
 
@@ -59,15 +62,19 @@ class Ring:
         cached: tuple[Path, float] | None,
         limit: int,
         pace: int = 0,
+        wide: range = NOWHERE,
+        wide_window: int = 1,
     ) -> None:
         """`cached` serves its share of every step after the first; `limit` is the first slot that
-        may not be requested yet; `pace` is the time from one request to the next.
+        may not be requested yet; `pace` is the time from one request to the next. `wide`: slots of
+        a step for which `wide_window` counts.
         """
         self.env = env
         self.sizes = sizes
         self.per_step = len(sizes)
         self.capacity = capacity
         self.window = min(window, capacity)
+        self.wide, self.wide_window = wide, min(wide_window, capacity)
         self.loaded = memory
         self.cached, share = cached or (memory, 0.0)
         self.kept = int(share * SHARES)
@@ -200,9 +207,12 @@ class Ring:
         """When fewer than `window` slots are in flight, and the loader is done with the request
         before.
         """
-        if self.window == self.capacity or self.issued < self.window:
+        window = self.window
+        if self.wide and self.issued % self.per_step in self.wide:
+            window = self.wide_window
+        if window == self.capacity or self.issued < window:
             return self.copied
-        return max(self.copied, self.arrivals[(self.issued - self.window) % self.capacity])
+        return max(self.copied, self.arrivals[(self.issued - window) % self.capacity])
 
     def _request(self, now: int) -> None:
         slot = self.issued

@@ -38,7 +38,7 @@ MACHINE = _record(
     # blocks: of all ranks
     "steps kept_from blocks blocks_of_rank blocks_of_gpu ranks gpus stages channels dies sizes",
     "resident borders barriers on_demand fetch memory_latency restart library switch_time",
-    "capacity window pace leave answers kv_arrivals gated ahead gates has_keepers",
+    "capacity window wide_window pace leave answers kv_arrivals gated ahead gates has_keepers",
     "hop cross atomic poll growth fetch_growth load link_hop link_growth link_window link_spread",
     "link_fence further counter_total",
     # where one GPU stands for all: see native/simulator/mirror.h
@@ -49,6 +49,7 @@ BLOCK = _record(
     "rank gpu die package core exchange other_exchange next",
     "place after step stage work wires read slot last_cause clock looked entered taken resumed kv "
     "asked consumed log",
+    "wide_begin wide_end",  # slots of a step for which `wide_window` counts
     "stream per_step kept limit open_at copied paused waiting issued freed memory cached history",
     "head head_step head_stretch beyond",  # of a gated ring
     "start first_answer waited_group run_group wake_group",
