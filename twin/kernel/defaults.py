@@ -61,8 +61,8 @@ UNDER_WAY_S = 1.35e-6  # of the peak bandwidth: 48 KiB for each of an H200's 132
 # three take 1 to 3 % more, also where tiles do not fill their slots.
 SHORT_UNDER_WAY_S, SHORT_LAYER = 0.9e-6, 2.4
 # Of a layer's weights, cached bytes at the last position beside which slots are as large as tiles:
-# cached keys then come in smaller copies. At 4,000 positions Qwen3-4B (8 %) takes an H200 0.7 % less
-# time with them, Qwen2.5-7B (2 %) 1.2 % less; at 16,000 3.5 % (33 %) and 0.9 % (7 %) more.
+# cached keys then come in smaller copies. At 4,000 positions Qwen3-4B (8 %) takes an H200 0.7 %
+# less time with them, Qwen2.5-7B (2 %) 1.2 % less; at 16,000 3.5 % (33 %) and 0.9 % (7 %) more.
 CACHED_MOST = 0.2
 # An H100 streams INT8 and INT4 faster than its blocks decode them: with two slots Llama-3.2-1B in
 # INT8 takes 5 % less, Qwen3-8B in INT4 6. An H200 takes 0 to 1 % less.
