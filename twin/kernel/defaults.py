@@ -60,6 +60,10 @@ UNDER_WAY_S = 1.35e-6  # of the peak bandwidth: 48 KiB for each of an H200's 132
 # 1 % less to 6 % more on an H100, 2 % more on two H200 and 5 to 13 % more on one. Four instead of
 # three take 1 to 3 % more, also where tiles do not fill their slots.
 SHORT_UNDER_WAY_S, SHORT_LAYER = 0.9e-6, 2.4
+# Where a block has more tiles of a layer a slot of its ring, slots as large as tiles take an H200
+# 4.4 % (Qwen2.5-1.5B, 17 slots for 13) to 0.4 % less time, one of twelve shapes 0.9 % more. Where
+# it has fewer, 2.8 % less to 2.2 % more, six of seven shapes more (studies/h200-history/slots.md).
+LONG_LAYER = 4.4
 # Of a layer's weights, cached bytes at the last position beside which slots are as large as tiles:
 # cached keys then come in smaller copies. At 4,000 positions Qwen3-4B (8 %) takes an H200 0.7 %
 # less time with them, Qwen2.5-7B (2 %) 1.2 % less; at 16,000 3.5 % (33 %) and 0.9 % (7 %) more.
@@ -300,9 +304,9 @@ def _tight(spec: ModelSpec, options: Options, plan: Plan, room: int) -> Plan:
     `room`, and a block has no more tiles.
 
     What is not measured keeps slots of one size: few-bit weights, experts, several GPUs. So does
-    a ring that holds most of a layer anyway, and one that brings much of a cache.
+    a ring that holds much of a layer anyway, and one that brings much of a cache.
     """
-    if not _plain(plan) or _layer_tiles(plan) <= SHORT_LAYER * room:
+    if not _plain(plan) or _layer_tiles(plan) <= LONG_LAYER * room:
         return plan
     if _cached_bytes(plan) > CACHED_MOST * _layer_bytes(plan):
         return plan
