@@ -1,4 +1,6 @@
-"""Tiles of experts that lie side by side, and refusals whose advice is a plan."""
+"""Tiles of experts that lie side by side, slots as large as tiles, and refusals whose advice is a
+plan.
+"""
 
 import re
 from dataclasses import replace
@@ -14,7 +16,7 @@ from twin.kernel.teams import WARPS, team_of, teams_of
 from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
-from twin.plan.partition import ROWS_AT_ONCE, teams_beside
+from twin.plan.partition import ROWS_AT_ONCE, low_rows, teams_beside
 from twin.plan.types import Matrix, Plan, StageKind
 from twin.proof.prove import prove
 
@@ -165,3 +167,50 @@ def test_what_a_refusal_advises_is_a_plan(model: str, node: str, chosen: dict[st
     assert found, str(refusal.value)
     name, value = (found[1], found[2]) if found[1] else (found[3], found[4])
     prove(planned(model, node, **{**chosen, name: int(value)}))
+
+
+# ---- slots as large as tiles ---------------------------------------------------------------------
+
+
+def tiles_of(plan: Plan, kind: StageKind) -> tuple[int, int]:
+    matrix = next(s.matrix for s in plan.stages if s.matrix and s.kind is kind)
+    return matrix.tile_rows, matrix.tile_cols
+
+
+def test_a_ring_holds_more_where_no_tile_fills_a_slot() -> None:
+    """12 KiB: 8 rows of 768 columns, and 6 of 1,024 where a block has 12 rows."""
+    plan = planned("qwen2.5-coder-1.5b", "1xh200")
+    assert (plan.options.slot_bytes, plan.options.ring_slots) == (12288, 17)
+    assert plan.options.window_slots == 3  # as many as of 16 KiB
+    assert tiles_of(plan, StageKind.GATE_UP) == (8, 768)
+    assert tiles_of(plan, StageKind.DOWN) == (6, 1024)
+    prove(plan)
+    standard = planned("qwen2.5-coder-1.5b", "1xh200", slot_bytes=16384)
+    assert standard.options.ring_slots == 13
+    assert tiles_of(standard, StageKind.DOWN) == (8, 1024)
+
+
+@pytest.mark.parametrize(
+    ("model", "chosen"),
+    [
+        ("llama-3.2-1b", {}),  # tiles fill their slots
+        ("qwen2.5-coder-1.5b", {"max_context": 32768}),  # cached keys would come in small copies
+        ("gemma-3-1b", {}),  # the ring holds much of a layer
+        ("laneformer-2b", {}),
+        ("qwen3-30b-a3b", {}),
+        ("qwen2.5-coder-1.5b", {"gpus": 2}),
+    ],
+)
+def test_other_slots_stay(model: str, chosen: dict[str, Any]) -> None:
+    node = "2xh200" if "gpus" in chosen else "1xh200"
+    assert planned(model, node, **chosen).options.slot_bytes == 16384
+
+
+def test_low_tiles_are_no_more_tiles() -> None:
+    spread = ((0, 11), (11, 21))
+    assert low_rows(1, spread, 8) == 6  # 6 and 5, for 8 and 3
+    assert low_rows(1, ((0, 28),), 8) == 7
+    assert low_rows(1, ((0, 9),), 8) == 6  # 5 rows would cost as much
+    assert low_rows(1, ((0, 16),), 8) == 8
+    assert low_rows(2, spread, 8) == 8  # a gate and its up row stay together
+    assert low_rows(1, (), 8) == 8
