@@ -192,6 +192,8 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
         f"{options.ring_slots} slots of {format_quantity(options.slot_bytes, 'B')}, "
         f"{options.window_slots} in flight"
     )
+    if options.head_window != options.window_slots:
+        ring += f", {options.head_window} in the LM head"
     floor = f"{format_quantity(data['floor_s'], 's')}, {count(data['floor_tokens_per_s'])} tokens/s"
     about = [
         ("ring of a block", ring),

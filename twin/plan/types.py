@@ -111,7 +111,7 @@ class Options:
     slot_bytes: int = 16384  # one bulk copy, one ring slot
     ring_slots: int = 8
     window_slots: int = 8  # slots in flight, at most ring_slots
-    # the same once the LM head's first rows are used, of a smaller ring all; None: window_slots
+    # slots in flight once the LM head's first rows are used; None: window_slots
     head_window_slots: int | None = None
     tile_rows: int = 8  # rows of a tile that share one read of the input vector
     handoff: HandOffKind = HandOffKind.SENTINEL
