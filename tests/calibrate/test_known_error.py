@@ -19,7 +19,7 @@ from twin.calibrate.older import is_older
 from twin.calibrate.validate import Compared, Validation, compare
 from twin.errors import InvalidPlan
 from twin.hardware.load import load_node
-from twin.hardware.types import Kind, Number
+from twin.hardware.types import Kind, Node, Number
 from twin.models.kind import ModelKind, kind_of
 from twin.models.load import load_model
 from twin.sim.run import simulate
@@ -81,13 +81,18 @@ def test_every_fit_on_file_has_its_error_beside_it(name: str) -> None:
     assert (store.runs_folder(calibrated_node(name).name) / known.record).is_dir()
 
 
-@pytest.mark.parametrize("name", ["1xh100", "1xh200"])
-def test_the_error_on_file_is_what_the_twin_predicts(name: str) -> None:
-    """Of one run, the quickest to simulate; all of them are in the studies."""
+def on_file(name: str) -> tuple[Node, KnownError, store.Run]:
+    """A node, its error, and the record that it is of."""
     node = calibrated_node(name)
     known = known_error(node)
     assert known is not None
-    record = store.read_run(store.runs_folder(node.name) / known.record)
+    return node, known, store.read_run(store.runs_folder(node.name) / known.record)
+
+
+@pytest.mark.parametrize("name", ["1xh100", "1xh200"])
+def test_the_error_on_file_is_what_the_twin_predicts(name: str) -> None:
+    """Of one run, the quickest to simulate; all of them are in the studies."""
+    node, known, record = on_file(name)
     one = store.Run(record.folder, record.meta, {"llama-1b": record.samples["llama-1b"]})
     (found,) = compare(node, one, lambda said: None).runs
     assert found.error == pytest.approx(known.errors["llama-1b"], abs=1e-5)
@@ -96,10 +101,7 @@ def test_the_error_on_file_is_what_the_twin_predicts(name: str) -> None:
 @pytest.mark.parametrize("name", ["1xh100", "1xh200"])
 def test_runs_of_a_kernel_that_is_no_more_are_not_compared(name: str) -> None:
     """Narrow residuals that threads gathered by eights."""
-    node = calibrated_node(name)
-    known = known_error(node)
-    assert known is not None
-    record = store.read_run(store.runs_folder(node.name) / known.record)
+    node, known, record = on_file(name)
     (narrow,) = (run for run in runs_of(record, node) if run.name == "qwen2-0.5b")
     assert is_older(record, narrow, node.device.name)
     assert "qwen2-0.5b" not in known.errors

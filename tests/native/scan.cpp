@@ -173,13 +173,14 @@ double error(int from, int to, bool newest, int tile, int heads) {
       running.emplace_back([&, thread] {
         threadIdx.x = thread;
         TileScan scan(stored_queries.data(), heads, thread);
+        const int products = (tile + TileScan::POSITIONS - 1) / TileScan::POSITIONS;
         for (int first = from; first < to; first += tile) {
           const bool streamed = first < cached;
           const u8* const rows =
               streamed ? shared + size_t((first - from) / tile) * 2 * tile * ROW : nullptr;
           scan.look({rows, rows + tile * ROW, fresh, std::min(tile, to - first),
                      streamed ? (newest ? to - 1 : -1) - first : 0, first},
-                    (first - from) / tile * ((tile + TileScan::POSITIONS - 1) / TileScan::POSITIONS), warp);
+                    (first - from) / tile * products, warp);
         }
         scan.put(found.data() + warp * heads * WIDTH, heads);
       });
@@ -223,8 +224,7 @@ int main() {
   const int cases[][5] = {// from, to, newest, tile, heads
                           {0, 1, 1, 16, 4},  {0, 16, 0, 16, 4}, {0, 17, 1, 16, 3},
                           {0, 17, 1, 32, 1}, {5, 40, 1, 32, 4}, {3, 100, 0, 64, 2},
-                          {0, 90, 1, 16, 4},
-                          {0, 100, 1, 24, 4}, {5, 77, 0, 24, 3}};
+                          {0, 90, 1, 16, 4}, {0, 100, 1, 24, 4}, {5, 77, 0, 24, 3}};
   for (const auto& one : cases) {
     const double off = error(one[0], one[1], one[2], one[3], one[4]);
     if (!(off < 1e-4))

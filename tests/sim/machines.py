@@ -253,7 +253,6 @@ def plans(draw: st.DrawFn, node: Node, **fixed: Any) -> Plan:
         slot_bytes=draw(st.sampled_from((256, 512, 2048))),
         ring_slots=slots,
         window_slots=draw(st.integers(1, slots)),
-        head_window_slots=draw(st.sampled_from((None, 1, 6))) if limits_of(device).teams else None,
         tile_rows=draw(st.sampled_from((2, 4))),
         handoff=draw(st.sampled_from(list(HandOffKind))),
         collective=CollectiveKind.PUSH if node.gpus > 1 else CollectiveKind.NONE,

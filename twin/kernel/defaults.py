@@ -275,49 +275,48 @@ def _ringed(
         room = most_slots(plan)
     standard = plan
     if "slot_bytes" not in chosen:
-        plan = _tight(spec, options, standard, room)
-        room = most_slots(plan)
+        plan, room = _tight(spec, options, standard, room)
     slot, slots = plan.options.slot_bytes, options.ring_slots
     in_strips = node.device.amd and has_strips(plan)
     if "ring_slots" not in chosen:
         slots = min(room, DEFAULT.ring_slots) if limits.oversubscribe else room
         if in_strips:
             slots = with_strips(plan, MOST_STRIPS).options.ring_slots
-    window = options.window_slots
+    window, head = options.window_slots, options.head_window_slots
     if "window_slots" not in chosen:
         ahead = node.device.handoff.loaded_hop_s and not in_strips
         window = min(slots, _window(node, standard, slots) if ahead else slots)
         if "head_window_slots" not in chosen and ahead:
-            options = dataclasses.replace(
-                options, head_window_slots=_head_window(node, plan, standard, window)
-            )
+            head = _head_window(node, plan, standard, slots)
+            head = None if head == window else head
     return plan, {
         "slot_bytes": slot,
         "ring_slots": slots,
         "window_slots": window,
-        "head_window_slots": options.head_window_slots,
+        "head_window_slots": head,
     }
 
 
-def _tight(spec: ModelSpec, options: Options, plan: Plan, room: int) -> Plan:
+def _tight(spec: ModelSpec, options: Options, plan: Plan, room: int) -> tuple[Plan, int]:
     """The same with slots as large as its largest tile, if a ring then holds more of them than
-    `room`, and a block has no more tiles.
+    `room`, and a block has no more tiles; and how many a ring holds.
 
     What is not measured keeps slots of one size: few-bit weights, experts, several GPUs. So does
     a ring that holds much of a layer anyway, and one that brings much of a cache.
     """
     if not _plain(plan) or _layer_tiles(plan) <= LONG_LAYER * room:
-        return plan
+        return plan, room
     if _cached_bytes(plan) > CACHED_MOST * _layer_bytes(plan):
-        return plan
+        return plan, room
     matrices = (matrix for stage in plan.stages for matrix in stage.matrices)
     slot = max(tight_bytes(matrix, options.weight_dtype.bytes) for matrix in matrices)
     slot += -slot % LINE_BYTES
     if slot >= plan.options.slot_bytes:
-        return plan
+        return plan, room
     tight = _of_one_slot(spec, options, slot, plan.limits)
-    more = most_slots(tight) > room and _layer_tiles(tight) <= _layer_tiles(plan)
-    return tight if more and tensor_scan(tight) == tensor_scan(plan) else plan
+    slots = most_slots(tight)
+    more = slots > room and _layer_tiles(tight) <= _layer_tiles(plan)
+    return (tight, slots) if more and tensor_scan(tight) == tensor_scan(plan) else (plan, room)
 
 
 def _of_one_slot(spec: ModelSpec, options: Options, slot_bytes: int, limits: Limits) -> Plan:
@@ -360,7 +359,7 @@ def _under_way(plan: Plan, slots: int) -> tuple[float, int]:
     return SHORT_UNDER_WAY_S if short else UNDER_WAY_S, 2
 
 
-def _head_window(node: Node, plan: Plan, standard: Plan, window: int) -> int | None:
+def _head_window(node: Node, plan: Plan, standard: Plan, slots: int) -> int | None:
     """Slots under way in the LM head: more where tiles fill standard ones. None: as elsewhere."""
     head = next((s.matrix for s in plan.stages if s.kind is StageKind.LM_HEAD), None)
     if head is None or not _plain(plan):
@@ -368,8 +367,7 @@ def _head_window(node: Node, plan: Plan, standard: Plan, window: int) -> int | N
     bytes_ = head.tile_rows * head.tile_cols * plan.options.weight_dtype.bytes
     slot = standard.options.slot_bytes
     seconds = HEAD_UNDER_WAY_S if bytes_ == slot else UNDER_WAY_S
-    more = min(most_slots(plan), slots_under_way(node, slot, seconds))
-    return None if more == window else more
+    return min(slots, slots_under_way(node, slot, seconds))
 
 
 def _plain(plan: Plan) -> bool:
