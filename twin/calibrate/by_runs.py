@@ -33,7 +33,6 @@ from numpy.typing import NDArray
 
 from twin.calibrate import store
 from twin.calibrate.gpu_formats import CHOOSING, DECODING
-from twin.calibrate.gpu_layers import NARROW
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import recorded
@@ -53,7 +52,7 @@ OUTLIER = 0.05  # of a run's logarithm, from which it pulls less and less, as of
 FLOOR = 0.02  # standard deviation of a number that the fit's draws hold more narrowly
 # of numbers that probes see less of than engine runs do, because they have ten slots under way
 OPEN = {"warps.group_s": 0.5}
-OF_LAYERS = ("attention", "chain", NARROW, DECODING, CHOOSING)  # groups
+OF_LAYERS = ("attention", "chain", DECODING, CHOOSING)  # groups
 ALONE = ("memory.stream_bytes_per_s", "block.stage_s")
 STEP = 0.1  # e-folds between two simulations for a slope
 REACH = math.log(3.0)  # that a number moves at most

@@ -12,13 +12,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from twin.calibrate.drawn_kinds import log_between, one_of
-from twin.calibrate.gpu_layers import NARROW, Question, chain_plan, chain_spec
-from twin.kernel.defaults import most_slots
-from twin.kernel.teams import hidden_in_quads
+from twin.calibrate.gpu_layers import WINDOW, Question, chain_plan, chain_spec
+from twin.kernel.defaults import is_short, most_slots, tight
 from twin.models.spec import DType
 from twin.plan.types import HandOffKind, Limits, Options
 
-PREFIX = "design-"
+PREFIX = "shape-"  # records of chains called design- have other windows, and are not fitted again
 COUNT, SEED = 40, 20261124
 GPU_SECONDS = 120.0  # most that all of them may take on the GPU, compiling aside
 LAYER_BYTES = 600e6  # of all layers of a shape, at most: three repeats then take half a second
@@ -27,6 +26,7 @@ HIDDEN, FEED, ATTENDED = (448.0, 5120.0), (2.0, 5.5), (0.6, 1.5)
 LAYERS, GROUPS = (2, 14), 8
 POSITIONS = (48.0, 1600.0)  # before the steps that count
 PAGE = Options().kv_page
+SHORT_WINDOW = 2  # slots in flight where layers are short, as the engine's default
 GRAIN = 64  # of hidden sizes; feed-forwards take twice as much
 # each as often as it stands here
 HEAD_DIMS = (64, 64, 64, 128, 128, 128, 128, 96, 256)
@@ -97,9 +97,10 @@ SHAPES = (
 
 
 def designed(limits: Limits) -> Iterator[Question]:
-    """A chain of each shape, as the engine's layers; fitted with the other chains, those of a
-    narrow residual apart. Its ring is the engine's default: with ten slots, as the other chains
-    have, the stream pauses earlier, and a fit to that was 3 % too fast for drawn models.
+    """A chain of each shape, as the engine's layers; fitted with the other chains. Its ring is the
+    engine's default: size and number of slots, and how many are under way. With ten slots, as the
+    other chains have, the stream pauses earlier, and a fit to that was 3 % too fast for drawn
+    models.
     """
     for number, shape in enumerate(SHAPES, start=1):
         name = f"{PREFIX}{number:02d}"
@@ -125,10 +126,13 @@ def designed(limits: Limits) -> Iterator[Question]:
             positions=shape.positions,
             attention_splits=max(1, min(shape.splits, limits.blocks // shape.kv_heads)),
             handoff=shape.handoff,
+            ring_slots=1,
         )
-        slots = most_slots(plan)
-        group = NARROW if hidden_in_quads(plan) else "chain"
-        yield name, group, replace(plan, options=replace(plan.options, ring_slots=slots))
+        room = most_slots(plan)
+        window = SHORT_WINDOW if is_short(plan, room) else WINDOW
+        plan, slots = tight(spec, plan.options, plan, room)
+        options = replace(plan.options, ring_slots=slots, window_slots=window)
+        yield name, "chain", replace(plan, options=options)
 
 
 def design() -> tuple[Shape, ...]:

@@ -27,7 +27,6 @@ SPLITS = 8
 VOCAB = 4224  # 32 rows of a block of 132
 
 Question = tuple[str, str, Plan]  # name, group, plan
-NARROW = "narrow"  # group of chains whose residual comes by fours of each thread
 
 
 def chains(limits: Limits) -> Iterator[Question]:
@@ -43,7 +42,7 @@ def chains(limits: Limits) -> Iterator[Question]:
         "middle", layers=6, hidden=1536, heads=24, kv_heads=8, head_dim=64, ffn=6144
     )
     large = chain_spec("large", layers=3, hidden=4096, heads=32, kv_heads=8, head_dim=64, ffn=8192)
-    yield ask("small", small, NARROW)
+    yield ask("small", small)
     yield ask("middle", middle)
     yield ask("large", large)
     yield ask(
@@ -53,7 +52,6 @@ def chains(limits: Limits) -> Iterator[Question]:
     yield ask(
         "attend",
         chain_spec("attend", layers=16, hidden=1024, heads=64, kv_heads=16, head_dim=64, ffn=1024),
-        NARROW,
         attention_splits=4,
     )
     yield ask(
@@ -67,8 +65,8 @@ def chains(limits: Limits) -> Iterator[Question]:
     group7 = replace(middle, name="group7", heads=14, kv_heads=2, family="qwen2", qkv_bias=True)
     yield ask("group7", group7)
     # five slices for two teams
-    yield ask("ragged", replace(group7, name="ragged", hidden=896, ffn=5120), NARROW)
-    yield ask("vocab", replace(small, name="vocab", layers=2, vocab=64 * 1024), NARROW)
+    yield ask("ragged", replace(group7, name="ragged", hidden=896, ffn=5120))
+    yield ask("vocab", replace(small, name="vocab", layers=2, vocab=64 * 1024))
     for window in (1, 2, 4, RING):
         yield ask(f"middle-window{window}", middle, window_slots=window)
     yield ask("large-window10", large, window_slots=RING)
@@ -84,7 +82,7 @@ def chains(limits: Limits) -> Iterator[Question]:
     yield ask("middle-1000-s16", middle, positions=1000, attention_splits=16)
     for kind in (HandOffKind.COUNTER, HandOffKind.GRID):
         yield ask(f"middle-{kind.value}", middle, handoff=kind)
-        yield ask(f"small-{kind.value}", small, NARROW, handoff=kind)
+        yield ask(f"small-{kind.value}", small, handoff=kind)
         yield ask(f"large-{kind.value}", large, handoff=kind)
     for spec in (small, middle):
         yield ask(f"{spec.name}-graph", spec, "launch", execution=Execution.GRAPH)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from twin.calibrate.amd_probes import amd_probes
 from twin.calibrate.gpu_formats import CHOOSING, DECODING
-from twin.calibrate.gpu_layers import NARROW
 from twin.calibrate.gpu_mixers import CHOICE, STATES
 from twin.calibrate.gpu_probes import gpu_probes
 from twin.calibrate.node import OF_MORE, OF_TWO
@@ -109,8 +108,8 @@ GPU_GROUPS: Groups = {
         "warps.group_s",
         "warps.heads_s",
         "warps.jitter_s",
+        "warps.quads_s",
     ),
-    NARROW: ("warps.quads_s",),
     DECODING: (
         "warps.int8_bytes_per_s",
         "warps.fp8_bytes_per_s",

@@ -263,7 +263,7 @@ def _ringed(
     size of a slot that is tried: how many there are changes neither its tiles nor its splits.
 
     Slots fill the on-chip memory left by everything else; they are smaller where only few would
-    fit, or where no tile fills them (`_tight`). Where blocks share a core there is no ring to fill:
+    fit, or where no tile fills them (`tight`). Where blocks share a core there is no ring to fill:
     the cache does it, and the ring only has to fit. On AMD the ring is the kernel's strips, all of
     them under way.
     """
@@ -275,7 +275,7 @@ def _ringed(
         room = most_slots(plan)
     standard = plan
     if "slot_bytes" not in chosen:
-        plan, room = _tight(spec, options, standard, room)
+        plan, room = tight(spec, options, standard, room)
     slot, slots = plan.options.slot_bytes, options.ring_slots
     in_strips = node.device.amd and has_strips(plan)
     if "ring_slots" not in chosen:
@@ -297,7 +297,7 @@ def _ringed(
     }
 
 
-def _tight(spec: ModelSpec, options: Options, plan: Plan, room: int) -> tuple[Plan, int]:
+def tight(spec: ModelSpec, options: Options, plan: Plan, room: int) -> tuple[Plan, int]:
     """The same with slots as large as its largest tile, if a ring then holds more of them than
     `room`, and a block has no more tiles; and how many a ring holds.
 
@@ -355,8 +355,12 @@ def _under_way(plan: Plan, slots: int) -> tuple[float, int]:
         return UNDER_WAY_S, FEWEST_UNDER_WAY
     if coded:
         return WHOLE_UNDER_WAY_S if all(map(whole_products, coded)) else UNDER_WAY_S, 2
-    short = _layer_tiles(plan) <= SHORT_LAYER * slots
-    return SHORT_UNDER_WAY_S if short else UNDER_WAY_S, 2
+    return SHORT_UNDER_WAY_S if is_short(plan, slots) else UNDER_WAY_S, 2
+
+
+def is_short(plan: Plan, slots: int) -> bool:
+    """Is a layer so short beside a ring of so many slots that less under way is faster?"""
+    return _layer_tiles(plan) <= SHORT_LAYER * slots
 
 
 def _head_window(node: Node, plan: Plan, standard: Plan, slots: int) -> int | None:
