@@ -15,7 +15,7 @@ from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
 SUMMARY = HERE / "summary.json"
-COMMIT = "c5edf03"  # of the kernel that the summary is of
+COMMIT = "6fa0880"  # of the kernel that the summary is of
 
 
 def stamp() -> Stamp:

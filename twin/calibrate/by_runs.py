@@ -33,7 +33,9 @@ from numpy.typing import NDArray
 
 from twin.calibrate import store
 from twin.calibrate.gpu_formats import CHOOSING, DECODING
+from twin.calibrate.gpu_layers import CHAIN
 from twin.calibrate.heldout import HeldOut
+from twin.calibrate.older import is_older
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import recorded
 from twin.errors import CalibrationError, InvalidPlan
@@ -51,9 +53,10 @@ NOISE = 0.03
 OUTLIER = 0.05  # of a run's logarithm, from which it pulls less and less, as of probes
 FLOOR = 0.02  # standard deviation of a number that the fit's draws hold more narrowly
 # of numbers that probes see less of than engine runs do, because they have ten slots under way
-OPEN = {"warps.group_s": 0.5}
-OF_LAYERS = ("attention", "chain", DECODING, CHOOSING)  # groups
-ALONE = ("memory.stream_bytes_per_s", "block.stage_s")
+# and of fences, behind which nothing is written there
+OPEN = {"warps.group_s": 0.5, "handoff.fence_s": 0.5}
+OF_LAYERS = (CHAIN, DECODING, CHOOSING)  # groups
+ALONE = ("memory.stream_bytes_per_s", "block.stage_s", "handoff.fence_s")
 STEP = 0.1  # e-folds between two simulations for a slope
 REACH = math.log(3.0)  # that a number moves at most
 STEPS = 2  # simulated of a run: the first is cold
@@ -99,8 +102,8 @@ class Moved:
 
 
 def timed_runs(node: Node, records: Sequence[store.Run]) -> list[Timed]:
-    """All runs of the records that were timed and that the kernel still takes. Raises
-    CalibrationError for a record without any.
+    """All runs of the records that were timed, of kernels that the engine still has and of plans
+    that it still takes. Raises CalibrationError for a record without any.
     """
     found = []
     for record in records:
@@ -111,7 +114,7 @@ def timed_runs(node: Node, records: Sequence[store.Run]) -> list[Timed]:
             )
         own = []
         for run in recorded(record.folder, record.meta) or ():
-            if run.name not in record.samples:
+            if run.name not in record.samples or is_older(record, run, node.device.name):
                 continue
             try:
                 plan = run.plan(node.device.name)

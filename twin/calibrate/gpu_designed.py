@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from twin.calibrate.drawn_kinds import log_between, one_of
-from twin.calibrate.gpu_layers import WINDOW, Question, chain_plan, chain_spec
+from twin.calibrate.gpu_layers import CHAIN, WINDOW, Question, chain_plan, chain_spec
 from twin.kernel.defaults import is_short, most_slots, tight
 from twin.models.spec import DType
 from twin.plan.types import HandOffKind, Limits, Options
@@ -132,7 +132,7 @@ def designed(limits: Limits) -> Iterator[Question]:
         window = SHORT_WINDOW if is_short(plan, room) else WINDOW
         plan, slots = tight(spec, plan.options, plan, room)
         options = replace(plan.options, ring_slots=slots, window_slots=window)
-        yield name, "chain", replace(plan, options=options)
+        yield name, CHAIN, replace(plan, options=options)
 
 
 def design() -> tuple[Shape, ...]:

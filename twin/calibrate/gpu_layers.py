@@ -27,6 +27,7 @@ SPLITS = 8
 VOCAB = 4224  # 32 rows of a block of 132
 
 Question = tuple[str, str, Plan]  # name, group, plan
+CHAIN = "chain"  # group
 
 
 def chains(limits: Limits) -> Iterator[Question]:
@@ -34,7 +35,7 @@ def chains(limits: Limits) -> Iterator[Question]:
     changes one thing of a third shape.
     """
 
-    def ask(name: str, spec: ModelSpec, group: str = "chain", **changes: Any) -> Question:
+    def ask(name: str, spec: ModelSpec, group: str = CHAIN, **changes: Any) -> Question:
         return f"chain-{name}", group, chain_plan(limits, spec, **changes)
 
     small = chain_spec("small", layers=16, hidden=1024, heads=16, kv_heads=8, head_dim=64, ffn=1024)

@@ -10,7 +10,7 @@ from typing import Any
 
 from twin.calibrate.gpu_designed import PREFIX, designed
 from twin.calibrate.gpu_formats import CODED, ROUTED, formats
-from twin.calibrate.gpu_layers import TOKENS, chains
+from twin.calibrate.gpu_layers import CHAIN, TOKENS, chains
 from twin.calibrate.gpu_mixers import CHOICE, STATES, mixers
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.probes import COPIES, Probe
@@ -347,7 +347,8 @@ def _consumers(limits: Limits) -> Iterator[Question]:
 
 def _attention(limits: Limits) -> Iterator[Question]:
     """Cached keys and values by context, by splits of a head, by head size and by queries a
-    head.
+    head. Fitted with the chains of layers: by themselves they say 0.31 us of a round of positions,
+    which takes 0.35 us in layers (an H200).
     """
 
     def ask(
@@ -370,7 +371,7 @@ def _attention(limits: Limits) -> Iterator[Question]:
             stages=stages,
         )
         alone = f"-kv{kv_heads}g{group}-b{blocks}" if (kv_heads, group) != (8, 4) else ""
-        return f"attention-{context}-h{head_dim}-s{splits}{alone}", "attention", plan
+        return f"attention-{context}-h{head_dim}-s{splits}{alone}", CHAIN, plan
 
     for head_dim in (64, 128):
         for context in (512, 4096, 32768):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from twin.calibrate.amd_probes import amd_probes
 from twin.calibrate.gpu_formats import CHOOSING, DECODING
+from twin.calibrate.gpu_layers import CHAIN
 from twin.calibrate.gpu_mixers import CHOICE, STATES
 from twin.calibrate.gpu_probes import gpu_probes
 from twin.calibrate.node import OF_MORE, OF_TWO
@@ -83,6 +84,7 @@ GPU_GROUPS: Groups = {
     ),
     "memory": (
         "memory.stream_bytes_per_s",
+        "memory.under_way_s",
         "memory.latency_s",
         "block.load_bytes_per_s",
         "warps.pair_bytes_per_s",
@@ -95,10 +97,12 @@ GPU_GROUPS: Groups = {
         "block.element_s",
         "l2.latency_s",
     ),
-    "attention": ("warps.item_s", "warps.round_s", "warps.unit_s"),
     # a loaded hop too: where blocks march in step (turns, hops) it grows more than between layers,
-    # whose last block is late
-    "chain": (
+    # whose last block is late; and scans, whose probes by themselves say little of a round
+    CHAIN: (
+        "warps.item_s",
+        "warps.round_s",
+        "warps.unit_s",
         "handoff.loaded_hop_s",
         "warps.gather_bytes_per_s",
         "warps.crowd_s",

@@ -103,6 +103,9 @@ class Memory:
     latency_s: Number
     # best plain read that was measured: twin/hardware/floor.py; None: as the pipe
     ceiling_bytes_per_s: Number | None = None
+    # of the pipe's rate, that must be under way for the memory to deliver it
+    # (twin/sim/under_way.py); None: any amount does
+    under_way_s: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from twin.sim.place import Place
 from twin.sim.program import Program
 from twin.sim.ring import NOWHERE, Ring
 from twin.sim.times import Times
+from twin.sim.under_way import delivered_share
 from twin.units import picoseconds, unit_of
 
 ANSWERS = 2**16  # times that memory takes, drawn once for all blocks
@@ -68,8 +69,10 @@ class Machine:
         self.stands_for = plan.options.gpus if first_of_equals else 1  # GPUs
         self.gpus, self.ranks = plan.options.gpus // self.stands_for, plan.ranks // self.stands_for
         count = 1 if self.emulated else self.gpus
+        delivered = delivered_share(plan, device)
         self.packages = [
-            Package(device, self.times, plan.options.placement, index) for index in range(count)
+            Package(device, self.times, plan.options.placement, index, delivered=delivered)
+            for index in range(count)
         ]
         packages = [self.package_of(gpu) for gpu in range(self.gpus)]
         self.links = (

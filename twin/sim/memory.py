@@ -111,7 +111,16 @@ class Path:
 class Package:
     """Memory, caches and fabric of one package. Several emulated GPUs may share one."""
 
-    def __init__(self, device: Device, times: Times, placement: Placement, index: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        times: Times,
+        placement: Placement,
+        index: int,
+        *,
+        delivered: float = 1.0,
+    ) -> None:
+        """`delivered`: of the memory's rate (twin/sim/under_way.py)."""
         self.device = device
         self.times = times
         self.placement = placement
@@ -120,9 +129,9 @@ class Package:
         self.dies = int(structure.dies.value)
         self.io_dies = int(structure.io_dies.value)
         domains = self.io_dies if placement is Placement.DIE_AWARE else 1
+        rate = delivered * device.memory.stream_bytes_per_s.value
         self.domains = [
-            Pipe(f"{self.name}.Memory[{i}]", device.memory.stream_bytes_per_s.value, share=domains)
-            for i in range(domains)
+            Pipe(f"{self.name}.Memory[{i}]", rate, share=domains) for i in range(domains)
         ]
         self.l2 = [
             Pipe(f"{self.name}.Die[{i}].l2", device.l2.bytes_per_s.value) for i in range(self.dies)

@@ -26,6 +26,7 @@ from twin.sim.prepare import prepare
 from twin.sim.routing import Routing
 from twin.sim.speculation import Speculation, gain
 from twin.sim.trace import Trace, collect
+from twin.sim.under_way import enough_under_way
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +276,7 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
     unused = {
         "memory.capacity_bytes": True,
         "memory.peak_bytes_per_s": False,
+        "memory.under_way_s": enough_under_way(plan, node.device),
         "power.": True,
         "launch.": resident,
         "launch.stream_s": options.execution is not Execution.LAUNCHES,
