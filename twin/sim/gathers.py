@@ -188,10 +188,11 @@ class Gathers:
         """Does each thread gather four elements of its input that no other asks for
         (cuda_quads.cuh)?
         """
-        return self._in_quads and stage.kind in self.plan.kinds_by_input["hidden"]
+        return self.in_quads and stage.kind in self.plan.kinds_by_input["hidden"]
 
     @cached_property
-    def _in_quads(self) -> bool:
+    def in_quads(self) -> bool:
+        """Is the residual narrow enough for that?"""
         plan = self.plan
         runs = self.device.warps is not None and plan.tokens == 1 and not plan.without_code()
         return runs and hidden_in_quads(plan)

@@ -74,6 +74,9 @@ class _Lowering:
         # sums of late parts, by a warp that a block has to spare
         self.by_keeper = [spare and stage.late for stage in plan.stages]
         self.gathers = Gathers(plan, device, self.by_keeper)
+        # Chains of narrow residuals as graphs take as long without: 30 and 8 % less than told with
+        # what wide ones showed (2026-11-27T094746-probes); why is not found.
+        self.hands_over = plan.spec is not None and not self.gathers.in_quads
         self.streams = Streams(plan, device)
         self.fixed: dict[object, int] = {}
         self.works: dict[object, tuple[StageWork, Weights]] = {}
@@ -156,7 +159,7 @@ class _Lowering:
             fence_ps=0 if far_fences else _fence_ps(plan, device, stage),
             far_fences=far_fences,
             launch_ps=cost.launch_ps(
-                device.launch, plan.options.execution, stage, model=plan.spec is not None
+                device.launch, plan.options.execution, stage, model=self.hands_over
             ),
             library=stage.kind is StageKind.COLLECTIVE,
             touches_memory=bool(weights.costs or kv),
