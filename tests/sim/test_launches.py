@@ -9,7 +9,10 @@ import pytest
 from tests.proof.tiny import plan_of, tiny
 from tests.sim.machines import fitted, ideal, limits_of, node_of, number, plan_for
 from twin.errors import HardwareError
+from twin.hardware.load import load_node
 from twin.hardware.types import Sharing
+from twin.kernel.defaults import plan_for as default_plan
+from twin.models.load import load_model
 from twin.models.spec import Lanes
 from twin.plan.probe import exchange_probe, stream_probe
 from twin.plan.types import CollectiveKind, Execution, Options, Plan
@@ -29,6 +32,18 @@ def test_a_graph_pays_an_edge_per_stage_and_launches_one_per_operation() -> None
     assert graph.attribution_ps["launch"] == len(plan.stages) * US
     assert stream.attribution_ps["launch"] == operations * 3 * US
     assert resident.attribution_ps["launch"] == 0
+
+
+@pytest.mark.parametrize(("hidden", "pays"), [(2048, True), (1024, False)])
+def test_graphs_of_narrow_residuals_hand_no_state_over(hidden: int, pays: bool) -> None:
+    node = load_node("1xh200")
+    base = load_model("llama-3.2-1b")
+    spec = replace(base, layers=1, windows=base.windows[:1], hidden=hidden)
+    plan = default_plan(spec, node, context=64, max_context=128, execution=Execution.GRAPH)
+    launch = replace(node.device.launch, state_s=number(0))
+    free = replace(node, device=replace(node.device, launch=launch))
+    told, without = simulate(plan, node).step_s, simulate(plan, free).step_s
+    assert (told > without) == pays
 
 
 def test_a_restart_is_counted_from_the_border_to_the_first_data() -> None:

@@ -52,8 +52,8 @@ Vector = NDArray[np.floating[Any]]
 NOISE = 0.03
 OUTLIER = 0.05  # of a run's logarithm, from which it pulls less and less, as of probes
 FLOOR = 0.02  # standard deviation of a number that the fit's draws hold more narrowly
-# of numbers that probes see less of than engine runs do, because they have ten slots under way
-# and of fences, behind which nothing is written there
+# of numbers that probes see less of than engine runs do: they have ten slots under way, and their
+# fences have no stores of a layer to wait for
 OPEN = {"warps.group_s": 0.5, "handoff.fence_s": 0.5}
 OF_LAYERS = (CHAIN, DECODING, CHOOSING)  # groups
 ALONE = ("memory.stream_bytes_per_s", "block.stage_s", "handoff.fence_s")

@@ -1,9 +1,9 @@
 """What of its rate memory delivers to few bytes under way.
 
 A latency alone makes a sharp bend: below it a stream takes bytes under way over latency, beyond it
-the memory's rate. Measured streams bend softly, since channels are not asked evenly. On an H200
-32 KiB under way to each of 132 blocks, 0.95 us of the rate, bring 0.91 of what 48 KiB bring, and
-48 KiB to each of 96 blocks, 1.03 us, bring 0.95.
+the memory's rate. Measured streams bend softly; why was not looked for. On an H200 32 KiB under way
+to each of 132 blocks, 0.95 us of the rate, bring 0.91 of what 48 KiB bring, and 48 KiB to each of
+96 blocks, 1.03 us, bring 0.95 (2026-11-27T094746-probes).
 """
 
 from __future__ import annotations
