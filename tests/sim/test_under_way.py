@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.sim.machines import FAST, ideal, limits_of, node_of, number
+from tests.sim.test_executors import assert_equal
 from twin.hardware.load import load_node
 from twin.hardware.types import Device
 from twin.kernel.defaults import plan_for
@@ -70,4 +71,5 @@ def test_streams_take_longer_in_both_executors(executor: Executor) -> None:
         simulate(plan(window), node_of(free), steps=3, executor=executor).step_s
         for window in (3, 6)
     )
+    assert_equal(plan(3), node_of(free))
     assert few / enough == pytest.approx(1 / (1 - SHORTFALL / 2), rel=1e-3)

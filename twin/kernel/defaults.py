@@ -313,10 +313,10 @@ def tight(spec: ModelSpec, options: Options, plan: Plan, room: int) -> tuple[Pla
     slot += -slot % LINE_BYTES
     if slot >= plan.options.slot_bytes:
         return plan, room
-    tight = _of_one_slot(spec, options, slot, plan.limits)
-    slots = most_slots(tight)
-    more = slots > room and _layer_tiles(tight) <= _layer_tiles(plan)
-    return (tight, slots) if more and tensor_scan(tight) == tensor_scan(plan) else (plan, room)
+    smaller = _of_one_slot(spec, options, slot, plan.limits)
+    slots = most_slots(smaller)
+    more = slots > room and _layer_tiles(smaller) <= _layer_tiles(plan)
+    return (smaller, slots) if more and tensor_scan(smaller) == tensor_scan(plan) else (plan, room)
 
 
 def _of_one_slot(spec: ModelSpec, options: Options, slot_bytes: int, limits: Limits) -> Plan:

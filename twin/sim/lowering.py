@@ -74,8 +74,9 @@ class _Lowering:
         # sums of late parts, by a warp that a block has to spare
         self.by_keeper = [spare and stage.late for stage in plan.stages]
         self.gathers = Gathers(plan, device, self.by_keeper)
-        # State from kernel to kernel. Two chains of narrow residuals as graphs take what they do
-        # without it, 30 and 8 % less than with it (2026-11-27T094746-probes); why is not found.
+        # State from kernel to kernel. Two chains of narrow residuals as graphs leave nothing for
+        # it: they take 30 and 8 % less than a day before (2026-11-27T094746-probes); why is not
+        # found.
         self.hands_over = plan.spec is not None and not self.gathers.in_quads
         self.streams = Streams(plan, device)
         self.fixed: dict[object, int] = {}
