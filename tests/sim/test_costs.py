@@ -250,6 +250,29 @@ def test_heads_of_a_block_are_prepared_a_warp_each() -> None:
         17 * 10**5,
         22 * 10**5,
     ]
+    in_step = [attend.heads_ps(warps, 64, heads, in_step=True) for heads in (2, 3, 9, 17)]
+    assert in_step == [600_000, 700_000, 700_000, 700_000]
+
+
+def test_heads_of_narrow_residuals_begin_a_scan_together() -> None:
+    """Eight query heads a KV head take no longer to come than two where the residual comes by fours
+    of each thread, and longer where it does not.
+    """
+    node = load_node("1xh200")
+
+    def scan_ps(plan: Plan, heads_s: float) -> int:
+        changed = {"warps.heads_s": Number(heads_s, Kind.ASSUMED, "test", heads_s, heads_s)}
+        blocks = compile_plan(plan, apply_fit(node, changed).device).stages
+        return max(w.fixed_ps for own in blocks for w in own if w.kind is StageKind.ATTENTION)
+
+    def on_their_way_us(hidden: int, heads: int) -> float:
+        spec = load_model("llama-3.2-1b")
+        spec = replace(spec, layers=1, windows=(0,), hidden=hidden, heads=heads, kv_heads=2)
+        plan = default_plan(spec, node, context=160, max_context=160)
+        return (scan_ps(plan, 2e-6) - scan_ps(plan, 1e-6)) / 1e6
+
+    assert on_their_way_us(1024, 16) == on_their_way_us(1024, 4) == 0.7
+    assert on_their_way_us(2560, 16) > on_their_way_us(2560, 4) > 0.7
 
 
 def gathered_splits_us(splits: int, *, heads: int = 64, **numbers: float) -> float:

@@ -23,6 +23,7 @@ SCAN_FIXED = 5
 LATER_HEADS = 1 / 2  # of six heads' time, what a further round of the warps takes
 # of the first round's time, beside one part for each of its heads; of six in all
 HEADS_ALONE, HEADS_PARTS = 4, 10
+FEWEST_HEADS = 3  # of an item: a query head, its key and its value
 # of a round's time, with each position that a thread holds and without any
 POSITION_PARTS, FIXED_PARTS = 5, 12
 ROUND_PARTS = 32  # with the four positions of most heads
@@ -34,12 +35,18 @@ WIDER_HEAD = 1 / 3  # of a head's way to a scan, more with each HEAD elements be
 FURTHER_ROUND = 1 / 4  # of an item's start and end, more with each further round of publishing
 
 
-def heads_ps(warps: Warps, head_dim: int, heads: int) -> int:
+def heads_ps(warps: Warps, head_dim: int, heads: int, *, in_step: bool = False) -> int:
     """A block's queries, keys and values on their way from QKV to a scan: each head by one warp.
     A third of it grows with the elements of a head, and a part with the heads that the warps wait
     for at once, of which the last comes the later the more they are. Half of it once more for each
     further round of the warps: heads of a second round have long been there.
+
+    `in_step`: the blocks end QKV so close together that it does not matter how many heads it are.
+    So do those of narrow residuals: traced chains of seven and eight query heads were told 0.7 us
+    too slow on an H200, 0.5 on an H100, of one or two query heads 0.0 to 0.2
+    (2026-11-27T094746-probes, T100358).
     """
+    heads = min(heads, FEWEST_HEADS) if in_step else heads
     rounds, first = -(-heads // WARPS[0]), min(heads, WARPS[0])
     wide = 1 + (head_dim / HEAD - 1) * WIDER_HEAD
     late = (HEADS_ALONE + first) / HEADS_PARTS

@@ -270,7 +270,8 @@ class _Lowering:
         own, (lo, hi) = self.plan.kernel_attention(), stage.items[block]
         splits = own.splits_of(stage.window)
         keys = (hi - 1) // splits - lo // splits + 1
-        return attend.heads_ps(self.device.warps, own.head_dim, keys * (own.group + 2))
+        heads, in_step = keys * (own.group + 2), self.gathers.in_quads
+        return attend.heads_ps(self.device.warps, own.head_dim, heads, in_step=in_step)
 
 
 def _stretches(plan: Plan) -> list[list[Stage]]:
