@@ -41,9 +41,9 @@ def heads_ps(warps: Warps, head_dim: int, heads: int, *, in_step: bool = False) 
     for at once, of which the last comes the later the more they are. Half of it once more for each
     further round of the warps: heads of a second round have long been there.
 
-    `in_step`: the blocks end QKV so close together that it does not matter how many heads it are.
+    `in_step`: the blocks end QKV so close together that the number of heads does not matter.
     So do those of narrow residuals: traced chains of seven and eight query heads were told 0.7 us
-    too slow on an H200, 0.5 on an H100, of one or two query heads 0.0 to 0.2
+    too slow on an H200, 0.5 on an H100, of one and two 0.0 to 0.4 and -0.2 to 0.2
     (2026-11-27T094746-probes, T100358).
     """
     heads = min(heads, FEWEST_HEADS) if in_step else heads
