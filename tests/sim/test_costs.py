@@ -261,8 +261,7 @@ def test_heads_of_narrow_residuals_begin_a_scan_together() -> None:
     node = load_node("1xh200")
 
     def scan_ps(plan: Plan, heads_s: float) -> int:
-        changed = {"warps.heads_s": Number(heads_s, Kind.ASSUMED, "test", heads_s, heads_s)}
-        blocks = compile_plan(plan, apply_fit(node, changed).device).stages
+        blocks = compile_plan(plan, fitted(node.device, warps__heads_s=heads_s)).stages
         return max(w.fixed_ps for own in blocks for w in own if w.kind is StageKind.ATTENTION)
 
     def on_their_way_us(hidden: int, heads: int) -> float:
