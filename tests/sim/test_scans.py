@@ -11,7 +11,7 @@ from tests.sim.machines import limits_of, node_of, warped
 from twin.kernel.scan import tensor_scan
 from twin.plan.probe import attention_probe
 from twin.plan.types import Options
-from twin.sim.attend import cache_tiles
+from twin.sim.attend import IN_LAYERS, cache_tiles
 from twin.sim.lowering import compile_plan
 from twin.sim.run import simulate
 
@@ -92,6 +92,22 @@ def test_on_tensor_cores_four_warps_take_sixteen_positions_each() -> None:
     assert scanned(64, 128, unit_s=1e-6, group=7) == [0.0, 1.25]
     # each tile is awaited; there are no rounds
     assert scanned(64, 128, slice_s=1e-6, round_s=1e-6) == [1.0, 1.0]
+
+
+def test_a_turn_on_tensor_cores_takes_longer_in_layers() -> None:
+    """Four tiles of 16 KiB, each of two units: two turns, by the second and the fourth tile."""
+    layer = plan_of(
+        replace(tiny(heads=4, kv_heads=1), head_dim=128),
+        blocks=4,
+        slot_bytes=16384,
+        max_context=256,
+    )
+    layer = replace(layer, limits=replace(layer.limits, teams=True))
+    assert tensor_scan(layer)
+    warps = warped(unit_s=1e-6).warps
+    assert warps is not None
+    turns = [ps / 1e6 for _, ps in cache_tiles(warps, layer, 64 << 10)]
+    assert turns == [0.0, IN_LAYERS, 0.0, IN_LAYERS]
 
 
 def test_an_items_start_and_end_grow_with_its_outputs() -> None:

@@ -40,6 +40,16 @@ def test_what_is_missing_costs_a_share_of_the_rate(window: int) -> None:
     assert enough_under_way(plan(window), device()) == (window >= 6)
 
 
+def test_a_slot_has_the_bytes_of_its_tile() -> None:
+    """Tiles of 8 x 1,024 weights of 16 bits, in slots of that size and in larger ones."""
+    roomy = plan(3)
+    roomy = stream_probe(
+        replace(roomy.options, slot_bytes=SLOT * 3 // 2), limits_of(device()), rows=512, cols=2048
+    )
+    assert roomy.stages[0].matrices[0].tile_cols == plan(3).stages[0].matrices[0].tile_cols
+    assert delivered_share(roomy, device()) == delivered_share(plan(3), device())
+
+
 def test_blocks_count_together_and_other_memories_deliver_all() -> None:
     assert delivered_share(plan(3, blocks=2), device()) == 1
     assert delivered_share(plan(1), device(None)) == 1
