@@ -18,7 +18,7 @@ WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the thre
 SCAN_STEP = 16  # elements of a head, two products of a scan on tensor cores: of keys, and of values
 # a unit's softmax, in steps: with five the probes of heads of 64 and of 128 elements agree best
 SCAN_FIXED = 5
-# A turn on tensor cores takes so much of what probes of attention alone say of it: in 14 shapes
+# A turn on tensor cores takes so much of what probes of attention alone say of it: in 13 shapes
 # that were traced at 96 and at 1,548 positions such attention grew by 1.15 to 1.53 times what it
 # was told to, on an H200 and an H100 alike (studies/drawn-shapes/attention.csv). Why was not
 # looked for.
