@@ -20,8 +20,8 @@ SCAN_STEP = 16  # elements of a head, two products of a scan on tensor cores: of
 SCAN_FIXED = 5
 # A turn on tensor cores takes so much of what probes of attention alone say of it: in 13 shapes
 # that were traced at 96 and at 1,548 positions such attention grew by 1.15 to 1.53 times what it
-# was told to, on an H200 and an H100 alike (studies/drawn-shapes/attention.csv). Why was not
-# looked for.
+# was told to, on an H200 and an H100 alike (attention.csv, stages-5020.csv in
+# studies/drawn-shapes). Why was not looked for.
 IN_LAYERS = 1.3
 # What part of a cost grows with what, as probes of attention and traced runs say
 # (studies/h200-validation, docs/calibration.md).
