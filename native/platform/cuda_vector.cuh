@@ -197,6 +197,23 @@ struct TeamDivision {
     if constexpr (UNEVEN) return !beyond(me, c) && local(me) < uneven_width(slice(me, c));
     return EXACT || ((FULL || local(me) < TILE) && (inner(c) || column(me, c) < COLS));
   }
+  // Do threads without columns of a slice look for others', and throw them away? The compiler makes
+  // a branch of each load's condition, and what one has loaded is looked at before the next branch:
+  // output projections of three slices waited four times a round of splits, 6 % of a step in long
+  // contexts (studies/h200-history/slots.md). Coded weights and recurrent states have other code.
+  static constexpr bool ALL_LOOK =
+      !CODED && !EXACT && !UNEVEN && !(Plan::kinds >> int(StageKind::DELTA) & 1);
+  // A single portion has one condition, alike in a warp.
+  __device__ static bool looks(int me, int c) {
+    constexpr bool EACH_WARP = TILE > 32 * VECTOR * (TEAM - 1) && COLS % TILE == 0;
+    return PORTIONS > 1 || EACH_WARP || valid(me - me % 32, c);
+  }
+  // The slice's last columns, or those that the thread has in the portion before.
+  __device__ static int nearest(int me, int c) {
+    const int at = c > 0 && beyond(me, c) ? c - 1 : c, own = column(me, at),
+              end = begin(slice(me, at)) + TILE, last = (end < COLS ? end : COLS) - VECTOR;
+    return own < last ? own : last;
+  }
   // Where a norm's weight of a column lies: of each slice the first four of every thread, then the
   // next four, as twin/kernel/teams.py orders them. A warp's loads then ask for neighbours.
   __device__ static int norm_place(int column) {
@@ -442,7 +459,7 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
     }
   }
 
-  // make(first columns, which of them exist, where they go) of all packs of a thread; beside few-bit
+  // make(first columns, which of them to look at, where they go) of all packs of a thread; beside few-bit
   // weights those of one portion after the other: with all of them under way steps spilled up to
   // 1,260 bytes.
   template <class Core, class Make>
@@ -462,14 +479,16 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       const int c = from + i / PACKS;
-      first[i] = column(core.thread(), c) + i % PACKS * PACK;
-      here[i] = valid(core.thread(), c);
+      first[i] = (Division::ALL_LOOK ? Division::nearest(core.thread(), c)
+                                     : column(core.thread(), c)) +
+                 i % PACKS * PACK;
+      here[i] = Division::ALL_LOOK ? Division::looks(core.thread(), c) : valid(core.thread(), c);
       out[i] = &at[c][i % PACKS * PACK];
     }
     const bool good = make(first, here, out);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      if (here[i]) continue;
+      if (valid(core.thread(), from + i / PACKS)) continue;
 #pragma unroll
       for (int d = 0; d < PACK; ++d) out[i][d] = 0.0f;
     }

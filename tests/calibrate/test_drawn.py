@@ -116,7 +116,8 @@ def test_without_the_gpu_it_says_what_to_run_where(
     monkeypatch.setattr("twin.commands.validate_shapes.present", lambda _: "no GPU here")
     command = ["validate", "1xh200", "--shapes", "1", "--seed", "3"]
     assert main(command) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "no p10 to p90" in err  # no held-out runs of this fit are on file here
     assert "s3-01-short" in out
     assert "twin validate 1xh200-sxm --shapes 1 --seed 3" in out
     folder = home / "runs" / "h200-sxm" / "shapes-1-seed-3"

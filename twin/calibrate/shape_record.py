@@ -63,6 +63,11 @@ class Record:
         """Of all its models."""
         return kind_of(self.runs[0].spec)
 
+    @property
+    def has_intervals(self) -> bool:
+        """Were held-out errors of the fit on file when it was predicted?"""
+        return any(one.p10 is not None for one in self.predicted.values())
+
 
 @dataclass(frozen=True, slots=True)
 class JudgedRun:

@@ -87,6 +87,11 @@ def run(args: argparse.Namespace, node: Node) -> int:
     try:
         record = opened(node, args.shapes, args.seed, folder, progress(), kind)
         say(f"predicted on {record.date} by {record.fit}: {record.folder}")
+        if not record.has_intervals:
+            say(
+                "no p10 to p90: when these were predicted, no held-out errors of the fit in force "
+                f"were on file; `twin validate {node.name}` puts them there, before the next seed"
+            )
         left = len(record.runs) - sum(len(part) for part in samples_of(record))
         here = present(node) if left else None
         if left and here is None:

@@ -41,10 +41,6 @@ from twin.sim.wiring import part_count
 # latencies of a round of splits into two column slices of a thread that holds weights: in 15 traced
 # runs on an H200 such output projections took 0.1 to 0.2 us more for each round
 CROWDED = 2
-# the same of several slices that end within a head, where some of a team's threads hold nothing:
-# 0.6 us more a round than whole slices, in two shapes that were traced on an H200
-# (studies/drawn-shapes/attention.csv)
-CUT = 5
 # of a split that is loaded and weighed, what another thread found, on the chip. With as much for
 # both eight threads of 256 columns, four of 512 and two of 1,024 came out 0.7, 0.6 and 0.2 us too
 # slow in traced runs
@@ -285,14 +281,12 @@ class Gathers:
 
     def _latencies_of_a_round(self, stage: Stage) -> int:
         """In which a thread gathers some of attention's splits."""
-        matrix, own = stage.matrix, self.plan.attention
-        if stage.kind is not StageKind.O_PROJ or matrix is None or own is None:
+        matrix = stage.matrix
+        if stage.kind is not StageKind.O_PROJ or matrix is None or not self.plan.attention:
             return 1
         team = tiles.shaped_team(matrix, self.plan.options.weight_dtype)
         if team is None or team.portions == 1:
             return 1
-        if not team.full and matrix.tile_cols % own.head_dim:
-            return CUT
         return CROWDED if team.portions == 2 and stage.kind in self._several else 1
 
     @cached_property
