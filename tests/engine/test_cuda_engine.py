@@ -140,6 +140,18 @@ SCANNED: list[tuple[ModelSpec, dict[str, Any]]] = [
 ]
 
 
+# Heads, elements of one, bytes of a slot: output projections of one to three slices that give some
+# threads no columns, the second one's last slice only.
+SLICED = [
+    (20, 128, 14336),
+    (20, 128, 16384),
+    (28, 128, 14336),
+    (35, 64, 12288),
+    (15, 96, 16384),
+    (15, 64, 16384),
+]
+
+
 def scanned_plan(spec: ModelSpec, chosen: dict[str, Any], execution: Execution) -> Plan:
     base: dict[str, Any] = {
         "slot_bytes": 4096,
@@ -149,6 +161,19 @@ def scanned_plan(spec: ModelSpec, chosen: dict[str, Any], execution: Execution) 
         "prompt_chunk": 16,
     }
     return planned(spec, execution=execution, **(base | chosen))
+
+
+def sliced_plan(heads: int, head_dim: int, slot_bytes: int) -> Plan:
+    spec = replace(LLAMA, head_dim=head_dim, heads=heads, kv_heads=heads // (4 if heads % 5 else 5))
+    chosen: dict[str, Any] = {
+        "slot_bytes": slot_bytes,
+        "ring_slots": 4,
+        "window_slots": 2,
+        "max_context": 128,
+        "attention_splits": 5,
+        "kv_page": 16,
+    }
+    return planned(spec, **(chosen | typed(DType.BF16)))
 
 
 def hung_plan(handoff: HandOffKind) -> Plan:
@@ -362,6 +387,23 @@ def test_caches_of_several_tiles_match_the_reference(
             np.abs(running.logits(tokens) - wanted).max() / np.abs(wanted).max()
             < TOLERANCE[plan.options.weight_dtype]
         )
+
+
+@pytest.mark.parametrize(("heads", "head_dim", "slot_bytes"), SLICED)
+def test_slices_of_fewer_columns_than_threads_match_the_reference(
+    heads: int, head_dim: int, slot_bytes: int
+) -> None:
+    """Three rounds of splits, of which the last is not whole; some splits hold nothing at first."""
+    plan = sliced_plan(heads, head_dim, slot_bytes)
+    tokens = (6 * TOKENS)[:80]
+    wanted = expected(plan, tokens)
+    with CudaEngine(plan, weights_of(plan)) as running:
+        logits = running.logits(tokens)
+        assert (
+            np.abs(logits - wanted).max() / np.abs(wanted).max()
+            < TOLERANCE[plan.options.weight_dtype]
+        )
+        assert all(np.array_equal(logits, running.logits(tokens)) for _ in range(2))
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)

@@ -8,8 +8,8 @@ import pytest
 
 from tests.native.disassembly import Program
 from tests.native.test_scoreboards import compiled, needs_nvdisasm
-from twin.calibrate.node import calibrated_node
 from twin.calibrate.gpu_layers import chain_spec
+from twin.calibrate.node import calibrated_node
 from twin.engine.code_size import function_name
 from twin.engine.cuda_lines import Kernel
 from twin.kernel import defaults

@@ -16,8 +16,8 @@ from twin.sim.tiles import shaped_team
 # Narrow residuals on one NVIDIA GPU come by fours of each thread (cuda_quads.cuh): such steps take
 # 2 to 15 % less.
 BY_FOURS_SINCE = "2026-11-27T04:00"
-# Where threads have none of a slice's columns, output projections of several slices ask for all of a
-# round of splits at once (ALL_LOOK in cuda_vector.cuh): long contexts take up to 8 % less.
+# Where threads have none of a slice's columns, output projections of several slices ask for all of
+# a round of splits at once (ALL_LOOK in cuda_vector.cuh): long contexts take up to 8 % less.
 AT_ONCE_SINCE = "2026-11-27T19:30"
 
 
