@@ -459,9 +459,9 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
     }
   }
 
-  // make(first columns, which of them to look at, where they go) of all packs of a thread; beside few-bit
-  // weights those of one portion after the other: with all of them under way steps spilled up to
-  // 1,260 bytes.
+  // make(first columns, which of them to look at, where they go) of all packs of a thread; beside
+  // few-bit weights those of one portion after the other: with all of them under way steps spilled
+  // up to 1,260 bytes.
   template <class Core, class Make>
   __device__ __forceinline__ bool packs(Core& core, Make make) {
     constexpr int ROUND = CODED ? 1 : PORTIONS;
