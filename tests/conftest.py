@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,12 @@ from twin.engine.tokenizer import make_byte_tokenizer
 from twin.engine.weights import random_weights
 
 POINTS = "MONOTWIN_POINTS"
+
+
+# A shell starts what it runs in the background deaf to Ctrl-C, and so would be every program that
+# the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
