@@ -456,6 +456,7 @@ __device__ __forceinline__ int nearest(float x) {
 #include "cuda_ring.cuh"
 #include "cuda_scan.cuh"
 #include "cuda_vector.cuh"
+#include "cuda_cached.cuh"
 
 #include "cuda_quads.cuh"  // behind it, whose packed weights it loads
 #include "cuda_coded.cuh"

@@ -260,6 +260,11 @@ def expected(plan: Plan, tokens: list[int]) -> np.ndarray[Any, Any]:
     return np.stack([reference.step(token).copy() for token in tokens])
 
 
+def off(logits: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> float:
+    """The largest difference, as a share of the largest logit."""
+    return float(np.abs(logits - wanted).max() / np.abs(wanted).max())
+
+
 # ---- hangs first: the tests after these rely on the watchdog -------------------------------------
 
 
@@ -300,7 +305,7 @@ def test_numbers_match_the_reference_and_repeat(
     wanted = expected(plan, TOKENS)
     with CudaEngine(plan, weights_of(plan)) as running:
         logits = running.logits(TOKENS)
-        assert np.abs(logits - wanted).max() / np.abs(wanted).max() < TOLERANCE[dtype]
+        assert off(logits, wanted) < TOLERANCE[dtype]
         for _ in range(4):
             assert np.array_equal(logits, running.logits(TOKENS))
         made = running.generate(TOKENS[:5], max_tokens=40)
@@ -329,10 +334,7 @@ def test_lanes_match_the_reference(
     assert any(plan.by_keeper(stage) for stage in plan.stages) == (late is LateParts.REDUCED)
     wanted = expected(plan, TOKENS)
     with CudaEngine(plan, weights_of(plan)) as running:
-        assert (
-            np.abs(running.logits(TOKENS) - wanted).max() / np.abs(wanted).max()
-            < TOLERANCE[DType.FP16]
-        )
+        assert off(running.logits(TOKENS), wanted) < TOLERANCE[DType.FP16]
 
 
 def test_staggered_lanes_give_the_same_bits() -> None:
@@ -351,10 +353,7 @@ def test_real_widths_match_the_reference(name: str, layers: int) -> None:
     wanted = expected(plan, tokens)
     with CudaEngine(plan, weights_of(plan)) as running:
         logits = running.logits(tokens)
-        assert (
-            np.abs(logits - wanted).max() / np.abs(wanted).max()
-            < TOLERANCE[plan.options.weight_dtype]
-        )
+        assert off(logits, wanted) < TOLERANCE[plan.options.weight_dtype]
         assert all(np.array_equal(logits, running.logits(tokens)) for _ in range(4))
         made = running.generate(tokens, max_tokens=200)
         assert running.generate(tokens, max_tokens=200).tokens == made.tokens
@@ -383,10 +382,7 @@ def test_caches_of_several_tiles_match_the_reference(
     tokens = (5 * TOKENS)[:60]
     wanted = expected(plan, tokens)
     with CudaEngine(plan, weights_of(plan)) as running:
-        assert (
-            np.abs(running.logits(tokens) - wanted).max() / np.abs(wanted).max()
-            < TOLERANCE[plan.options.weight_dtype]
-        )
+        assert off(running.logits(tokens), wanted) < TOLERANCE[plan.options.weight_dtype]
 
 
 @pytest.mark.parametrize(("heads", "head_dim", "slot_bytes"), SLICED)
@@ -399,10 +395,7 @@ def test_slices_of_fewer_columns_than_threads_match_the_reference(
     wanted = expected(plan, tokens)
     with CudaEngine(plan, weights_of(plan)) as running:
         logits = running.logits(tokens)
-        assert (
-            np.abs(logits - wanted).max() / np.abs(wanted).max()
-            < TOLERANCE[plan.options.weight_dtype]
-        )
+        assert off(logits, wanted) < TOLERANCE[plan.options.weight_dtype]
         assert all(np.array_equal(logits, running.logits(tokens)) for _ in range(2))
 
 
@@ -424,16 +417,10 @@ def test_scans_on_tensor_cores_match_the_reference(
     wanted = expected(plan, tokens)
     with CudaEngine(plan, weights_of(plan)) as running:
         logits = running.logits(tokens)
-        assert (
-            np.abs(logits - wanted).max() / np.abs(wanted).max()
-            < TOLERANCE[plan.options.weight_dtype]
-        )
+        assert off(logits, wanted) < TOLERANCE[plan.options.weight_dtype]
         assert all(np.array_equal(logits, running.logits(tokens)) for _ in range(2))
         after = running.logits(tokens[70:], after=tokens[:70])  # what passes have cached
-        assert (
-            np.abs(after - wanted[70:]).max() / np.abs(wanted).max()
-            < TOLERANCE[plan.options.weight_dtype]
-        )
+        assert off(after, wanted[70:]) < TOLERANCE[plan.options.weight_dtype]
 
 
 def test_a_ring_that_is_filled_again_at_once_gives_the_same_bits() -> None:

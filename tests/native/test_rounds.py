@@ -6,32 +6,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.native.disassembly import Program
+from tests.native.disassembly import SIZE, Program
 from tests.native.test_scoreboards import compiled, needs_nvdisasm
-from twin.calibrate.gpu_layers import chain_spec
-from twin.calibrate.node import calibrated_node
+from tests.sim.machines import rounds_of_splits
 from twin.engine.code_size import function_name
 from twin.engine.cuda_lines import Kernel
-from twin.kernel import defaults
+from twin.hardware.load import load_node
 from twin.kernel.teams import Team
+from twin.plan.splits import SPLITS_AT_ONCE
 from twin.plan.types import Plan, StageKind
 from twin.sim.tiles import shaped_team
 
 WORDS = ("LDG.E.64.STRONG.GPU", "LDG.E.128.STRONG.GPU")  # of a split: its outputs, its sums
-
-
-def plan_of(heads: int, head_dim: int, slot_bytes: int) -> Plan:
-    spec = chain_spec(
-        "round", layers=1, hidden=2560, heads=heads, kv_heads=4, head_dim=head_dim, ffn=5120
-    )
-    return defaults.plan_for(
-        spec,
-        calibrated_node("1xh200"),
-        context=1500,
-        slot_bytes=slot_bytes,
-        attention_splits=12,
-        prompt_chunk=1,
-    )
 
 
 def team_of(plan: Plan) -> Team:
@@ -50,9 +36,7 @@ def asked(program: Program, kernel: Kernel) -> tuple[int, int]:
         and any(function_name(place.function) == "combine" for place in kernel.places(one.at))
     ]
     held = waits = 0
-    for one in program.code:
-        if not loads[0].at <= one.at <= loads[-1].at:
-            continue
+    for one in program.code[loads[0].at // SIZE : loads[-1].at // SIZE + 1]:
         if one.waits & held:
             waits, held = waits + 1, held & ~one.waits
         if one in loads:
@@ -62,21 +46,21 @@ def asked(program: Program, kernel: Kernel) -> tuple[int, int]:
 
 @needs_nvdisasm
 @pytest.mark.parametrize(
-    ("heads", "head_dim", "slot_bytes", "portions", "full"),
+    ("heads", "slot_bytes", "portions", "full"),
     [
-        (20, 128, 14336, 3, False),  # 856 columns of 1,024 that a team could hold
-        (20, 128, 16384, 3, True),  # the last slice is half of one
-        (28, 128, 14336, 2, False),
-        (12, 128, 12288, 1, False),
+        (20, 14336, 3, False),  # 856 columns of 1,024 that a team could hold
+        (20, 16384, 3, True),  # the last slice is half of one
+        (28, 14336, 2, False),
+        (12, 12288, 1, False),
     ],
 )
 def test_a_round_of_splits_is_waited_for_once(
-    heads: int, head_dim: int, slot_bytes: int, portions: int, full: bool
+    heads: int, slot_bytes: int, portions: int, full: bool
 ) -> None:
-    plan = plan_of(heads, head_dim, slot_bytes)
+    plan = rounds_of_splits(load_node("1xh200"), heads, slot_bytes)
     team = team_of(plan)
     assert (team.portions, team.full) == (portions, full)
     loads, waits = asked(*compiled(plan))
-    together = 4 if portions == 1 else 2
+    together = SPLITS_AT_ONCE if portions == 1 else SPLITS_AT_ONCE // 2
     assert loads == 2 * portions * together
     assert waits == 0

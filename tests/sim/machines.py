@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from twin.calibrate.gpu_layers import chain_spec
 from twin.hardware.override import apply_fit
 from twin.hardware.types import (
     BlockCosts,
@@ -24,6 +25,7 @@ from twin.hardware.types import (
     Structure,
     Warps,
 )
+from twin.kernel import defaults
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.probe import exchange_probe, stream_probe
@@ -176,6 +178,18 @@ def limits_of(device: Device) -> Limits:
 
 def plan_for(node: Node, options: Options, *, lanes: Lanes | None = None) -> Plan:
     return build(replace(MODEL, lanes=lanes), options, limits_of(node.device))
+
+
+def rounds_of_splits(node: Node, heads: int, slot_bytes: int) -> Plan:
+    """A layer of 2,560 columns, heads of 128 elements, whose output projection gathers twelve
+    splits.
+    """
+    spec = chain_spec(
+        "rounds", layers=1, hidden=2560, heads=heads, kv_heads=4, head_dim=128, ffn=5120
+    )
+    return defaults.plan_for(
+        spec, node, context=1500, slot_bytes=slot_bytes, attention_splits=12, prompt_chunk=1
+    )
 
 
 @st.composite

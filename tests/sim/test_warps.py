@@ -7,7 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.sim.machines import MODEL, ideal, limits_of, node_of, number, plan_for, streamed, warped
+from tests.sim.machines import (
+    MODEL,
+    ideal,
+    limits_of,
+    node_of,
+    number,
+    plan_for,
+    rounds_of_splits,
+    streamed,
+    warped,
+)
 from twin.calibrate.gpu_layers import chain_plan, chain_spec
 from twin.hardware.load import load_node
 from twin.kernel import defaults
@@ -16,6 +26,7 @@ from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.catalogue import ROWS
 from twin.plan.probe import stream_probe, turns_probe
+from twin.plan.splits import SPLITS_AT_ONCE
 from twin.plan.types import HandOffKind, Options, StageKind
 from twin.sim.gathers import CROWDED
 from twin.sim.lowering import compile_plan
@@ -303,11 +314,8 @@ def test_splits_come_later_into_two_slices_beside_weights(
     where a thread has one slice.
     """
     node = load_node("1xh200")
-    spec = chain_spec("cut", layers=1, hidden=2560, heads=heads, kv_heads=4, head_dim=128, ffn=5120)
-    plan = defaults.plan_for(
-        spec, node, context=1500, slot_bytes=slot_bytes, attention_splits=12, prompt_chunk=1
-    )
+    plan = rounds_of_splits(node, heads, slot_bytes)
     (stage,) = (stage for stage in plan.stages if stage.kind is StageKind.O_PROJ)
     (read,) = compile_plan(plan, node.device).stages[0][stage.index].reads
-    together = 4 if heads == 12 else 2
-    assert read.rounds == 12 // together * latencies - 1
+    together = SPLITS_AT_ONCE if heads == 12 else SPLITS_AT_ONCE // 2
+    assert read.rounds == plan.kernel_attention().splits // together * latencies - 1

@@ -8,9 +8,7 @@ from twin.calibrate.heldout import HeldOut
 from twin.calibrate.store import Run
 from twin.errors import InvalidPlan
 from twin.kernel.teams import hidden_in_quads
-from twin.models.formats import UNIT_BYTES
-from twin.plan.partition import TEAM_COLUMNS
-from twin.plan.types import Plan, StageKind
+from twin.plan.types import Options, Plan, StageKind
 from twin.sim.tiles import shaped_team
 
 # Narrow residuals on one NVIDIA GPU come by fours of each thread (cuda_quads.cuh): such steps take
@@ -27,8 +25,8 @@ def is_older(record: Run, run: HeldOut, device: str) -> bool:
     """
     date = str(record.meta.get("date", AT_ONCE_SINCE))
     by_eights = date < BY_FOURS_SINCE
-    # slots of 16 KiB, which most have, hold tiles of whole teams
-    in_turn = date < AT_ONCE_SINCE and run.options.slot_bytes % (UNIT_BYTES * TEAM_COLUMNS)
+    # slots of the usual size, which most have, hold tiles of whole teams
+    in_turn = date < AT_ONCE_SINCE and run.options.slot_bytes % Options().slot_bytes
     if not by_eights and not in_turn:
         return False
     try:

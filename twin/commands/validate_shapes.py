@@ -90,7 +90,8 @@ def run(args: argparse.Namespace, node: Node) -> int:
         if not record.has_intervals:
             say(
                 "no p10 to p90: when these were predicted, no held-out errors of the fit in force "
-                f"were on file; `twin validate {node.name}` puts them there, before the next seed"
+                f"were on file; `twin validate {node.name}`, or with --from one of its records, "
+                "puts them there, before the next seed"
             )
         left = len(record.runs) - sum(len(part) for part in samples_of(record))
         here = present(node) if left else None

@@ -281,13 +281,10 @@ class Gathers:
 
     def _latencies_of_a_round(self, stage: Stage) -> int:
         """In which a thread gathers some of attention's splits."""
-        matrix = stage.matrix
-        if stage.kind is not StageKind.O_PROJ or matrix is None or not self.plan.attention:
+        if stage.kind is not StageKind.O_PROJ or stage.kind not in self._several:
             return 1
-        team = tiles.shaped_team(matrix, self.plan.options.weight_dtype)
-        if team is None or team.portions == 1:
-            return 1
-        return CROWDED if team.portions == 2 and stage.kind in self._several else 1
+        team = stage.matrix and tiles.shaped_team(stage.matrix, self.plan.options.weight_dtype)
+        return CROWDED if team and team.portions == 2 else 1
 
     @cached_property
     def _several(self) -> frozenset[StageKind]:
