@@ -132,7 +132,7 @@ def test_a_report_without_any_line_fits_no_kernel() -> None:
     assert (verdict.looked_up, verdict.passed) == (0, False)
 
 
-NEAR = hazards.lines_of("cuda_vector.cuh", "load_near")[3]
+NEAR = hazards.lines_of("cuda_cached.cuh", "load_near")[3]
 ELEMENT = hazards.lines_of(*hazards.SHARED)[2]
 
 
@@ -150,7 +150,7 @@ def of_element(caller: Place) -> Kernel:
 @pytest.mark.parametrize("told", [LOST, access("Read", 0x60, "cuda.cuh", ELEMENT)])
 def test_an_element_is_of_the_ring_only_where_a_scan_of_the_ring_loads_it(told: str) -> None:
     said = report(access("Write", 0x20, "cuda.cuh", COPY[2]), told) + SUMMARY.format(1, 1)
-    near, other = (of_element(Place("cuda_vector.cuh", NEAR, "load_near")), of_element(OTHER_LINE))
+    near, other = (of_element(Place("cuda_cached.cuh", NEAR, "load_near")), of_element(OTHER_LINE))
     for kernels, passed in (([near], True), ([other], False), ([near, other], False), ([], False)):
         verdict = hazards.judged(said, kernels)
         assert verdict is not None

@@ -27,7 +27,7 @@ COPY = ("cuda.cuh", "bulk_copy")  # writes a slot; its bytes complete the slot's
 # of a slot that is there, before an arrival at its `empty` barrier
 READS = (
     ("cuda_vector.cuh", "load_shared_at"),
-    ("cuda_vector.cuh", "load_near"),
+    ("cuda_cached.cuh", "load_near"),
     # by scans on the tensor cores
     ("cuda_copies.cuh", "load_matrices"),
     ("cuda_copies.cuh", "load_transposed"),
