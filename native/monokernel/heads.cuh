@@ -20,15 +20,20 @@ __device__ __forceinline__ int rope_of(const Plan& plan, const Stage& stage) {
   }
 }
 
+// A norm's weights and its factor times one head on the chip, by one warp.
+__device__ __forceinline__ void weigh_head(Block& b, float* head, const float* weight, float by) {
+  for (int d = b.core.warp_thread(); d < HEAD_DIM; d += b.core.warp_threads())
+    head[d] *= by * weight[d];
+  b.core.warp_sync();
+}
+
 // RMSNorm of one head on the chip by one warp.
 __device__ __forceinline__ void norm_head(Block& b, float* head, const float* weight) {
   float squares = 0;
   for (int d = b.core.warp_thread(); d < HEAD_DIM; d += b.core.warp_threads())
     squares += head[d] * head[d];
-  const float scale = inverse_root(b.core.warp_sum(squares) / HEAD_DIM + b.plan.norm_eps);
-  for (int d = b.core.warp_thread(); d < HEAD_DIM; d += b.core.warp_threads())
-    head[d] *= scale * weight[d];
-  b.core.warp_sync();
+  weigh_head(b, head, weight,
+             inverse_root(b.core.warp_sum(squares) / HEAD_DIM + b.plan.norm_eps));
 }
 
 // Rotary embedding of one head by one warp; pair i holds elements (i, i + HEAD_DIM/2), or (2i, 2i +

@@ -50,7 +50,7 @@ static_assert(NORM_PACK == Chunk::PACK, "activations are stored as many at a tim
 
 // x += scale * each of the read's parts, in rank order.
 __device__ __forceinline__ void add_read(const Block& b, const Read& read, int token, int at,
-                                         Pack<NORM_PACK>& x) {
+                                         float scale, Pack<NORM_PACK>& x) {
   // their loads are under way together; more cost registers that a step needs
   constexpr int AT_ONCE = 2;
   const Value& value = b.plan.values_at(read.value);
@@ -71,9 +71,69 @@ __device__ __forceinline__ void add_read(const Block& b, const Read& read, int t
     for (int j = 0; j < AT_ONCE; ++j)
       TWIN_UNROLL
       for (int i = 0; i < NORM_PACK; ++i)
-        if (p + j < count) x.at[i] += read.scale * got[j].at[i];
+        if (p + j < count) x.at[i] += scale * got[j].at[i];
   }
 }
+
+// NORM_PACK neighbours times a norm's weights, which lie as steps load them.
+__device__ __forceinline__ void weigh(Pack<NORM_PACK>& x, float by, const float* weight, int at) {
+  TWIN_UNROLL
+  for (int j = 0; j < NORM_PACK; ++j)
+    x.at[j] *= by * weight[Core::Hidden::norm_place(at + j / 4 * 4) + j % 4];
+}
+
+// What a module adds to the residual, where that is normed: of columns at, at + step, .. below `end`
+// of a token. `sums`: of each warp, `group` of which share the token. All threads of the block.
+template <class S>
+struct NormedRead {
+  const S& stage;
+  float by = 1.0f;
+
+  __device__ __forceinline__ void begin(Block& b, int token, int start, int end, int step,
+                                        int warps_before, int group, float* sums) {
+    if constexpr (Family::NORMS_AFTER) {
+      float squares = 0;
+      TWIN_ONCE
+      for (int i = start; i < end && stage.reads > 0; i += step) {
+        const Pack<NORM_PACK> x = raw(b, token, i);
+        TWIN_UNROLL
+        for (int j = 0; j < NORM_PACK; ++j) squares += x.at[j] * x.at[j];
+      }
+      squares = b.core.warp_sum(squares);
+      if (b.core.warp_thread() == 0) sums[b.core.warp()] = squares;
+      b.core.barrier();
+      float total = 0;
+      for (int w = 0; w < group && end; ++w) total += sums[warps_before + w];
+      by = 1.0f / square_root(total / float(b.plan.hidden) + b.plan.norm_eps);
+    }
+  }
+  __device__ __forceinline__ void add(const Block& b, int token, int at,
+                                      Pack<NORM_PACK>& residual) const {
+    if constexpr (Family::NORMS_AFTER) {
+      if (stage.reads == 0) return;
+      const float scale = b.plan.reads_at(stage.first_read).scale;
+      Pack<NORM_PACK> x = raw(b, token, at);
+      weigh(x, scale * by, b.memory.constants + stage.post_norm, at);
+      TWIN_UNROLL
+      for (int j = 0; j < NORM_PACK; ++j) residual.at[j] += x.at[j];
+    } else {
+      TWIN_ONCE
+      for (int r = stage.first_read; r < stage.first_read + stage.reads; ++r) {
+        const Read& read = b.plan.reads_at(r);
+        add_read(b, read, token, at, read.scale, residual);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ Pack<NORM_PACK> raw(const Block& b, int token, int at) const {
+    Pack<NORM_PACK> x = {};
+    TWIN_ONCE
+    for (int r = stage.first_read; r < stage.first_read + stage.reads; ++r)
+      add_read(b, b.plan.reads_at(r), token, at, 1.0f, x);
+    return x;
+  }
+};
 
 // The residual of this block's tokens after the stage's reads, and its norm as the stage's input.
 // The block's warps divide its tokens among them; `sums` on the chip holds a sum of squares of each
@@ -83,6 +143,7 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
   const int hidden = b.plan.hidden, warps = b.core.warps(),
             tokens = (pass.tokens - b.block + b.plan.blocks - 1) / b.plan.blocks;
   const float* weight = b.memory.constants + stage.norm;
+  float* const added = sums + warps;  // where what a module adds is normed
   // tokens at once, warps of each
   const int together = least(warps, tokens), group = together > 0 ? warps / together : 1;
   const int team = b.core.warp() / group, step = group * b.core.warp_threads() * NORM_PACK;
@@ -95,6 +156,8 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
     float* residual = b.memory.prompt + b.plan.prompt_residual + long(token) * hidden;
     const int id = end ? b.launch.request.chunks[pass.first + token] : 0;
     const u8* row = b.memory.embedding + u64(id) * u64(hidden) * type_bytes(WEIGHT);
+    NormedRead<Stage> read = {stage};
+    read.begin(b, token, start, end, step, team * group, group, added);
     float squares = 0;
     TWIN_ONCE
     for (int i = start; i < end; i += step) {
@@ -106,9 +169,7 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
       } else {
         x = load_pack<NORM_PACK, 16>(residual + i);
       }
-      TWIN_ONCE
-      for (int r = stage.first_read; r < stage.first_read + stage.reads; ++r)
-        add_read(b, b.plan.reads_at(r), token, i, x);
+      read.add(b, token, i, x);
       TWIN_UNROLL
       for (int j = 0; j < NORM_PACK; ++j) {
         squares += x.at[j] * x.at[j];
@@ -124,9 +185,7 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
     TWIN_ONCE
     for (int i = start; i < end; i += step) {
       Pack<NORM_PACK> x = load_pack<NORM_PACK, 16>(residual + i);
-      TWIN_UNROLL
-      for (int j = 0; j < NORM_PACK; ++j)
-        x.at[j] *= scale * weight[Core::Hidden::norm_place(i + j / 4 * 4) + j % 4];
+      if constexpr (Family::NORMS_BEFORE) weigh(x, scale, weight, i);
       if constexpr (Experts::ANY)
         if (stage.kind == int(StageKind::ROUTER)) {
           float* const row = Routing(b.plan, warps, sums).rows + long(team) * hidden + i;
@@ -217,6 +276,20 @@ __device__ __forceinline__ void copy_runs(Block& b, int count, float* to, At at)
   }
 }
 
+// RMSNorm's factor of `count` numbers, by one warp: of all heads of a token's q, or k, where these are
+// normed as one vector.
+__device__ __forceinline__ float factor_together(Block& b, const float* from, int count) {
+  float squares = 0;
+  TWIN_ONCE
+  for (int i = b.core.warp_thread() * COPY_PACK; i < count;
+       i += b.core.warp_threads() * COPY_PACK) {
+    const Pack<COPY_PACK> x = load_pack<COPY_PACK, 4 * COPY_PACK>(from + i);
+    TWIN_UNROLL
+    for (int j = 0; j < COPY_PACK; ++j) squares += x.at[j] * x.at[j];
+  }
+  return inverse_root(b.core.warp_sum(squares) / float(count) + b.plan.norm_eps);
+}
+
 // The tasks' queries, normed and turned, and the keys and values that they see of the chunk, as
 // they are cached.
 __device__ __forceinline__ void prepare_tasks(Block& b, const Stage& stage, const Pass& pass,
@@ -251,7 +324,15 @@ __device__ __forceinline__ void prepare_tasks(Block& b, const Stage& stage, cons
     if (key || query) {
       const int norm = query ? stage.q_norm : stage.k_norm,
                 token = query ? tasks.begin - tasks.oldest + (h - 2 * keys) / GROUP : h;
-      if (norm >= 0) norm_head(b, at, b.memory.constants + norm);
+      if constexpr (Family::QK_NORMED_TOGETHER) {
+        const int row = (query ? tasks.begin + (h - 2 * keys) / GROUP : tasks.oldest + h),
+                  one = query ? tasks.head * GROUP + (h - 2 * keys) % GROUP : tasks.head;
+        const float* const from = published + long(row) * width + (query ? 0 : query_floats);
+        weigh_head(b, at, b.memory.constants + norm + one * HEAD_DIM,
+                   factor_together(b, from, query ? query_floats : key_floats));
+      } else if (norm >= 0) {
+        norm_head(b, at, b.memory.constants + norm);
+      }
       rotate_head(b, at, chip.turns + token * HEAD_DIM, query ? scale : 1.0f);
     }
     if (!query)
@@ -438,7 +519,7 @@ __device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, cons
             together = b.plan.blocks * b.core.warps();
   const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
   Pairs query_norm, key_norm;
-  if (stage.q_norm >= 0)
+  if (!Family::QK_NORMED_TOGETHER && stage.q_norm >= 0)
     query_norm.load(b, b.memory.constants + stage.q_norm),
         key_norm.load(b, b.memory.constants + stage.k_norm);
   TWIN_ONCE
@@ -458,12 +539,26 @@ __device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, cons
     for (int i = 0; i < HEADS_AT_ONCE; ++i)
       head[i].load(b,
                    rows + long(token) * published.elements + least(first + i, all - 1) * HEAD_DIM);
+    float by_query = 1.0f, by_key = 1.0f;
+    if constexpr (Family::QK_NORMED_TOGETHER) {
+      const float* const row = rows + long(token) * published.elements;
+      if (first < queries) by_query = factor_together(b, row, queries * HEAD_DIM);
+      if (first < keys && first + HEADS_AT_ONCE > queries)
+        by_key = factor_together(b, row + queries * HEAD_DIM, b.plan.kv_heads * HEAD_DIM);
+    }
     TWIN_UNROLL
     for (int i = 0; i < HEADS_AT_ONCE; ++i) {
       const int h = first + i;
       if (h >= all) break;
       if (h < keys) {
-        if (stage.q_norm >= 0) head[i].norm(b, Pairs::either(h < queries, query_norm, key_norm));
+        if constexpr (Family::QK_NORMED_TOGETHER) {
+          Pairs weight;
+          weight.load(b, b.memory.constants + (h < queries ? stage.q_norm + h * HEAD_DIM
+                                                           : stage.k_norm + (h - queries) * HEAD_DIM));
+          head[i].weigh(weight, h < queries ? by_query : by_key);
+        } else if (stage.q_norm >= 0) {
+          head[i].norm(b, Pairs::either(h < queries, query_norm, key_norm));
+        }
         head[i].rotate(turn, 1.0f);
       }
       const int of = h < queries ? 0 : (h - queries) % b.plan.kv_heads;

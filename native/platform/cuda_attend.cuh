@@ -1,6 +1,8 @@
 // Attention of a chunk's tokens over the cache on the tensor cores, with a running softmax.
 #pragma once
 
+#include "family.h"
+
 namespace twin {
 
 __device__ __forceinline__ float power_of_two(float x) {
@@ -22,6 +24,7 @@ struct PassScan {
   static constexpr int PART = TILE * PITCH;  // a tile's keys; its values follow
   static constexpr int STEPS = (HEAD_DIM + 15) / 16, SETS = TILE / 16;
   static constexpr int bytes = TILES * 2 * PART;
+  static constexpr float LN_2 = 0.69314718f;  // scores are powers of two
   static_assert(!Plan::tensor_pass || bytes <= Plan::prompt_bytes, "the plan counts the same");
 
   int thread;
@@ -97,6 +100,14 @@ struct PassScan {
                                        bool all, float scale) {
     float score[2 * SETS][4] = {};
     compare(at, score);
+    if constexpr (Family::SCORE_CAP > 0.0f) {
+#pragma unroll
+      for (int j = 0; j < 2 * SETS; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          score[j][i] = capped_score(score[j][i] * (scale * LN_2)) * (1.0f / LN_2);
+      scale = 1.0f;
+    }
     if (!all) {
 #pragma unroll
       for (int j = 0; j < 2 * SETS; ++j)

@@ -10,46 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_host_engine import LLAMA, error, planned
+from tests.engine.families import AROUND, FACTORS, TOGETHER
+from tests.engine.small_engine import engine, expected
+from tests.engine.test_host_engine import error, planned
+from tests.engine.test_prompt_chunks import PROMPT as PASSED
+from tests.engine.test_prompt_chunks import error_after
 from tests.native.test_warps import build_warps
 from twin.engine import host
 from twin.errors import InvalidPlan, PlanError
 from twin.kernel.header import header
-from twin.models.spec import ModelSpec, Rope
-from twin.models.variant import Activation, Norms, Variant
+from twin.models.spec import ModelSpec
 from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Sampling, Stage, StageKind
 from twin.proof.prove import prove
-
-NEAR = Rope(50.0)
-TOGETHER = replace(
-    LLAMA,
-    name="together",
-    qk_norm=True,
-    variant=Variant(norms=Norms.AFTER, whole_qk_norm=True),
-    ropes=(),
-)
-AROUND = replace(
-    LLAMA,
-    name="around",
-    qk_norm=True,
-    ropes=(LLAMA.rope, NEAR, None),
-    variant=Variant(
-        activation=Activation.GELU,
-        norms=Norms.AROUND,
-        embedding=3.0,
-        residual=0.5,
-        score=0.2,
-        logit=0.25,
-        score_cap=1.5,
-        logit_cap=2.5,
-    ),
-)
-FACTORS = replace(
-    LLAMA,
-    name="factors",
-    rope=Rope(10000.0, rotated=6),
-    variant=Variant(embedding=12.0, residual=0.22, score=0.3, logit=0.5),
-)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +61,21 @@ def test_blocks_of_many_warps_and_threads(spec: ModelSpec, monkeypatch: pytest.M
 # ---- passes --------------------------------------------------------------------------------------
 
 
-def test_prompts_are_read_by_steps_where_passes_have_no_code_for_the_norms() -> None:
-    assert planned(AROUND, prompt_chunk=16).options.prompt_chunk == 1
-    assert planned(TOGETHER, prompt_chunk=16).options.prompt_chunk == 1
-    assert planned(FACTORS, prompt_chunk=16).options.prompt_chunk == 16
+@pytest.mark.parametrize("spec", [AROUND, TOGETHER, FACTORS], ids=lambda s: s.name)
+@pytest.mark.parametrize("chosen", [{}, {"blocks": 3, "attention_splits": 2}], ids=["", "3"])
+def test_passes_fill_the_cache_as_steps_do(spec: ModelSpec, chosen: dict[str, Any]) -> None:
+    plan = planned(spec, prompt_chunk=16, **chosen)
+    assert plan.options.prompt_chunk == 16
+    wanted = expected(plan, PASSED)
+    with engine(plan) as running:
+        assert error_after(running, wanted, (1, 15, 16, 17, 33), PASSED) < 1e-5
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_parts_of_ranks_are_added_up_before_they_are_normed(gpus: int) -> None:
+    plan = planned(AROUND, prompt_chunk=16, gpus=gpus, blocks=2)
+    with engine(plan) as running:
+        assert error_after(running, expected(plan, PASSED), (20,), PASSED) < 1e-5
 
 
 # ---- the header: what a family does not use leaves no trace --------------------------------------

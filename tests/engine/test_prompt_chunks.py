@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 from tests.engine import test_cuda_engine as on_gpu
+from tests.engine.families import AROUND, TOGETHER
 from tests.engine.small_engine import LANED, LLAMA, QWEN2, QWEN3, SEED, engine, expected, planned
 from tests.native.test_warps import build_warps
+from twin.bench.rows import cut
 from twin.engine import host
 from twin.engine.cuda import CudaEngine
 from twin.engine.cuda_build import compile_cubin
@@ -180,9 +182,10 @@ def test_a_pass_streams_all_layers_but_what_follows_the_last_keys() -> None:
     ("spec", "more"),
     [
         (QWEN3, {"gpus": 2}),
+        (replace(TOGETHER, layers=2, windows=(0, 5)), {}),
         pytest.param(LANED, {"blocks": 4, "attention_splits": 2}, marks=pytest.mark.slow),
     ],
-    ids=["qwen3", "lanes"],
+    ids=["qwen3", "together", "lanes"],
 )
 def test_blocks_of_many_warps_and_threads(
     spec: ModelSpec, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -296,6 +299,13 @@ def wide(name: str, layers: int) -> Plan:
     return build(plan.spec, replace(plan.options, prompt_chunk=64), plan.limits)
 
 
+def otherwise(name: str) -> Plan:
+    """The same of a family with other norms."""
+    plan = wide("llama-3.2-1b", 1)
+    chunk = 64 if name == "olmo-2-7b" else 16
+    return build(cut(load_model(name)), replace(plan.options, prompt_chunk=chunk), plan.limits)
+
+
 def long(chunk: int) -> Plan:
     """Passes of several tiles of tokens, which neighbouring blocks share."""
     plan = on_gpu.wide("llama-3.2-1b", 2)
@@ -305,13 +315,26 @@ def long(chunk: int) -> Plan:
     )
 
 
-MATRIX = [(s, d, x) for s in (*FAMILIES, on_gpu.LANED) for d in TYPES for x in on_gpu.EXECUTIONS]
+MATRIX = [
+    (s, d, x)
+    for s in (*FAMILIES, AROUND, TOGETHER, on_gpu.LANED)
+    for d in TYPES
+    for x in on_gpu.EXECUTIONS
+]
+# norms behind modules, of all heads together, capped scores; heads of 256 elements
+OTHERWISE = ("olmo-2-7b", "gemma-2-2b", "gemma-3-1b")
 
 
 def all_plans() -> list[Plan]:
     """What these tests compile, for who wants to compile it in advance and in parallel."""
     made = [gpu_plan(s, d, execution=x) for s, d, x in MATRIX]
-    return [*made, *(wide(*one) for one in on_gpu.WIDE), long(1024), long(1)]
+    return [
+        *made,
+        *(wide(*one) for one in on_gpu.WIDE),
+        long(1024),
+        long(1),
+        *map(otherwise, OTHERWISE),
+    ]
 
 
 @pytest.mark.gpu
@@ -339,6 +362,17 @@ def test_gpu_real_widths_and_the_same_bits_every_time(name: str, layers: int) ->
         assert error_after(running, wanted, (33, 16, 5), prompt) < ON_GPU[plan.options.weight_dtype]
         made = [running.generate(prompt, max_tokens=20).tokens for _ in range(5)]
         assert all(one == made[0] for one in made)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_gpu_families_of_other_norms_read_prompts_in_passes(name: str) -> None:
+    plan = otherwise(name)
+    prompt = [t * 80 for t in PROMPT[:35]]
+    wanted = on_gpu.expected(plan, prompt)
+    with CudaEngine(plan, on_gpu.weights_of(plan)) as running:
+        assert error_after(running, wanted, (33, 16, 5), prompt) < ON_GPU[plan.options.weight_dtype]
 
 
 @pytest.mark.gpu

@@ -35,10 +35,8 @@ def settled(spec: ModelSpec, options: Options) -> Options:
     # 0.3 to 9 % faster in the twin for MoE models on 8 H200
     common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)
     late = options.late_parts or _late_parts(spec, options, delay)
-    norms = spec.variant.norms.after or spec.variant.whole_qk_norm
     shared = spec.experts is not None and spec.experts.shared_width > 0
-    # they have no code for such norms, nor for shared experts
-    passes = on_kernel(spec, options) and not norms and not shared
+    passes = on_kernel(spec, options) and not shared  # they have no code for shared experts
     chunk = options.prompt_chunk if passes else 1
     return replace(
         options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk
