@@ -20,6 +20,7 @@ from tests.engine.families import AROUND, TOGETHER
 from tests.engine.small_engine import LANED, LLAMA, QWEN2, QWEN3, SEED, engine, expected, planned
 from tests.native.test_warps import build_warps
 from twin.bench.rows import cut
+from twin.calibrate.node import calibrated_node
 from twin.engine import host
 from twin.engine.cuda import CudaEngine
 from twin.engine.cuda_build import compile_cubin
@@ -212,9 +213,11 @@ def test_cancel_ends_the_passes(execution: Execution) -> None:
 # ---- the prediction ------------------------------------------------------------------------------
 
 
+PROMPTS = Path(__file__).resolve().parents[2] / "studies" / "prompts"
+
+
 def measured_ms() -> list[tuple[str, int, float]]:
-    file = Path(__file__).resolve().parents[2] / "studies" / "prompts" / "measured.csv"
-    with file.open(encoding="utf-8") as table:
+    with (PROMPTS / "measured.csv").open(encoding="utf-8") as table:
         return [
             (row["model"], int(row["tokens"]), float(row["prompt_ms"]))
             for row in csv.DictReader(table)
@@ -227,6 +230,17 @@ def test_prompts_take_what_an_h200_took(model: str, tokens: int, measured_ms: fl
     node = load_node("1xh200")
     found = prompt_time(plan_for(load_model(model), node, max_context=33000), node, tokens)
     assert found.seconds == pytest.approx(measured_ms * 1e-3, rel=0.2)
+
+
+def test_families_of_other_norms_take_what_a_gpu_took() -> None:
+    """Capped scores, heads normed together, heads of 256 elements; by the fit in force."""
+    with (PROMPTS / "families.csv").open(encoding="utf-8") as table:
+        rows = list(csv.DictReader(table))
+    for row in rows:
+        node = calibrated_node(row["node"])
+        plan = plan_for(load_model(row["model"]), node, context=4096, max_context=4160)
+        found = prompt_time(plan, node, int(row["tokens"])).seconds
+        assert found == pytest.approx(float(row["ms"]) * 1e-3, rel=0.1), row
 
 
 @pytest.mark.parametrize("node", ["1xh200", "8xh200", "8xmi300x", "1xhost"])
