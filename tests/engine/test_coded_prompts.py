@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.engine import test_cuda_engine as on_gpu
+from tests.engine.families import AROUND, TOGETHER
 from tests.engine.small_engine import LANED, QWEN2
 from tests.engine.test_coded import NARROW, ODD, WIDE, coded
 from tests.engine.test_prompt_chunks import (
@@ -61,7 +62,9 @@ def test_few_bits_in_passes_do_not_depend_on_the_plan(name: str, chosen: dict[st
     assert error(coded(name, prompt_chunk=CHUNK, **chosen), (20,)) < 1e-5
 
 
-@pytest.mark.parametrize("spec", [QWEN2, replace(LANED, ffn=128)], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "spec", [QWEN2, replace(LANED, ffn=128), AROUND, TOGETHER], ids=lambda s: s.name
+)
 def test_families_of_few_bits_are_read_in_passes(spec: ModelSpec) -> None:
     blocks = {"blocks": 4} if spec.lanes else {}
     assert error(coded("int8", spec, prompt_chunk=CHUNK, **blocks), (7, 33)) < 1e-5
