@@ -82,8 +82,9 @@ __device__ __forceinline__ void weigh(Pack<NORM_PACK>& x, float by, const float*
     x.at[j] *= by * weight[Core::Hidden::norm_place(at + j / 4 * 4) + j % 4];
 }
 
-// What a module adds to the residual, where that is normed: of columns at, at + step, .. below `end`
-// of a token. `sums`: of each warp, `group` of which share the token. All threads of the block.
+// What a module adds to the residual, normed first where the family says so. `begin`: by all
+// threads of the block, of a token's columns start, start + step, .. below `end`; `group` warps
+// share the token, behind `warps_before` others; `sums` has room for one of each warp.
 template <class S>
 struct NormedRead {
   const S& stage;
@@ -276,8 +277,8 @@ __device__ __forceinline__ void copy_runs(Block& b, int count, float* to, At at)
   }
 }
 
-// RMSNorm's factor of `count` numbers, by one warp: of all heads of a token's q, or k, where these are
-// normed as one vector.
+// RMSNorm's factor of `count` numbers, by one warp: of all heads of a token's q, or k, where these
+// are normed as one vector.
 __device__ __forceinline__ float factor_together(Block& b, const float* from, int count) {
   float squares = 0;
   TWIN_ONCE
@@ -552,10 +553,12 @@ __device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, cons
       if (h >= all) break;
       if (h < keys) {
         if constexpr (Family::QK_NORMED_TOGETHER) {
+          const bool query = h < queries;
+          const int own = query ? stage.q_norm + h * HEAD_DIM
+                                : stage.k_norm + (h - queries) * HEAD_DIM;
           Pairs weight;
-          weight.load(b, b.memory.constants + (h < queries ? stage.q_norm + h * HEAD_DIM
-                                                           : stage.k_norm + (h - queries) * HEAD_DIM));
-          head[i].weigh(weight, h < queries ? by_query : by_key);
+          weight.load(b, b.memory.constants + own);
+          head[i].weigh(weight, query ? by_query : by_key);
         } else if (stage.q_norm >= 0) {
           head[i].norm(b, Pairs::either(h < queries, query_norm, key_norm));
         }
