@@ -48,9 +48,10 @@ __device__ __forceinline__ bool meet(Block& b, int index, Pass& pass) {
 constexpr int NORM_PACK = 8;  // neighbours of a token that a thread sums at once
 static_assert(NORM_PACK == Chunk::PACK, "activations are stored as many at a time");
 
-// x += scale * each of the read's parts, in rank order.
+// x += scale * each of the read's parts, in rank order; RAW: without its scale.
+template <bool RAW = false>
 __device__ __forceinline__ void add_read(const Block& b, const Read& read, int token, int at,
-                                         float scale, Pack<NORM_PACK>& x) {
+                                         Pack<NORM_PACK>& x) {
   // their loads are under way together; more cost registers that a step needs
   constexpr int AT_ONCE = 2;
   const Value& value = b.plan.values_at(read.value);
@@ -71,7 +72,7 @@ __device__ __forceinline__ void add_read(const Block& b, const Read& read, int t
     for (int j = 0; j < AT_ONCE; ++j)
       TWIN_UNROLL
       for (int i = 0; i < NORM_PACK; ++i)
-        if (p + j < count) x.at[i] += scale * got[j].at[i];
+        if (p + j < count) x.at[i] += (RAW ? 1.0f : read.scale) * got[j].at[i];
   }
 }
 
@@ -82,9 +83,9 @@ __device__ __forceinline__ void weigh(Pack<NORM_PACK>& x, float by, const float*
     x.at[j] *= by * weight[Core::Hidden::norm_place(at + j / 4 * 4) + j % 4];
 }
 
-// What a module adds to the residual, normed first where the family says so. `begin`: by all
-// threads of the block, of a token's columns start, start + step, .. below `end`; `group` warps
-// share the token, behind `warps_before` others; `sums` has room for one of each warp.
+// What a module adds to the residual, where that is normed. `begin`: by all threads of the block, of
+// a token's columns start, start + step, .. below `end`; `group` warps share the token, behind
+// `warps_before` others; `sums` has room for one of each warp.
 template <class S>
 struct NormedRead {
   const S& stage;
@@ -92,38 +93,29 @@ struct NormedRead {
 
   __device__ __forceinline__ void begin(Block& b, int token, int start, int end, int step,
                                         int warps_before, int group, float* sums) {
-    if constexpr (Family::NORMS_AFTER) {
-      float squares = 0;
-      TWIN_ONCE
-      for (int i = start; i < end && stage.reads > 0; i += step) {
-        const Pack<NORM_PACK> x = raw(b, token, i);
-        TWIN_UNROLL
-        for (int j = 0; j < NORM_PACK; ++j) squares += x.at[j] * x.at[j];
-      }
-      squares = b.core.warp_sum(squares);
-      if (b.core.warp_thread() == 0) sums[b.core.warp()] = squares;
-      b.core.barrier();
-      float total = 0;
-      for (int w = 0; w < group && end; ++w) total += sums[warps_before + w];
-      by = 1.0f / square_root(total / float(b.plan.hidden) + b.plan.norm_eps);
+    float squares = 0;
+    TWIN_ONCE
+    for (int i = start; i < end && stage.reads > 0; i += step) {
+      const Pack<NORM_PACK> x = raw(b, token, i);
+      TWIN_UNROLL
+      for (int j = 0; j < NORM_PACK; ++j) squares += x.at[j] * x.at[j];
     }
+    squares = b.core.warp_sum(squares);
+    if (b.core.warp_thread() == 0) sums[b.core.warp()] = squares;
+    b.core.barrier();
+    float total = 0;
+    for (int w = 0; w < group && end; ++w) total += sums[warps_before + w];
+    by = 1.0f / square_root(total / float(b.plan.hidden) + b.plan.norm_eps);
   }
+  // residual += scale * what was read, normed
   __device__ __forceinline__ void add(const Block& b, int token, int at,
                                       Pack<NORM_PACK>& residual) const {
-    if constexpr (Family::NORMS_AFTER) {
-      if (stage.reads == 0) return;
-      const float scale = b.plan.reads_at(stage.first_read).scale;
-      Pack<NORM_PACK> x = raw(b, token, at);
-      weigh(x, scale * by, b.memory.constants + stage.post_norm, at);
-      TWIN_UNROLL
-      for (int j = 0; j < NORM_PACK; ++j) residual.at[j] += x.at[j];
-    } else {
-      TWIN_ONCE
-      for (int r = stage.first_read; r < stage.first_read + stage.reads; ++r) {
-        const Read& read = b.plan.reads_at(r);
-        add_read(b, read, token, at, read.scale, residual);
-      }
-    }
+    if (stage.reads == 0) return;
+    const float scale = b.plan.reads_at(stage.first_read).scale;
+    Pack<NORM_PACK> x = raw(b, token, at);
+    weigh(x, scale * by, b.memory.constants + stage.post_norm, at);
+    TWIN_UNROLL
+    for (int j = 0; j < NORM_PACK; ++j) residual.at[j] += x.at[j];
   }
 
  private:
@@ -131,7 +123,7 @@ struct NormedRead {
     Pack<NORM_PACK> x = {};
     TWIN_ONCE
     for (int r = stage.first_read; r < stage.first_read + stage.reads; ++r)
-      add_read(b, b.plan.reads_at(r), token, at, 1.0f, x);
+      add_read<true>(b, b.plan.reads_at(r), token, at, x);
     return x;
   }
 };
@@ -144,7 +136,6 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
   const int hidden = b.plan.hidden, warps = b.core.warps(),
             tokens = (pass.tokens - b.block + b.plan.blocks - 1) / b.plan.blocks;
   const float* weight = b.memory.constants + stage.norm;
-  float* const added = sums + warps;  // where what a module adds is normed
   // tokens at once, warps of each
   const int together = least(warps, tokens), group = together > 0 ? warps / together : 1;
   const int team = b.core.warp() / group, step = group * b.core.warp_threads() * NORM_PACK;
@@ -158,7 +149,8 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
     const int id = end ? b.launch.request.chunks[pass.first + token] : 0;
     const u8* row = b.memory.embedding + u64(id) * u64(hidden) * type_bytes(WEIGHT);
     NormedRead<Stage> read = {stage};
-    read.begin(b, token, start, end, step, team * group, group, added);
+    if constexpr (Family::NORMS_AFTER)
+      read.begin(b, token, start, end, step, team * group, group, sums + warps);
     float squares = 0;
     TWIN_ONCE
     for (int i = start; i < end; i += step) {
@@ -170,7 +162,13 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
       } else {
         x = load_pack<NORM_PACK, 16>(residual + i);
       }
-      read.add(b, token, i, x);
+      if constexpr (Family::NORMS_AFTER) {
+        read.add(b, token, i, x);
+      } else {
+        TWIN_ONCE
+        for (int r = stage.first_read; r < stage.first_read + stage.reads; ++r)
+          add_read(b, b.plan.reads_at(r), token, i, x);
+      }
       TWIN_UNROLL
       for (int j = 0; j < NORM_PACK; ++j) {
         squares += x.at[j] * x.at[j];
