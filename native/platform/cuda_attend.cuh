@@ -24,7 +24,7 @@ struct PassScan {
   static constexpr int PART = TILE * PITCH;  // a tile's keys; its values follow
   static constexpr int STEPS = (HEAD_DIM + 15) / 16, SETS = TILE / 16;
   static constexpr int bytes = TILES * 2 * PART;
-  static constexpr float LN_2 = 0.69314718f;  // scores are powers of two
+  static constexpr float LOG2_E = 1.44269504f;  // scores are powers of two
   static_assert(!Plan::tensor_pass || bytes <= Plan::prompt_bytes, "the plan counts the same");
 
   int thread;
@@ -57,7 +57,7 @@ struct PassScan {
 
   // A logit without a value joins the softmax of the thread's row i, one of four threads' sum.
   __device__ __forceinline__ void join(int i, float logit) {
-    most[i] = 1.44269504f * logit;
+    most[i] = LOG2_E * logit;
     total[i] = thread % 4 == 0 ? 1.0f : 0.0f;
   }
 
@@ -105,7 +105,7 @@ struct PassScan {
       for (int j = 0; j < 2 * SETS; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          score[j][i] = capped_score(score[j][i] * (scale * LN_2)) * (1.0f / LN_2);
+          score[j][i] = capped_score(score[j][i] * (scale * (1.0f / LOG2_E))) * LOG2_E;
       scale = 1.0f;
     }
     if (!all) {

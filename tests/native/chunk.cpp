@@ -51,7 +51,7 @@ struct Plan {
   static constexpr int prompt_bytes = 224 * 1024;
   static constexpr bool tensor_pass = false;
 };
-struct PassScan {};  // tests/native/attend.cpp
+struct PassScan {};  // attention of a pass is not compiled here
 struct uint2 {
   u32 x, y;
 };

@@ -315,8 +315,8 @@ def attention_bytes(own: Attention, *, chunk: int, blocks: int, kv_bytes: int) -
     """On the chip: a block's keys, values and queries, FP32; angles; the chunk's keys and values as
     cached; earlier ones; partials.
 
-    Attending in native/monokernel/prompt.cuh asserts that it divides the same. `blocks` of a rank;
-    `kv_bytes` of a cached number.
+    Attending in native/monokernel/prompt_attention.cuh asserts that it divides the same. `blocks`
+    of a rank; `kv_bytes` of a cached number.
     """
     queries = min(chunk, -(-own.kv_heads * chunk // blocks)) * own.group
     heads = up((2 * chunk + queries) * own.head_dim, LINE_FLOATS)

@@ -60,7 +60,10 @@ SCAN_CYCLES, SCAN_CYCLES_AN_ELEMENT = 700, 29
 HEAD_CYCLES = 200
 GATHERED = 8  # neighbouring numbers of a norm that a thread loads at once
 PARTS_AT_ONCE = 2  # of a residual read, whose loads are under way together
-COPIED = 16  # numbers of keys, values, queries that a thread asks for at once
+# numbers that a thread loads at once, and how many such loads of keys, values, queries it has under
+# way. Heads normed together are loaded one load after the other
+COPY_PACK, COPIES = 4, 4
+COPIED = COPY_PACK * COPIES
 HEADS_AT_ONCE = 4  # of a token, whose loads are under way together
 # a few-bit weight decoded to 16 bits by a block: about six instructions of 128 in a cycle. A
 # division of a load's number, scales and stores included; no pass of such a plan has been timed
@@ -76,7 +79,6 @@ LOOK_CYCLES, POSITIONS = 1500, 4
 # Fitted to Gemma-2-2B's 4,000 tokens on one H100: caps of that look's scores. Its 512 tokens are
 # told 1.4 % too slow, Gemma-3-1B's, which has no caps, 5 and 7 % (studies/prompts)
 CAP_CYCLES = 1470
-TOGETHER = 4  # numbers of heads normed together that a thread loads, one load after the other
 # the load that slows a pass depends on its time; it settles to 0.1 % in as many
 UTILISATION_ROUNDS = 4
 
@@ -396,7 +398,7 @@ class _Passes:
         """
         if not self.variant.whole_qk_norm:
             return 0.0
-        return -(-own.heads * own.head_dim // (TOGETHER * WARP)) * self.latency
+        return -(-own.heads * own.head_dim // (COPY_PACK * WARP)) * self.latency
 
     def _tensor_attention_s(self, own: Attention, seen: int, tokens: int) -> float:
         """All heads prepared, a barrier, then rows of queries by blocks: each looks at all that its

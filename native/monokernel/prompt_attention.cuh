@@ -1,0 +1,458 @@
+// Attention of a prompt pass, with tensor cores and without.
+#pragma once
+
+namespace twin {
+
+// ---- attention, tasks of (kv head, token) -------------------------------------------------------
+
+// Neighbouring tasks of a block that share a kv head.
+struct Tasks {
+  int head;
+  int begin, end;  // tokens of the chunk
+  // first token whose key and value they need: all before are seen, unless they only append
+  int oldest;
+};
+
+// On the chip while a block attends; attention_bytes in twin/kernel/prompt.py counts the same.
+struct Attending {
+  // bytes of a position's key and value; neighbours begin in other banks
+  static constexpr int PITCH = 2 * ROW + 64;
+  static constexpr int TILE = 64 / type_bytes(KV);  // cached positions that come together
+  static constexpr int TILES = 4;                   // one in use, the others under way
+
+  float* heads;   // [2 * tokens + queries][HEAD_DIM] keys, values, queries of the tasks
+  float* turns;   // [tokens][cosines, sines][HALF]
+  u8* fresh;      // [tokens][PITCH] the chunk's keys and values as cached
+  u8* tiles;      // [TILES][TILE][PITCH] cached ones, on their way and there
+  float* merged;  // [warps][HEADS][PARTIAL]
+
+  __device__ static constexpr int up(int floats) { return (floats + 31) / 32 * 32; }
+  __device__ Attending(const Plan& plan, float* chip) {
+    const int chunk = plan.prompt_chunk,
+              tasks = (plan.kv_heads * chunk + plan.blocks - 1) / plan.blocks;
+    heads = chip;
+    turns = heads + up((2 * chunk + least(tasks, chunk) * GROUP) * HEAD_DIM);
+    fresh = reinterpret_cast<u8*>(turns + up(chunk * HEAD_DIM));
+    tiles = fresh + 4 * up(chunk * PITCH / 4);
+    merged = reinterpret_cast<float*>(tiles + 4 * up(TILES * TILE * PITCH / 4));
+  }
+};
+
+// What attention_bytes in twin/kernel/prompt.py counts.
+static_assert(Attending::PITCH == 2 * ROW + facts::PASS_PITCH_BYTES,
+              "PITCH_BYTES in twin/kernel/prompt.py is another");
+static_assert(Attending::TILE * type_bytes(KV) == facts::PASS_TILE_BYTES,
+              "TILE_BYTES in twin/kernel/prompt.py is another");
+static_assert(Attending::TILES == facts::PASS_TILES, "TILES in twin/kernel/prompt.py is another");
+static_assert(Attending::up(1) == facts::LINE_FLOATS,
+              "LINE_FLOATS in twin/kernel/prompt.py is another");
+
+// Where a byte of a position's key, or ROW behind it of its value, is cached; `cache` is
+// [splits][k, v][item_positions][HEAD_DIM] of the kv head.
+__device__ __forceinline__ u8* cached(const Plan& plan, u8* cache, int position, int byte) {
+  const PagePlace place = place_of(plan, position / plan.page);
+  const int slot = place.page * plan.page + position % plan.page;
+  return cache + (u64(place.split * 2 + (byte >= ROW)) * u64(plan.item_positions) + u64(slot)) * ROW +
+         twisted(slot, byte % ROW);
+}
+
+// Numbers that a thread copies onto the chip at once, and how many such loads it has under way:
+// each wait for one is a second-level cache's latency.
+constexpr int COPY_PACK = HALF % 4 == 0 ? 4 : 1, COPIES = 4;
+
+// at(i) for i in 0, COPY_PACK, .. below `count`: where COPY_PACK neighbours lie. They go to `to`.
+template <class At>
+__device__ __forceinline__ void copy_runs(Block& b, int count, float* to, At at) {
+  const int step = b.core.threads() * COPY_PACK;
+  TWIN_ONCE
+  for (int i = b.core.thread() * COPY_PACK; i < count; i += step * COPIES) {
+    Pack<COPY_PACK> got[COPIES];
+    TWIN_UNROLL
+    for (int k = 0; k < COPIES; ++k)
+      if (i + k * step < count) got[k] = load_pack<COPY_PACK, 4 * COPY_PACK>(at(i + k * step));
+    TWIN_UNROLL
+    for (int k = 0; k < COPIES; ++k)
+      TWIN_UNROLL
+      for (int j = 0; j < COPY_PACK; ++j)
+        if (i + k * step < count) to[i + k * step + j] = got[k].at[j];
+  }
+}
+
+// RMSNorm's factor of `count` numbers, by one warp: of all heads of a token's q, or k, where these
+// are normed as one vector.
+__device__ __forceinline__ float factor_together(Block& b, const float* from, int count) {
+  float squares = 0;
+  TWIN_ONCE
+  for (int i = b.core.warp_thread() * COPY_PACK; i < count;
+       i += b.core.warp_threads() * COPY_PACK) {
+    const Pack<COPY_PACK> x = load_pack<COPY_PACK, 4 * COPY_PACK>(from + i);
+    TWIN_UNROLL
+    for (int j = 0; j < COPY_PACK; ++j) squares += x.at[j] * x.at[j];
+  }
+  return inverse_root(b.core.warp_sum(squares) / float(count) + b.plan.norm_eps);
+}
+
+// The tasks' queries, normed and turned, and the keys and values that they see of the chunk, as
+// they are cached.
+__device__ __forceinline__ void prepare_tasks(Block& b, const Stage& stage, const Pass& pass,
+                                              const Tasks& tasks, int queries,
+                                              const Attending& chip) {
+  const Value& from = b.plan.values_at(b.plan.reads_at(stage.first_read).value);
+  const int query_floats = b.plan.heads * HEAD_DIM, key_floats = b.plan.kv_heads * HEAD_DIM,
+            width = from.elements;
+  const int keys = tasks.end - tasks.oldest, count = 2 * keys + queries;
+  const float* const published = pass_row(b.memory, from, 0, 0);
+  const float* const angles = b.memory.constants + rope_of(b.plan, stage);
+  const long sines = (long(b.plan.max_context) * HALF + 15) / 16 * 16;
+  const float scale = Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM));
+  copy_runs(b, count * HEAD_DIM, chip.heads, [&](int i) {
+    // a key, a value, a query
+    const int h = i / HEAD_DIM, group = h < keys ? 0 : h < 2 * keys ? 1 : 2, query = h - 2 * keys;
+    const int row = group == 2 ? tasks.begin + query / GROUP : tasks.oldest + h - group * keys;
+    const int at = group == 2 ? (tasks.head * GROUP + query % GROUP) * HEAD_DIM
+                              : query_floats + group * key_floats + tasks.head * HEAD_DIM;
+    return published + long(row) * width + at + i % HEAD_DIM;
+  });
+  copy_runs(b, keys * HEAD_DIM, chip.turns, [&](int i) {
+    const int at = i % HEAD_DIM;
+    return angles + (at < HALF ? 0 : sines - HALF) +
+           long(pass.first + tasks.oldest + i / HEAD_DIM) * HALF + at;
+  });
+  b.core.barrier();
+  TWIN_ONCE
+  for (int h = b.core.warp(); h < count; h += b.core.warps()) {
+    const bool key = h < keys, query = h >= 2 * keys;
+    float* at = chip.heads + h * HEAD_DIM;
+    if (key || query) {
+      const int norm = query ? stage.q_norm : stage.k_norm,
+                token = query ? tasks.begin - tasks.oldest + (h - 2 * keys) / GROUP : h;
+      if constexpr (Family::QK_NORMED_TOGETHER) {
+        const int row = (query ? tasks.begin + (h - 2 * keys) / GROUP : tasks.oldest + h),
+                  one = query ? tasks.head * GROUP + (h - 2 * keys) % GROUP : tasks.head;
+        const float* const from = published + long(row) * width + (query ? 0 : query_floats);
+        weigh_head(b, at, b.memory.constants + norm + one * HEAD_DIM,
+                   factor_together(b, from, query ? query_floats : key_floats));
+      } else if (norm >= 0) {
+        norm_head(b, at, b.memory.constants + norm);
+      }
+      rotate_head(b, at, chip.turns + token * HEAD_DIM, query ? scale : 1.0f);
+    }
+    if (!query)
+      store_head(
+          b, at,
+          chip.fresh + (tasks.oldest + (key ? h : h - keys)) * Attending::PITCH + (key ? 0 : ROW));
+  }
+  b.core.barrier();
+}
+
+// What a thread looks at together; on the chip a position costs no wait, so that registers are the
+// limit.
+struct Near {
+  static constexpr int POSITIONS = Core::POSITIONS < 4 ? 4 : Core::POSITIONS;
+  Core::Piece key[POSITIONS], value[POSITIONS];
+  bool held[POSITIONS];
+};
+
+// Positions first..first+count-1, whose keys and values lie on the chip from `rows` on, for the
+// query heads of a warp that sees from..to-1. `share` warps take them in turn.
+__device__ __forceinline__ void scan_rows(Block& b, Partial<Core::HEADS>& partial,
+                                          const float* queries, int heads, const u8* rows,
+                                          int first, int count, int from, int to, int share) {
+  const int scanner = b.core.warp_thread() / Core::POSITION_THREADS, end = least(count, to - first);
+  TWIN_ONCE
+  for (int p = (from > first ? from - first : 0) + b.core.warp() % share * SCANNERS; p < end;
+       p += share * SCANNERS * Near::POSITIONS) {
+    Near seen;
+    TWIN_UNROLL
+    for (int k = 0; k < Near::POSITIONS; ++k) {
+      const int at = p + scanner + k * share * SCANNERS;
+      seen.held[k] = at < end;
+      if (at < end) {
+        Chunk::load(b.core, seen.key[k], rows + at * Attending::PITCH);
+        Chunk::load(b.core, seen.value[k], rows + at * Attending::PITCH + ROW);
+      } else {
+        seen.key[k].clear(), seen.value[k].clear();
+      }
+    }
+    partial.scan(b, queries, heads, seen);
+  }
+}
+
+// The logit that joins the softmax of a query head. A parameter: without sinks a stage names none.
+template <class S>
+__device__ __forceinline__ float sink_of(const Block& b, const S& stage, int head) {
+  return b.memory.constants[stage.sinks + head];
+}
+
+// Softmax of the tasks' query heads over what each sees. Cached keys and values come onto the chip
+// tiles ahead, once for all warps; each warp takes a token's HEADS query heads, or shares their
+// positions with others.
+__device__ __forceinline__ void attend_tasks(Block& b, const Stage& stage, const Pass& pass,
+                                             const Tasks& tasks, u8* cache, const Attending& chip,
+                                             float* out) {
+  constexpr int HEADS = Core::HEADS, TILE = Attending::TILE, TILES = Attending::TILES,
+                PITCH = Attending::PITCH;
+  constexpr int COPY = Chunk::COPY_BYTES, COPIED = 2 * ROW / COPY;  // of a position
+  const int sets = (tasks.end - tasks.begin) * HeadSets<HEADS>::COUNT, warps = b.core.warps(),
+            columns = b.plan.heads * HEAD_DIM;
+  TWIN_ONCE
+  for (int done = 0; done < sets; done += warps) {
+    const int together = least(warps, sets - done), share = warps / together,
+              mine = b.core.warp() / share;
+    const int set = done + least(mine, together - 1),
+              token = tasks.begin + set / HeadSets<HEADS>::COUNT,
+              head = set % HeadSets<HEADS>::COUNT * HEADS;
+    const float* queries =
+        chip.heads +
+        (2 * (tasks.end - tasks.oldest) + (token - tasks.begin) * GROUP + head) * HEAD_DIM;
+    auto oldest = [&](int of) {
+      return stage.window && pass.first + of + 1 > stage.window ? pass.first + of + 1 - stage.window
+                                                                : 0;
+    };
+    const int heads = least(HEADS, GROUP - head), from = oldest(token),
+              to = mine < together ? pass.first + token + 1 : 0;
+    const int begin = oldest(tasks.begin + done / HeadSets<HEADS>::COUNT);
+    auto place = [&](int tile) { return chip.tiles + tile % TILES * TILE * PITCH; };
+    auto ask = [&](int tile) {
+      const int first = begin + tile * TILE;
+      TWIN_ONCE
+      TWIN_EACH(i, least(TILE, pass.first - first) * COPIED) {
+        const int position = i / COPIED, at = i % COPIED * COPY;
+        Chunk::copy(place(tile) + position * PITCH + at,
+                    cached(b.plan, cache, first + position, at));
+      }
+      Chunk::sent();
+    };
+    Partial<HEADS> partial;
+    partial.start();
+    TWIN_ONCE
+    for (int tile = 0; tile < TILES - 1; ++tile) ask(tile);
+    int tile = 0;
+    TWIN_ONCE
+    for (int first = begin; first < pass.first; first += TILE, ++tile) {
+      Chunk::arrived<TILES - 2>();
+      b.core.barrier();
+      ask(tile + TILES - 1);  // in the place of the one before, which all have used
+      scan_rows(b, partial, queries, heads, place(tile), first, least(TILE, pass.first - first),
+                from, to, share);
+    }
+    scan_rows(b, partial, queries, heads, chip.fresh, pass.first, tasks.end, from, to, share);
+    partial.meet(b);
+    partial.put(b, chip.merged + b.core.warp() * HEADS * PARTIAL);
+    b.core.barrier();
+    TWIN_ONCE
+    TWIN_EACH(i, together * HEADS * HEAD_DIM) {
+      const int one = i / (HEADS * HEAD_DIM), h = i / HEAD_DIM % HEADS, d = i % HEAD_DIM;
+      const int query = (done + one) % HeadSets<HEADS>::COUNT * HEADS + h;
+      // of the set's first warp
+      const float* row = chip.merged + (one * share * HEADS + h) * PARTIAL;
+      if (query >= GROUP) continue;
+      float top = LOWEST, sum = 0, total = 0;
+      if constexpr (Additions::SINKS) top = sink_of(b, stage, tasks.head * GROUP + query);
+      for (int w = 0; w < share; ++w)
+        top = row[w * HEADS * PARTIAL + HEAD_DIM] > top ? row[w * HEADS * PARTIAL + HEAD_DIM] : top;
+      if constexpr (Additions::SINKS)
+        total = softmax_weight(sink_of(b, stage, tasks.head * GROUP + query), top);
+      for (int w = 0; w < share; ++w) {
+        const float weight = softmax_weight(row[w * HEADS * PARTIAL + HEAD_DIM], top);
+        sum += weight * row[w * HEADS * PARTIAL + d];
+        total += weight * row[w * HEADS * PARTIAL + HEAD_DIM + 1];
+      }
+      Chunk::store(out, columns, tasks.begin + (done + one) / HeadSets<HEADS>::COUNT,
+                   (tasks.head * GROUP + query) * HEAD_DIM + d, sum / total);
+    }
+    b.core.barrier();
+  }
+}
+
+// Each task appends its token's key and value, and attends to all that came before. The last layer
+// only appends. A block takes neighbouring tasks, so that most of them share what is prepared.
+__device__ __forceinline__ void attend_chunk(Block& b, const Stage& stage, const Pass& pass,
+                                             bool last, float* memory) {
+  const Attending chip(b.plan, memory);
+  const int all = b.plan.kv_heads * pass.tokens;
+  const int end = int(long(b.block + 1) * all / b.plan.blocks);
+  const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
+  TWIN_ONCE
+  for (int task = int(long(b.block) * all / b.plan.blocks); task < end;) {
+    const int head = task / pass.tokens, token = task % pass.tokens,
+              stop = least(pass.tokens, token + end - task);
+    const Tasks tasks = {head, token, stop, last ? token : 0};
+    u8* const cache =
+        b.memory.kv + (u64(stage.kv) * b.plan.kv_items + head * b.plan.splits) * item_bytes;
+    prepare_tasks(b, stage, pass, tasks, last ? 0 : (stop - token) * GROUP, chip);
+    TWIN_ONCE
+    TWIN_EACH(i, (stop - token) * ROW) {
+      const int of = token + i / ROW, at = i % ROW * 2;  // bytes of the token's key and value
+      const u8* row = chip.fresh + of * Attending::PITCH + at;
+      *reinterpret_cast<u16*>(cached(b.plan, cache, pass.first + of, at)) =
+          *reinterpret_cast<const u16*>(row);
+    }
+    if (!last)
+      attend_tasks(b, stage, pass, tasks, cache, chip,
+                   b.memory.prompt + b.plan.values_at(stage.publishes).prompt);
+    b.core.barrier();
+    task += stop - token;
+  }
+}
+
+// ---- the same on tensor cores: all heads of the chunk are prepared first, then blocks take rows
+// of queries
+
+constexpr int HEADS_AT_ONCE = 4;  // of a token, by a warp: their loads are under way together
+
+// Queries as the tensor cores take them, [tokens][heads][HEAD_DIM].
+__device__ __forceinline__ u8* pass_query(const Block& b, int token, int head) {
+  return reinterpret_cast<u8*>(b.memory.prompt + b.plan.prompt_queries) +
+         (long(token) * b.plan.heads + head) * ROW;
+}
+
+// All heads of the chunk, normed and turned: keys and values into the cache, queries for
+// attend_rows. The last layer only appends.
+__device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, const Pass& pass,
+                                              bool last) {
+  const Value& published = b.plan.values_at(b.plan.reads_at(stage.first_read).value);
+  const float* const rows = pass_row(b.memory, published, 0, 0);
+  const float* const cosines = b.memory.constants + rope_of(b.plan, stage);
+  const long sines = (long(b.plan.max_context) * HALF + 15) / 16 * 16;
+  const int queries = b.plan.heads, keys = queries + b.plan.kv_heads, all = keys + b.plan.kv_heads,
+            begin = last ? queries : 0;
+  const int sets = (all - begin + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE,
+            together = b.plan.blocks * b.core.warps();
+  const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
+  Pairs query_norm, key_norm;
+  if (!Family::QK_NORMED_TOGETHER && stage.q_norm >= 0)
+    query_norm.load(b, b.memory.constants + stage.q_norm),
+        key_norm.load(b, b.memory.constants + stage.k_norm);
+  TWIN_ONCE
+  for (int set = b.block * b.core.warps() + b.core.warp(); set < pass.tokens * sets;
+       set += together) {
+    const int token = set / sets, first = begin + set % sets * HEADS_AT_ONCE,
+              position = pass.first + token;
+    const float* const cosine = cosines + long(position) * HALF;
+    Pairs turn, head[HEADS_AT_ONCE];
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) {
+      if (!Pairs::here(b, k)) continue;
+      turn.x[k] = load_pack<1, 4>(cosine + Pairs::number(b, k));
+      turn.y[k] = load_pack<1, 4>(cosine + sines + Pairs::number(b, k));
+    }
+    TWIN_UNROLL
+    for (int i = 0; i < HEADS_AT_ONCE; ++i)
+      head[i].load(b,
+                   rows + long(token) * published.elements + least(first + i, all - 1) * HEAD_DIM);
+    float by_query = 1.0f, by_key = 1.0f;
+    if constexpr (Family::QK_NORMED_TOGETHER) {
+      const float* const row = rows + long(token) * published.elements;
+      if (first < queries) by_query = factor_together(b, row, queries * HEAD_DIM);
+      if (first < keys && first + HEADS_AT_ONCE > queries)
+        by_key = factor_together(b, row + queries * HEAD_DIM, b.plan.kv_heads * HEAD_DIM);
+    }
+    TWIN_UNROLL
+    for (int i = 0; i < HEADS_AT_ONCE; ++i) {
+      const int h = first + i;
+      if (h >= all) break;
+      if (h < keys) {
+        if constexpr (Family::QK_NORMED_TOGETHER) {
+          const bool query = h < queries;
+          const int own = query ? stage.q_norm + h * HEAD_DIM
+                                : stage.k_norm + (h - queries) * HEAD_DIM;
+          Pairs weight;
+          weight.load(b, b.memory.constants + own);
+          head[i].weigh(weight, query ? by_query : by_key);
+        } else if (stage.q_norm >= 0) {
+          head[i].norm(b, Pairs::either(h < queries, query_norm, key_norm));
+        }
+        head[i].rotate(turn, 1.0f);
+      }
+      const int of = h < queries ? 0 : (h - queries) % b.plan.kv_heads;
+      u8* const cache =
+          b.memory.kv + (u64(stage.kv) * b.plan.kv_items + of * b.plan.splits) * item_bytes;
+      u8* const query = pass_query(b, token, h < queries ? h : 0);
+      head[i].each(b, [&](int d, float element) {
+        const int byte = d * type_bytes(KV);
+        store_element<KV>(h < queries
+                              ? query + byte
+                              : cached(b.plan, cache, position, h < keys ? byte : ROW + byte),
+                          element);
+      });
+    }
+  }
+}
+
+// Rows of queries that share a KV head, over what each of them sees of the cache.
+template <class C>
+__device__ __forceinline__ void attend_rows(Block& b, const C& chunk, const Stage& stage,
+                                            const Pass& pass, float* out) {
+  using Scan = typename C::Scan;
+  const u32 tiles = chunk.tiles();
+  const int sets = (pass.tokens + Scan::TOKENS - 1) / Scan::TOKENS,
+            columns = b.plan.heads * HEAD_DIM;
+  const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
+  const float scale =
+      Scan::LOG2_E * (Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM)));
+  TWIN_ONCE
+  for (int set = b.block; set < sets * b.plan.kv_heads; set += b.plan.blocks) {
+    const int kv = set / sets, first_token = set % sets * Scan::TOKENS,
+              end_token = least(pass.tokens, first_token + Scan::TOKENS);
+    const u8* const cache =
+        b.memory.kv + (u64(stage.kv) * b.plan.kv_items + kv * b.plan.splits) * item_bytes;
+    const auto oldest = [&](int token) {
+      return stage.window && pass.first + token + 1 > stage.window
+                 ? pass.first + token + 1 - stage.window
+                 : 0;
+    };
+    const int begin = oldest(first_token) / Scan::TILE * Scan::TILE, end = pass.first + end_token;
+    int token[2], head[2], from[2], to[2];
+    TWIN_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int row = b.core.warp() * 16 + b.core.warp_thread() / 4 + 8 * i;
+      token[i] = first_token + row / GROUP, head[i] = kv * GROUP + row % GROUP;
+      if (row >= Scan::TOKENS * GROUP || token[i] >= pass.tokens) token[i] = -1;
+      from[i] = oldest(token[i] < 0 ? first_token : token[i]);
+      to[i] = pass.first + (token[i] < 0 ? first_token : token[i]) + 1;
+    }
+    Scan scan(b.core.warp_thread(), [&](int i) {
+      return static_cast<const u8*>(
+          pass_query(b, token[i] < 0 ? first_token : token[i], head[i] % b.plan.heads));
+    });
+    if constexpr (Additions::SINKS)
+      TWIN_UNROLL
+      for (int i = 0; i < 2; ++i)
+        scan.join(i, sink_of(b, stage, head[i] % b.plan.heads));
+    // of the warp's first token
+    const int near = least(pass.first + first_token + b.core.warp() * 16 / GROUP, end - 1);
+    const int far = least(pass.first + first_token + (b.core.warp() * 16 + 15) / GROUP, end - 1);
+    const auto where = [&](int position, int byte) {
+      return static_cast<const u8*>(cached(b.plan, const_cast<u8*>(cache), position, byte));
+    };
+    const auto ask = [&](int tile) {
+      const int first = begin + tile * Scan::TILE;
+      if (first < end)
+        Scan::ask(tiles + u32(tile % Scan::TILES * 2 * Scan::PART), first, end, b.core.thread(),
+                  where);
+      C::sent();
+    };
+    TWIN_ONCE
+    for (int tile = 0; tile < Scan::TILES - 1; ++tile) ask(tile);
+    int tile = 0;
+    TWIN_ONCE
+    for (int first = begin; first < end; first += Scan::TILE, ++tile) {
+      C::template arrived<Scan::TILES - 2>();
+      b.core.barrier();
+      b.core.forget();              // where copies go is found again
+      ask(tile + Scan::TILES - 1);  // in the place of the one before, which all have used
+      const bool all =
+          first + Scan::TILE <= near + 1 && (!stage.window || first > far - stage.window);
+      if (first <= far)
+        scan.look(tiles + u32(tile % Scan::TILES * 2 * Scan::PART), first, from, to, all, scale);
+    }
+    scan.close([&](int i, int column, float value, float next) {
+      if (token[i] >= 0)
+        C::store_pair(out, columns, token[i], head[i] * HEAD_DIM + column, value, next);
+    });
+    b.core.barrier();
+  }
+}
+
+}  // namespace twin
