@@ -81,13 +81,19 @@ __device__ __forceinline__ void copy_runs(Block& b, int count, float* to, At at)
 // RMSNorm's factor of `count` numbers, by one warp: of all heads of a token's q, or k, where these
 // are normed as one vector.
 __device__ __forceinline__ float factor_together(Block& b, const float* from, int count) {
+  const int step = b.core.warp_threads() * COPY_PACK;
   float squares = 0;
   TWIN_ONCE
-  for (int i = b.core.warp_thread() * COPY_PACK; i < count;
-       i += b.core.warp_threads() * COPY_PACK) {
-    const Pack<COPY_PACK> x = load_pack<COPY_PACK, 4 * COPY_PACK>(from + i);
+  for (int i = b.core.warp_thread() * COPY_PACK; i < count; i += step * COPIES) {
+    Pack<COPY_PACK> got[COPIES];
     TWIN_UNROLL
-    for (int j = 0; j < COPY_PACK; ++j) squares += x.at[j] * x.at[j];
+    for (int k = 0; k < COPIES; ++k)
+      if (i + k * step < count) got[k] = load_pack<COPY_PACK, 4 * COPY_PACK>(from + i + k * step);
+    TWIN_UNROLL
+    for (int k = 0; k < COPIES; ++k)
+      TWIN_UNROLL
+      for (int j = 0; j < COPY_PACK; ++j)
+        if (i + k * step < count) squares += got[k].at[j] * got[k].at[j];
   }
   return inverse_root(b.core.warp_sum(squares) / float(count) + b.plan.norm_eps);
 }
@@ -412,7 +418,7 @@ __device__ __forceinline__ void attend_rows(Block& b, const C& chunk, const Stag
       from[i] = oldest(token[i] < 0 ? first_token : token[i]);
       to[i] = pass.first + (token[i] < 0 ? first_token : token[i]) + 1;
     }
-    Scan scan(b.core.warp_thread(), [&](int i) {
+    Scan scan(b.core.warp_thread(), tiles, b.core.warp(), [&](int i) {
       return static_cast<const u8*>(
           pass_query(b, token[i] < 0 ? first_token : token[i], head[i] % b.plan.heads));
     });

@@ -10,25 +10,35 @@ __device__ __forceinline__ float power_of_two(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
   return value;
 }
+__device__ __forceinline__ float reciprocal(float x) {
+  float value;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
+  return value;
+}
 
 // A block takes ROWS query rows of one KV head: all query heads of neighbouring tokens. Each warp
 // has 16 of them, and looks at tiles of positions that come onto the chip once for all warps. A
 // thread keeps rows thread / 4 and 8 more of its warp's.
 struct PassScan {
-  static constexpr int TILE = facts::PASS_SCAN_POSITIONS;  // positions that come together
-  static constexpr int TILES = facts::PASS_SCAN_TILES;     // one in use, the others under way
+  // Outputs of wider heads leave no registers for their queries, which are looked up on the chip.
+  static constexpr bool KEPT = HEAD_DIM <= facts::KEPT_HEAD;
+  // positions that come together
+  static constexpr int TILE = KEPT ? facts::PASS_SCAN_POSITIONS : facts::PASS_WIDE_POSITIONS;
+  static constexpr int TILES = facts::PASS_SCAN_TILES;  // one in use, the others under way
   static constexpr int ROWS = 16 * CONSUMER_WARPS, TOKENS = GROUP ? ROWS / GROUP : 1;
   // of a key, or a value
   static constexpr int BYTES = HEAD_DIM * type_bytes(KV), UNITS = BYTES / 16;
   static constexpr int PITCH = BYTES + 16;   // an odd number of units: eight rows meet in no bank
   static constexpr int PART = TILE * PITCH;  // a tile's keys; its values follow
   static constexpr int STEPS = (HEAD_DIM + 15) / 16, SETS = TILE / 16;
-  static constexpr int bytes = TILES * 2 * PART;
+  static constexpr int QUERIES = TILES * 2 * PART;  // where the rows' queries lie
+  static constexpr int bytes = QUERIES + (KEPT ? 0 : ROWS * PITCH);
   static constexpr float LOG2_E = 1.44269504f;  // scores are powers of two
   static_assert(!Plan::tensor_pass || bytes <= Plan::prompt_bytes, "the plan counts the same");
 
   int thread;
-  u32 query[STEPS][4];
+  u32 asked;  // where the warp's queries lie on the chip
+  u32 query[KEPT ? STEPS : 1][4];
   float output[2 * STEPS][4];
   float most[2], total[2];  // of scores in powers of two
 
@@ -37,15 +47,29 @@ struct PassScan {
   }
   __device__ __forceinline__ static float larger(float a, float b) { return a > b ? a : b; }
 
-  // row(i): where the query of the thread's row thread / 4 + 8 * i lies, 16-bit numbers.
+  // row(i): where the query of the thread's row thread / 4 + 8 * i lies, 16-bit numbers. Those that
+  // are not kept are on their way to `chip`, behind the tiles, with the first tile.
   template <class Row>
-  __device__ __forceinline__ PassScan(int thread, Row row) : thread(thread) {
+  __device__ __forceinline__ PassScan(int thread, u32 chip, int warp, Row row)
+      : thread(thread), asked(chip + u32(QUERIES + warp * 16 * PITCH)) {
+    if constexpr (KEPT) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const u8* at = row(i % 2) + i / 2 * 16 + thread % 4 * 4;
+      for (int i = 0; i < 4; ++i) {
+        const u8* at = row(i % 2) + i / 2 * 16 + thread % 4 * 4;
 #pragma unroll
-      for (int step = 0; step < STEPS; ++step)
-        query[step][i] = bits_as<u32>(load_shared(reinterpret_cast<const float*>(at + step * 32)));
+        for (int step = 0; step < STEPS; ++step)
+          query[step][i] =
+              bits_as<u32>(load_shared(reinterpret_cast<const float*>(at + step * 32)));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const u8* const from = row(i);
+#pragma unroll
+        for (int unit = thread % 4; unit < UNITS; unit += 4)
+          copy_activations(asked + u32((thread / 4 + 8 * i) * PITCH + unit * 16), from + unit * 16,
+                           true);
+      }
     }
 #pragma unroll
     for (int m = 0; m < 2 * STEPS; ++m)
@@ -66,15 +90,19 @@ struct PassScan {
   __device__ __forceinline__ void compare(u32 keys, float (&score)[2 * SETS][4]) const {
     const u32 from = keys + u32((thread / 16 * 8 + thread % 8) * PITCH + thread / 8 % 2 * 16);
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step)
+    for (int step = 0; step < STEPS; ++step) {
+      u32 found[4];
+      if constexpr (!KEPT)
+        load_matrices(found, asked + u32(thread % 16 * PITCH + thread / 16 * 16 + step * 32));
+      const u32* const q = KEPT ? query[KEPT ? step : 0] : found;
 #pragma unroll
       for (int set = 0; set < SETS; ++set) {
         u32 key[4];
         load_matrices(key, from + u32(set * 16 * PITCH + step * 32));
-        const u32(&q)[4] = query[step];
         multiply_add<KV>(score[2 * set], q[0], q[1], q[2], q[3], key[0], key[1]);
         multiply_add<KV>(score[2 * set + 1], q[0], q[1], q[2], q[3], key[2], key[3]);
       }
+    }
   }
   __device__ __forceinline__ void add_values(u32 values, const float (&weight)[2 * SETS][4]) {
     const u32 from = values + u32(thread % 16 * PITCH + thread / 16 * 16);
@@ -100,12 +128,14 @@ struct PassScan {
                                        bool all, float scale) {
     float score[2 * SETS][4] = {};
     compare(at, score);
-    if constexpr (Family::SCORE_CAP > 0.0f) {
+    if constexpr (Family::SCORE_CAP > 0.0f) {  // capped_score of powers of two
+      constexpr float CAP = Family::SCORE_CAP * LOG2_E;
+      const float by = scale * (2.0f / Family::SCORE_CAP);
 #pragma unroll
       for (int j = 0; j < 2 * SETS; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          score[j][i] = capped_score(score[j][i] * (scale * (1.0f / LOG2_E))) * LOG2_E;
+          score[j][i] = CAP - 2.0f * CAP * reciprocal(1.0f + power_of_two(score[j][i] * by));
       scale = 1.0f;
     }
     if (!all) {

@@ -51,6 +51,7 @@ constexpr int PASS_MOST_STEPS = 24;  // of a product on the chip
 constexpr int PASS_ROOM_BYTES = 196608;  // of steps on the chip
 constexpr int PASS_ROWS_BYTES = 256;  // of what a block knows of the rows that it multiplies
 constexpr int PASS_SCAN_POSITIONS = 64;  // of a tile of cached keys and values on tensor cores
+constexpr int PASS_WIDE_POSITIONS = 32;  // of heads beyond KEPT_HEAD elements
 constexpr int PASS_SCAN_TILES = 4;  // of these on the chip
 // between keys and values of neighbouring positions on the chip
 constexpr int PASS_PITCH_BYTES = 64;

@@ -315,18 +315,14 @@ def wide(name: str, layers: int) -> Plan:
 
 def otherwise(name: str) -> Plan:
     """The same of a family with other norms."""
-    plan = wide("llama-3.2-1b", 1)
-    chunk = 64 if name == "olmo-2-7b" else 16
-    return build(cut(load_model(name)), replace(plan.options, prompt_chunk=chunk), plan.limits)
+    return build(cut(load_model(name)), wide("llama-3.2-1b", 1).options, on_gpu.H200)
 
 
-def long(chunk: int) -> Plan:
+def long(name: str, chunk: int) -> Plan:
     """Passes of several tiles of tokens, which neighbouring blocks share."""
-    plan = on_gpu.wide("llama-3.2-1b", 2)
-    assert plan.spec is not None
-    return build(
-        plan.spec, replace(plan.options, prompt_chunk=chunk, max_context=1100), plan.limits
-    )
+    options = on_gpu.wide("llama-3.2-1b", 2).options
+    options = replace(options, prompt_chunk=chunk, max_context=1100)
+    return build(cut(load_model(name)), options, on_gpu.H200)
 
 
 MATRIX = [
@@ -337,6 +333,9 @@ MATRIX = [
 ]
 # norms behind modules, of all heads together, capped scores; heads of 256 elements
 OTHERWISE = ("olmo-2-7b", "gemma-2-2b", "gemma-3-1b")
+# heads of 64 elements; of 256 with capped scores, with three query heads a KV head, with windows that
+# end within a prompt
+LONG = ("llama-3.2-1b", "gemma-2-2b", "falcon3-7b", "gemma-3-1b")
 
 
 def all_plans() -> list[Plan]:
@@ -345,8 +344,7 @@ def all_plans() -> list[Plan]:
     return [
         *made,
         *(wide(*one) for one in on_gpu.WIDE),
-        long(1024),
-        long(1),
+        *(long(name, chunk) for name in LONG for chunk in (1024, 1)),
         *map(otherwise, OTHERWISE),
     ]
 
@@ -391,8 +389,9 @@ def test_gpu_families_of_other_norms_read_prompts_in_passes(name: str) -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_gpu_long_prompts_in_passes_are_those_read_by_steps() -> None:
-    fast, slow = long(1024), long(1)
+@pytest.mark.parametrize("name", LONG)
+def test_gpu_long_prompts_in_passes_are_those_read_by_steps(name: str) -> None:
+    fast, slow = long(name, 1024), long(name, 1)
     assert fast.spec is not None
     prompt = [int(t) for t in np.random.default_rng(2).integers(0, fast.spec.vocab, 1002)]
     found = []

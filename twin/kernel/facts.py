@@ -85,6 +85,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
         prompt.SCAN_POSITIONS,
         "of a tile of cached keys and values on tensor cores",
     ),
+    "PASS_WIDE_POSITIONS": (prompt.WIDE_POSITIONS, "of heads beyond KEPT_HEAD elements"),
     "PASS_SCAN_TILES": (prompt.SCAN_TILES, "of these on the chip"),
     "PASS_PITCH_BYTES": (
         prompt.PITCH_BYTES,

@@ -20,6 +20,7 @@ from twin.models.feeds import ExpertFeed
 from twin.models.spec import DType, ModelSpec
 from twin.plan.catalogue import ROWS
 from twin.plan.partition import TEAM_WARPS
+from twin.plan.splits import KEPT_HEAD
 from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Plan, Routed, Stage, StageKind
 
 LINE_FLOATS = 32  # rows of different values never share a 128-byte line
@@ -38,9 +39,10 @@ ALIGNED_BYTES = 1024  # of eight rows of a step
 ROOM_BYTES = 192 << 10  # of steps: four of 256 weight rows and 128 tokens
 BEGINS_BYTES = 8 << 10  # where a thread's rows begin
 ROWS_BYTES = 256  # and whose rows they are
-SCAN_POSITIONS = 64  # of a tile of cached keys and values
+# of a tile of cached keys and values; of heads whose queries lie on the chip beside the tiles
+SCAN_POSITIONS, WIDE_POSITIONS = 64, 32
 SCAN_TILES = 4  # on the chip: one in use, the others under way
-SCAN_HEAD = 128  # elements of a head, at most: outputs lie in registers
+SCAN_HEAD = 256  # elements of a head, at most: outputs lie in registers
 SCAN_ROWS = 128  # of queries that share a block's tiles
 # of an expert that a block multiplies together, and that it decodes before: so many, in 16 bits, of
 # all blocks stay in an H200's second-level cache
@@ -350,6 +352,11 @@ def tensor_heads(own: Attention, kv_bytes: int) -> bool:
     )
 
 
+def scan_positions(head_dim: int) -> int:
+    """Cached positions that a block's warps look at together on tensor cores."""
+    return SCAN_POSITIONS if head_dim <= KEPT_HEAD else WIDE_POSITIONS
+
+
 def chip_bytes(plan: Plan) -> int:
     """Shared memory of an NVIDIA block's passes; none without passes."""
     options = plan.options
@@ -373,7 +380,9 @@ def pass_bytes(
     """
     if tensor_heads(own, kv_bytes):
         # PassScan::bytes in cuda_attend.cuh
-        attention = SCAN_TILES * 2 * SCAN_POSITIONS * (own.head_dim * kv_bytes + 16)
+        kept = own.head_dim <= KEPT_HEAD
+        rows = SCAN_TILES * 2 * scan_positions(own.head_dim) + (0 if kept else SCAN_ROWS)
+        attention = rows * (own.head_dim * kv_bytes + 16)
     else:
         attention = attention_bytes(own, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes)
     products = ALIGNED_BYTES + ROOM_BYTES + BEGINS_BYTES if dtype is not DType.FP32 else 0

@@ -33,6 +33,7 @@ from twin.kernel.prompt import (
     pass_stages,
     pass_weight_bytes,
     passes,
+    scan_positions,
     sharing,
     tensor_pass,
 )
@@ -53,15 +54,17 @@ START_CYCLES = 2600
 TURN_CYCLES = 1560
 # of weights and activations onto all blocks' chips, an H200's second-level cache
 FETCHED_BYTES_PER_S = 4.1e12
-# of a tile of 64 positions and 128 query rows, and of each element of a head
+# of a tile of positions and 128 query rows, and for each element of a head in 64 positions
 SCAN_CYCLES, SCAN_CYCLES_AN_ELEMENT = 700, 29
 # Judged from the machine code, not measured one by one:
 # a key or query head normed and turned by a warp: a sum over the warp, a few trips to shared memory
 HEAD_CYCLES = 200
 GATHERED = 8  # neighbouring numbers of a norm that a thread loads at once
 PARTS_AT_ONCE = 2  # of a residual read, whose loads are under way together
+# caps of 64 positions' scores: a power and an inverse of each, 16 of which a block makes in a cycle
+SCAN_CAP_CYCLES = 1024
 # numbers that a thread loads at once, and how many such loads of keys, values, queries it has under
-# way. Heads normed together are loaded one load after the other
+# way
 COPY_PACK, COPIES = 4, 4
 COPIED = COPY_PACK * COPIES
 HEADS_AT_ONCE = 4  # of a token, whose loads are under way together
@@ -398,7 +401,7 @@ class _Passes:
         """
         if not self.variant.whole_qk_norm:
             return 0.0
-        return -(-own.heads * own.head_dim // (COPY_PACK * WARP)) * self.latency
+        return -(-own.heads * own.head_dim // (COPIED * WARP)) * self.latency
 
     def _tensor_attention_s(self, own: Attention, seen: int, tokens: int) -> float:
         """All heads prepared, a barrier, then rows of queries by blocks: each looks at all that its
@@ -410,11 +413,15 @@ class _Passes:
             self.latency + HEADS_AT_ONCE * HEAD_CYCLES * cycle + self._together_s(own)
         )
         rounds = -(-own.kv_heads * -(-tokens * own.group // SCAN_ROWS) // blocks)
-        tile = (SCAN_CYCLES + SCAN_CYCLES_AN_ELEMENT * own.head_dim) * cycle
+        positions = scan_positions(own.head_dim)
+        cycles = SCAN_CYCLES_AN_ELEMENT * own.head_dim
+        if self.variant.score_cap:
+            cycles += SCAN_CAP_CYCLES
+        tile = (SCAN_CYCLES + cycles * positions / SCAN_POSITIONS) * cycle
         return (
             prepared
             + self._barrier_s()
-            + rounds * -(-seen // SCAN_POSITIONS) * tile
+            + rounds * -(-seen // positions) * tile
             + 2 * self.latency
         )
 
