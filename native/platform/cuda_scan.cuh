@@ -38,6 +38,7 @@ struct TileScan {
   // On the chip at once, of a set. Those of 16 heads of 128 elements by four warps would be 33 KiB,
   // two slots of a ring, so warps meet before.
   static constexpr int PARTIALS = WIDE ? facts::WIDE_PARTIALS : WARPS;
+  static constexpr bool MEET = PARTIALS < WARPS;
   static_assert((WARPS & (WARPS - 1)) == 0, "twin/kernel/scan.py: warps take turns by a mask");
   static_assert(WARPS % PARTIALS == 0, "twin/kernel/scan.py: as many warps meet each time");
   static_assert(POSITIONS == 16 && facts::TENSOR_HEADS == 4,
@@ -177,7 +178,7 @@ struct TileScan {
   // The first of a thread's two heads, of which each warp puts the same elements.
   __device__ __forceinline__ int first_head() const { return thread % (HEADS / 2) * 2; }
 
-  // Sums over the threads of a warp: a thread of a WIDE scan then has those of all positions.
+  // Sums over the threads of a warp, before it meets others: each has those of all its positions.
   __device__ __forceinline__ static float over_positions(float sum) {
 #pragma unroll
     for (int threads = 4; threads < 32; threads *= 2) sum += apart(sum, threads);
@@ -220,7 +221,7 @@ struct TileScan {
         const float part = output[i / 2][i % 2 * 2 + h], sum = WIDE ? part : part + apart(part, 2);
         if (mine) row[i * 8] = sum;
       }
-      const float sum = WIDE ? total[h] : over_positions(total[h]);
+      const float sum = MEET ? total[h] : over_positions(total[h]);
       if (mine && thread < 4) row[HEAD_DIM] = most[h], row[HEAD_DIM + 1] = sum;
     }
   }

@@ -188,7 +188,7 @@ double error(int from, int to, bool newest, int tile, int heads) {
                     (first - from) / tile * products, warp);
         }
         float* const rows = found.data() + (warp % Scan::PARTIALS * heads + head) * WIDTH;
-        if (Scan::PARTIALS < Scan::WARPS) scan.close();
+        if (Scan::MEET) scan.close();
         if (warp + Scan::PARTIALS < Scan::WARPS) scan.meet(rows, set);
         scan.put(rows, set);
       });
