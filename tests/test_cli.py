@@ -55,7 +55,7 @@ ONE = ("1xh200", "--blocks", "8")
 
 
 def test_a_search_names_the_options_of_a_faster_division(twin: Twin) -> None:
-    line = ("plan", "internlm3-8b", "1xh200", "--context", "300", "--max-context", "372")
+    line = ("plan", "gemma-2-2b", "1xh200", "--context", "300", "--max-context", "372")
     found = json.loads(twin(*line, "--search", "--json").out)
     assert "division" not in json.loads(twin(*line, "--json").out)
     words = [

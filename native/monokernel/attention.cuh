@@ -263,9 +263,11 @@ struct Scan : Item {
   static constexpr int HEADS = Core::SCAN_HEADS;
   using Sets = HeadSets<HEADS>;
   using TileScan = typename Core::TileScan;
-  // that share a set's positions
-  static constexpr int WARPS = Core::TENSOR_SCAN ? TileScan::WARPS : Sets::WARPS;
-  // of them, by one
+  // partial results of a set on the chip: of the warps that share its positions
+  static constexpr int WARPS = Core::TENSOR_SCAN ? TileScan::PARTIALS : Sets::WARPS;
+  // are there more of these, which meet before?
+  static constexpr bool MEET = Core::TENSOR_SCAN && WARPS < TileScan::WARPS;
+  // positions that one looks at
   static constexpr int AT_ONCE = Core::TENSOR_SCAN ? TileScan::POSITIONS : SCANNERS;
   // partial results that one warp of each set makes: the last set may have fewer heads
   static constexpr int ROWS = Core::TENSOR_SCAN ? least(Sets::AT_ONCE * HEADS, GROUP)
@@ -389,6 +391,17 @@ struct Scan : Item {
                    TILE % AT_ONCE ? (first - from) / TILE * PRODUCTS : (first - from) / AT_ONCE,
                    me);
     }
+    if constexpr (MEET) {
+      partial.close();
+      TWIN_UNROLL
+      // the last WARPS of them put what they found, those before meet it
+      for (int warps = TileScan::WARPS; warps > WARPS; warps -= WARPS) {
+        const int ahead = warps - me;
+        if (ahead > 0 && ahead <= WARPS) partial.put(merged, heads);
+        core.barrier();
+        if (ahead > WARPS && ahead <= 2 * WARPS) partial.meet(merged, heads);
+      }
+    }
     if (me < WARPS) partial.put(merged, heads);
     return streamed;
   }
@@ -420,7 +433,8 @@ struct Scan : Item {
     constexpr int SETS = Sets::AT_ONCE;
     for (int set = 0; set < Sets::COUNT; set += SETS) {
       const int head = (set + b.core.warp() % SETS) * HEADS, heads = least(HEADS, GROUP - head);
-      float* const mine = merged + (among(b) * ROWS + b.core.warp() % SETS * HEADS) * PARTIAL;
+      const int row = MEET ? among(b) % WARPS : among(b);
+      float* const mine = merged + (row * ROWS + b.core.warp() % SETS * HEADS) * PARTIAL;
       bool holds = false;  // the last tile
       if constexpr (Core::TENSOR_SCAN) {
         holds = look_at_tiles(b.core, queries + head * HEAD_DIM, heads, among(b), mine);

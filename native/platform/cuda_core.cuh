@@ -98,7 +98,7 @@ struct Core {
   using Dense = typename DenseInput<Beside::DENSE, Ffn>::Type;
   using Residual = Held<Hidden, Plan::held_on_chip>;
   using Piece = CachedPiece;
-  using TileScan = twin::TileScan;
+  using TileScan = twin::TileScan<(Plan::scan_heads > facts::TENSOR_HEADS)>;
 
   Ring ring;
   Signals& signals;

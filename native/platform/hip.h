@@ -286,7 +286,7 @@ struct Core {
   static constexpr bool APART = PEERS;  // ranks have GPUs of their own
   static constexpr bool TENSOR_SCAN = false;
   struct TileScan {
-    static constexpr int WARPS = 1, POSITIONS = 1;
+    static constexpr int WARPS = 1, PARTIALS = 1, POSITIONS = 1;
   };
 
   __device__ int thread() const { return me; }

@@ -137,6 +137,22 @@ SCANNED: list[tuple[ModelSpec, dict[str, Any]]] = [
         replace(QWEN3, head_dim=128, heads=8, kv_heads=1),
         {"attention_splits": 1, "slot_bytes": 16384},
     ),
+    (
+        replace(LLAMA, head_dim=64, heads=24, kv_heads=2),
+        {"attention_splits": 3} | typed(DType.BF16),
+    ),
+    (
+        replace(LLAMA, head_dim=64, heads=9, kv_heads=1, windows=(0, 21, 0)),
+        {"attention_splits": 1, "slot_bytes": 16384},
+    ),
+    (
+        replace(QWEN3, head_dim=128, heads=12, kv_heads=1),
+        {"attention_splits": 1, "slot_bytes": 8192},
+    ),
+    (
+        replace(QWEN3, head_dim=128, heads=32, kv_heads=2),
+        {"attention_splits": 2, "slot_bytes": 16384} | typed(DType.BF16),
+    ),
 ]
 
 

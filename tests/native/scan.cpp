@@ -1,8 +1,8 @@
 // A scan of cached keys and values as four warps of an NVIDIA block make it
 // (native/platform/cuda_scan.cuh), every thread one of the operating system's. Tensor-core
-// instructions are computed by their definition. Compiled with HEADDIM and STORED (FP16 or BF16);
-// says how far the result lies from softmax attention in double precision, for every number of
-// positions, and what it read that no position holds.
+// instructions are computed by their definition. Compiled with HEADDIM, STORED (FP16 or BF16) and
+// WIDE_SCAN, 1 for sets of up to eight heads. Says how far the result lies from softmax attention in
+// double precision, for every number of positions, and what it read that no position holds.
 #include <pthread.h>
 
 #include <cmath>
@@ -68,6 +68,7 @@ auto together(Made made) {  // everybody has written its own row of `threads`
   pthread_barrier_wait(&meeting);
   return result;
 }
+void __syncwarp() { pthread_barrier_wait(&meeting); }
 float __shfl_xor_sync(u32, float value, int apart) {
   threads[me()][0] = bits_as<u32>(value);
   return together([&] { return bits_as<float>(threads[me() ^ apart][0]); });
@@ -132,10 +133,13 @@ void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1)
 namespace {
 
 using namespace twin;
+using Scan = TileScan<WIDE_SCAN>;
 constexpr int ROW = 2 * HEAD_DIM;
+constexpr int WIDTH = HEAD_DIM + 2;
 
 // Positions from..to-1 of an item, the last of them the newest or not, in tiles of `tile`. The
-// largest error, relative to the largest value.
+// largest error, relative to the largest value. Sets of heads follow each other, and warps from the
+// last to the first, as they meet.
 double error(int from, int to, bool newest, int tile, int heads) {
   std::mt19937 chance(unsigned(to * 7 + from));
   std::normal_distribution<float> normal;
@@ -148,7 +152,7 @@ double error(int from, int to, bool newest, int tile, int heads) {
   std::vector<float> stored_queries(queries.size());
   for (float& one : queries) one = 0.3f * normal(chance);
   for (size_t i = 0; i < queries.size(); ++i)
-    TileScan::store_query(&stored_queries[i / HEAD_DIM * HEAD_DIM], int(i % HEAD_DIM), queries[i]);
+    Scan::store_query(&stored_queries[i / HEAD_DIM * HEAD_DIM], int(i % HEAD_DIM), queries[i]);
 
   const int cached = newest ? to - 1 : to, tiles = (to - from + tile - 1) / tile;
   std::vector<u8> memory(size_t(tiles * 2 * tile + 2) * ROW, 0xFF);  // NaNs, where nothing is held
@@ -165,15 +169,16 @@ double error(int from, int to, bool newest, int tile, int heads) {
       memcpy(at + (p < cached ? tile : 1) * ROW, &v, 2);
     }
 
-  constexpr int WIDTH = HEAD_DIM + 2;
-  std::vector<float> found(TileScan::WARPS * heads * WIDTH, NAN);
-  for (int warp = 0; warp < TileScan::WARPS; ++warp) {
+  std::vector<float> found(Scan::PARTIALS * heads * WIDTH, NAN);
+  for (int turn = 0; turn < Scan::WARPS * ((heads + Scan::HEADS - 1) / Scan::HEADS); ++turn) {
+    const int warp = Scan::WARPS - 1 - turn % Scan::WARPS, head = turn / Scan::WARPS * Scan::HEADS,
+              set = std::min(Scan::HEADS, heads - head);
     std::vector<std::thread> running;
     for (int thread = 0; thread < 32; ++thread)
       running.emplace_back([&, thread] {
         threadIdx.x = thread;
-        TileScan scan(stored_queries.data(), heads, thread);
-        const int products = (tile + TileScan::POSITIONS - 1) / TileScan::POSITIONS;
+        Scan scan(stored_queries.data() + head * HEAD_DIM, set, thread);
+        const int products = (tile + Scan::POSITIONS - 1) / Scan::POSITIONS;
         for (int first = from; first < to; first += tile) {
           const bool streamed = first < cached;
           const u8* const rows =
@@ -182,7 +187,10 @@ double error(int from, int to, bool newest, int tile, int heads) {
                      streamed ? (newest ? to - 1 : -1) - first : 0, first},
                     (first - from) / tile * products, warp);
         }
-        scan.put(found.data() + warp * heads * WIDTH, heads);
+        float* const rows = found.data() + (warp % Scan::PARTIALS * heads + head) * WIDTH;
+        if (Scan::MEET) scan.close();
+        if (warp + Scan::PARTIALS < Scan::WARPS) scan.meet(rows, set);
+        scan.put(rows, set);
       });
     for (std::thread& one : running) one.join();
   }
@@ -201,12 +209,12 @@ double error(int from, int to, bool newest, int tile, int heads) {
     }
     double most = -1e30, all = 0;
     const auto row = [&](int warp) { return found.data() + (warp * heads + h) * WIDTH; };
-    for (int w = 0; w < TileScan::WARPS; ++w) most = std::max(most, double(row(w)[HEAD_DIM]));
-    for (int w = 0; w < TileScan::WARPS; ++w)
+    for (int w = 0; w < Scan::PARTIALS; ++w) most = std::max(most, double(row(w)[HEAD_DIM]));
+    for (int w = 0; w < Scan::PARTIALS; ++w)
       all += row(w)[HEAD_DIM + 1] * std::exp(row(w)[HEAD_DIM] - most);
     for (int d = 0; d < HEAD_DIM; ++d) {
       double made = 0;
-      for (int w = 0; w < TileScan::WARPS; ++w)
+      for (int w = 0; w < Scan::PARTIALS; ++w)
         made += row(w)[d] * std::exp(row(w)[HEAD_DIM] - most);
       const double off = std::fabs(made / all - sum[d] / total);
       worst = off > worst || std::isnan(off) ? off : worst;
@@ -221,10 +229,11 @@ double error(int from, int to, bool newest, int tile, int heads) {
 int main() {
   pthread_barrier_init(&meeting, nullptr, 32);
   double worst = 0;
-  const int cases[][5] = {// from, to, newest, tile, heads
+  const int cases[][5] = {// from, to, newest, tile, heads of one or several sets
                           {0, 1, 1, 16, 4},  {0, 16, 0, 16, 4}, {0, 17, 1, 16, 3},
                           {0, 17, 1, 32, 1}, {5, 40, 1, 32, 4}, {3, 100, 0, 64, 2},
-                          {0, 90, 1, 16, 4}, {0, 100, 1, 24, 4}, {5, 77, 0, 24, 3}};
+                          {0, 90, 1, 16, 4}, {0, 100, 1, 24, 4}, {5, 77, 0, 24, 3},
+                          {3, 70, 1, 32, 9}, {0, 100, 1, 24, 12}, {5, 140, 0, 32, 16}};
   for (const auto& one : cases) {
     const double off = error(one[0], one[1], one[2], one[3], one[4]);
     if (!(off < 1e-4))

@@ -32,11 +32,30 @@ MUTATIONS = {
     "no rescaling": ("output[m][h] *= shrink, output[m][2 + h] *= shrink;", ";"),
 }
 
+WIDE_MUTATIONS = {
+    "products of rounded queries alone": (
+        "static constexpr int PARTS = WIDE ? 2 : 1;",
+        "static constexpr int PARTS = 1;",
+    ),
+    "weights without what rounding loses": (
+        "const bool lost = WIDE ? part > 0 : thread % 4 >= 2;",
+        "const bool lost = false;",
+    ),
+    "warps that do not meet": ("part = part * mine + row", "part = part + 0 * row"),
+    "sums of some positions": ("total[0] = over_positions(total[0]);", ";"),
+}
+
 
 def run(
-    head_dim: int, stored: str, source: Path = SOURCE, beside: Iterable[Path] = ()
+    head_dim: int,
+    stored: str,
+    source: Path = SOURCE,
+    beside: Iterable[Path] = (),
+    *,
+    wide: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     flags = ["-std=c++17", "-O1", "-pthread", f"-DHEADDIM={head_dim}", f"-DSTORED={stored}"]
+    flags.append(f"-DWIDE_SCAN={int(wide)}")
     program = built(source, flags, beside=beside)
     return subprocess.run([program], capture_output=True, text=True, check=False)
 
@@ -47,10 +66,17 @@ def test_a_scan_is_softmax_attention(head_dim: int, stored: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize(("head_dim", "stored"), [(64, "FP16"), (128, "BF16")])
+def test_a_scan_of_eight_heads_a_warp_is_softmax_attention(head_dim: int, stored: str) -> None:
+    """Groups of 9, 12 and 16 heads are two sets; the warps of a set meet on the chip."""
+    done = run(head_dim, stored, wide=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *WIDE_MUTATIONS])
 def test_each_step_of_it_is_needed(mutation: str, tmp_path: Path) -> None:
     kernel = SOURCE.parents[2] / "native" / "platform" / "cuda_scan.cuh"
-    old, new = MUTATIONS[mutation]
+    old, new = (MUTATIONS | WIDE_MUTATIONS)[mutation]
     text = kernel.read_text(encoding="utf-8")
     assert old in text
     (tmp_path / "cuda_scan.cuh").write_text(text.replace(old, new), encoding="utf-8")
@@ -64,7 +90,8 @@ def test_each_step_of_it_is_needed(mutation: str, tmp_path: Path) -> None:
     )
     (tmp_path / "scan.cpp").write_text(changed, encoding="utf-8")
     changed_too = [tmp_path / "cuda_scan.cuh", tmp_path / "family.h"]
-    done = run(64, "BF16", tmp_path / "scan.cpp", beside=changed_too)
+    wide = mutation in WIDE_MUTATIONS
+    done = run(64, "BF16", tmp_path / "scan.cpp", beside=changed_too, wide=wide)
     assert done.returncode != 0
 
 

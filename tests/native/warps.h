@@ -127,7 +127,7 @@ struct Core {
   static constexpr bool APART = false;  // ranks have GPUs of their own
   static constexpr bool TENSOR_SCAN = false;
   struct TileScan {
-    static constexpr int WARPS = 1, POSITIONS = 1;
+    static constexpr int WARPS = 1, PARTIALS = 1, POSITIONS = 1;
   };
 
   int thread() const { return me; }

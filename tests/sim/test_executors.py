@@ -357,6 +357,7 @@ SHIPPED = {
     ),
     "experts of few bits": ("qwen3-30b-a3b@int4-g128", "1xh200", {"blocks": 16}),
     "experts too wide for registers": ("mixtral-8x7b@fp8-128x128", "1xh200", {"blocks": 16}),
+    "sixteen heads on tensor cores": ("internlm3-8b", "1xh200", {"blocks": 16, "context": 300}),
     "recurrent states": ("qwen3-coder-next", "2xh200", {"blocks": 16, "batch": 2}),
     "barriers": ("llama-3.2-1b", "2xb200", {"blocks": 16, "handoff": HandOffKind.GRID}),
 }

@@ -90,8 +90,17 @@ def test_on_tensor_cores_four_warps_take_sixteen_positions_each() -> None:
     assert scanned(16, 128, unit_s=1e-6) == [1.0]
     # each set of heads has warps of its own, which take a quarter longer for it
     assert scanned(64, 128, unit_s=1e-6, group=7) == [0.0, 1.25]
+    # of more than eight, each warp makes the products of two sets
+    assert scanned(64, 128, unit_s=1e-6, group=9) == [0.0, 1.75]
+    assert scanned(64, 128, unit_s=1e-6, group=16) == [0.0, 1.75]
     # each tile is awaited; there are no rounds
     assert scanned(64, 128, slice_s=1e-6, round_s=1e-6) == [1.0, 1.0]
+
+
+def test_warps_of_eight_heads_await_each_other_three_times() -> None:
+    """Before an item's end, of which the first tile tells."""
+    assert scanned(64, 128, slice_s=1e-6, group=8) == [1.0, 1.0]
+    assert scanned(64, 128, slice_s=1e-6, group=12) == [4.0, 1.0]
 
 
 def test_a_turn_on_tensor_cores_takes_longer_in_layers() -> None:

@@ -30,6 +30,8 @@ POSITIONS_PER_SPLIT = 128
 # with 16,384 positions 1,003 instead of 886.
 SPLITS_BESIDE_WINDOWS = 64
 TENSOR_POSITIONS, TENSOR_HEADS = 16, 4  # of a product on tensor cores: positions, query heads
+WIDE_HEADS = 2 * TENSOR_HEADS  # of a warp where another product adds what rounding loses
+WARP_SETS = 2  # of query heads, each by four warps
 TENSOR_HALF = 8  # positions whose keys are twisted in turn
 # bytes that a cached key is a multiple of; most elements: wider heads would leave no registers
 TENSOR_ROW, TENSOR_HEAD = 128, 256
@@ -146,8 +148,9 @@ def pages_of(options: Options) -> int:
 
 
 def scans_on_tensor_cores(limits: Limits, options: Options, *, group: int, head_dim: int) -> bool:
-    """A product takes 16 positions and up to 4 query heads; two sets of warps make those of 8. Rows
-    of cached keys are whole 128 bytes, in which an item's positions are stored twisted.
+    """A product takes 16 positions and up to 4 query heads; two sets of warps make those of 8, and
+    with two products a key those of 16. Rows of cached keys are whole 128 bytes, in which an item's
+    positions are stored twisted.
 
     Two sets of heads beyond 128 elements would put 33 KiB of partial outputs on the chip, a slot
     of the ring less, and their code spilled 32 bytes (Qwen3-Coder-Next).
@@ -156,7 +159,7 @@ def scans_on_tensor_cores(limits: Limits, options: Options, *, group: int, head_
         return False
     return (
         _whole_rows(options, head_dim)
-        and group <= (2 if head_dim <= KEPT_HEAD else 1) * TENSOR_HEADS
+        and group <= (WARP_SETS * WIDE_HEADS if head_dim <= KEPT_HEAD else TENSOR_HEADS)
         and slot_positions(options, head_dim) >= TENSOR_POSITIONS
     )
 

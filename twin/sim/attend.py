@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from twin.hardware.types import BlockCosts, Warps
-from twin.kernel.scan import TENSOR_WARPS, cache_tile, position_threads, scan_heads, tensor_scan
+from twin.kernel.scan import (
+    TENSOR_WARPS,
+    cache_tile,
+    meetings,
+    position_threads,
+    scan_heads,
+    tensor_scan,
+)
 from twin.kernel.teams import WARP, WARPS
 from twin.models.spec import DType
 from twin.plan.splits import TENSOR_HEADS, TENSOR_POSITIONS
@@ -87,10 +94,12 @@ def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]
     A tile is awaited and left by all warps, as a slice of weights is. So say the probes of
     attention. A part of an item's start and end grows with the rounds in which the block's threads
     publish its outputs, two at a time, or, where a probe has no queries, put down ones of its own.
+    Warps that meet on the chip await each other as they do for a tile; nobody has timed that.
     """
     own = plan.kernel_attention()
     position = own.position_bytes(plan.options.kv_dtype)
     tile = cache_tile(plan) * position
+    met = picoseconds(warps.slice_s.value * meetings(plan))
     rounds = -(-own.group * own.head_dim // (WARPS[0] * WARP * (1 if plan.spec is None else 2)))
     wait, fixed = (
         picoseconds(warps.slice_s.value),
@@ -102,7 +111,7 @@ def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]
         else _rounds(warps, plan, size, tile, position)
     )
     for number, (request, turn) in enumerate(zip(requests(size, tile), turns, strict=True)):
-        yield request, wait + turn + (0 if number else fixed)
+        yield request, wait + turn + (0 if number else fixed + met)
 
 
 def _rounds(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> Iterator[int]:
@@ -145,10 +154,12 @@ def _tensor_turns(warps: Warps, plan: Plan, size: int, tile: int, position: int)
 
 def unit_s(warps: Warps, plan: Plan) -> float:
     """In which a warp compares a unit of cached positions with a set of query heads, and sums
-    values. Sets have warps of their own, which share the tensor cores and the chip's memory.
+    values. Sets have warps of their own, which share the tensor cores and the chip's memory. A warp
+    that takes eight heads makes the products of two sets, whether it has all eight or not: groups
+    of 9 to 16 heads are counted as four sets. Nobody has timed them.
     """
-    own = plan.kernel_attention()
-    sets = -(-own.group // TENSOR_HEADS)
+    own, heads = plan.kernel_attention(), scan_heads(plan)
+    sets = -(-own.group // heads) * -(-heads // TENSOR_HEADS)
     return turn_s(warps, own.head_dim) * (1 + FURTHER_SET * (sets - 1))
 
 
