@@ -304,6 +304,24 @@ struct Chunk {
     return tokens <= TILE_TOKENS && TILE_TOKENS > GROUP_TOKENS ? GROUP_TOKENS : TILE_TOKENS;
   }
 
+  // Rows that a block of `members` multiplies, each time for one of the tiles, in shares of its own.
+  __device__ static int turns(int tiles, int members) {
+    return (tiles + members - 1) / members * members;
+  }
+  // Blocks that share their rows: as many as a chunk has tiles, or a few more, some of them idle,
+  // where the last blocks, fewer than the others, would hold up all; `sharing` in
+  // twin/kernel/prompt.py.
+  __device__ static int sharing(int tiles, int blocks) {
+    int best = tiles, least = 0;
+    for (int members = tiles; members <= MEMBERS; ++members) {
+      const int rest = blocks % members, last = rest ? turns(tiles, rest) : 0,
+                all = blocks < members ? 0 : turns(tiles, members),
+                most = last > all ? last : all;
+      if (members == tiles || most < least) best = members, least = most;
+    }
+    return best;
+  }
+
   // Where the streams of the blocks that share a stage's rows begin: `from` is where experts are
   // while these are multiplied.
   template <class Block>
@@ -318,9 +336,11 @@ struct Chunk {
     stream = b.memory.stream + u64(b.plan.streams_at(b.block).page) * PAGE_BYTES;
     if (WEIGHT == Type::FP32 || me != 0) return;
     const int tiles = (tokens + together(tokens) - 1) / together(tokens),
-              first = b.block / tiles * tiles, page = b.plan.streams_at(first).page;
+              members = sharing(tiles, b.plan.blocks), first = b.block / members * members,
+              page = b.plan.streams_at(first).page;
     SharedRows& all = rows();
-    all.first = first, all.members = tiles < b.plan.blocks - first ? tiles : b.plan.blocks - first;
+    all.first = first;
+    all.members = members < b.plan.blocks - first ? members : b.plan.blocks - first;
     if constexpr (Experts::ANY)
       all.sharing_first = all.first, all.sharing_members = all.members;
     if constexpr (CODED) return;

@@ -38,6 +38,14 @@ SHAPES = {
     "several batches of rows, of several blocks": ((150, 148, 150, 148, 150), 128, 128, 8, 2, 130),
     "two warp groups of tokens, by two blocks": ((31, 31, 30), 320, 320, 8, 1, 90),
     "a few rows, tokens of two blocks": ((16, 15, 16), 1024, 512, 8, 1, 129),
+    "seven blocks for four tiles of tokens: five share": (
+        (9, 8, 8, 8, 9, 8, 8),
+        64,
+        64,
+        8,
+        1,
+        385,
+    ),
     "a block without rows": ((3, 0, 3), 64, 64, 8, 1, 100),
 }
 

@@ -416,13 +416,28 @@ def possible_chunks(
     return CHUNKS if tensor_heads(own, kv_bytes) and dtype is not DType.FP32 else SMALL_CHUNKS
 
 
-def sharing(tokens: int, chunk: int) -> tuple[int, int]:
-    """(blocks that share their rows, tokens that each of them takes at a time); Chunk::open in
-    cuda_prompt.cuh.
+def sharing(tokens: int, chunk: int, blocks: int) -> tuple[int, int, int]:
+    """(blocks that share their rows, tiles of tokens that each of them takes one after the other,
+    tokens of a tile), where that takes longest; Chunk::open and Chunk::sharing in cuda_prompt.cuh.
+
+    As many blocks share as a chunk has tiles, or a few more, some of them idle, where the last
+    blocks, fewer than the others, would hold up all: of 132 blocks seven leave six, one of which
+    would take two of seven tiles.
     """
     tile = min(chunk, TILE_TOKENS)
     together = GROUP_TOKENS if tokens <= tile and tile > GROUP_TOKENS else tile
-    return -(-tokens // together), together
+    tiles = -(-tokens // together)
+    most = max(chunk // tile, -(-tile // GROUP_TOKENS))
+
+    def slowest(members: int) -> tuple[int, int]:
+        """(shares of rows, times tiles; members) of the blocks that take longest."""
+        groups = {members} if blocks >= members else set()
+        groups |= {blocks % members} - {0}
+        return max((-(-tiles // group) * group, group) for group in groups)
+
+    members = min(range(tiles, max(tiles, most) + 1), key=lambda count: (slowest(count)[0], count))
+    group = slowest(members)[1]
+    return group, -(-tiles // group), together
 
 
 def batch_of(rows: int, together: int, most: int = WIDTHS[-1]) -> tuple[int, int]:

@@ -258,9 +258,11 @@ class _Passes:
     def _multiply_s(self, matrix: Matrix, rows: int, tokens: int, size: int) -> float:
         """On tensor cores, `size` bytes of weights in 16 bits."""
         streamed = size / self.stream
-        members, together = sharing(tokens, self.plan.options.prompt_chunk)
+        members, tiles, together = sharing(
+            tokens, self.plan.options.prompt_chunk, self.plan.blocks
+        )
         wide, at_once = batch_of(rows * members, together)
-        batches = -(-rows * members // wide)
+        batches = tiles * -(-rows * members // wide)
         steps = batches * -(-matrix.cols // STEP_COLUMNS)
         fetched = steps * 2 * STEP_COLUMNS * (min(wide, rows * members) + min(tokens, together))
         resident = self.plan.blocks * self.plan.ranks_per_gpu
