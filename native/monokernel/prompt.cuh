@@ -89,8 +89,12 @@ __device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Sta
   }
   const float* bias = biased && stage.bias >= 0 ? b.memory.constants + stage.bias : nullptr;
   return chunk.multiply<1>(
-      b, stage, x, pass.tokens, ready, [&](int token, int row, float sum, float) {
-        store_shared(out + long(token) * width + row, bias ? sum + bias[row] : sum);
+      b, stage, x, pass.tokens, ready,
+      [&](int token, int row, float sum, float next, bool both = false) {
+        float* const to = out + long(token) * width + row;
+        if (bias) sum += bias[row];
+        if (!both) return store_shared(to, sum);
+        Chunk::store_two(to, sum, bias ? next + bias[row + 1] : next);
       });
 }
 

@@ -47,13 +47,22 @@ static_assert(Attending::TILES == facts::PASS_TILES, "TILES in twin/kernel/promp
 static_assert(Attending::up(1) == facts::LINE_FLOATS,
               "LINE_FLOATS in twin/kernel/prompt.py is another");
 
-// Where a byte of a position's key, or ROW behind it of its value, is cached; `cache` is
+// Where a position's key, or its value, is cached; `cache` is
 // [splits][k, v][item_positions][HEAD_DIM] of the kv head.
+struct CachedRow {
+  u8* row;
+  int slot;
+
+  __device__ __forceinline__ CachedRow(const Plan& plan, u8* cache, int position, bool value) {
+    const PagePlace place = place_of(plan, position / plan.page);
+    slot = place.page * plan.page + position % plan.page;
+    row = cache + (u64(place.split * 2 + value) * u64(plan.item_positions) + u64(slot)) * ROW;
+  }
+  __device__ __forceinline__ u8* at(int byte) const { return row + twisted(slot, byte); }
+};
+// The same of a byte of the key, or ROW behind it of the value.
 __device__ __forceinline__ u8* cached(const Plan& plan, u8* cache, int position, int byte) {
-  const PagePlace place = place_of(plan, position / plan.page);
-  const int slot = place.page * plan.page + position % plan.page;
-  return cache + (u64(place.split * 2 + (byte >= ROW)) * u64(plan.item_positions) + u64(slot)) * ROW +
-         twisted(slot, byte % ROW);
+  return CachedRow(plan, cache, position, byte >= ROW).at(byte % ROW);
 }
 
 // Numbers that a thread copies onto the chip at once, and how many such loads it has under way:
@@ -374,13 +383,11 @@ __device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, cons
       const int of = h < queries ? 0 : (h - queries) % b.plan.kv_heads;
       u8* const cache =
           b.memory.kv + (u64(stage.kv) * b.plan.kv_items + of * b.plan.splits) * item_bytes;
+      const CachedRow row(b.plan, cache, position, h >= keys);
       u8* const query = pass_query(b, token, h < queries ? h : 0);
       head[i].each(b, [&](int d, float element) {
         const int byte = d * type_bytes(KV);
-        store_element<KV>(h < queries
-                              ? query + byte
-                              : cached(b.plan, cache, position, h < keys ? byte : ROW + byte),
-                          element);
+        store_element<KV>(h < queries ? query + byte : row.at(byte), element);
       });
     }
   }

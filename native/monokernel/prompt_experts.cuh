@@ -117,8 +117,9 @@ __device__ __forceinline__ bool routed_down_chunk(Block& b, Chunk& chunk, const 
   const Value& from = b.plan.values_at(b.plan.reads_at(stage.first_read).value);
   float* const rows = b.memory.prompt + b.plan.prompt_entries;
   multiply_experts<1>(b, chunk, stage, b.memory.prompt + from.prompt,
-                      [&](int entry, int row, float sum, float) {
-                        store_shared(rows + long(entry) * hidden + row, sum);
+                      [&](int entry, int row, float sum, float next, bool both = false) {
+                        float* const to = rows + long(entry) * hidden + row;
+                        both ? Chunk::store_two(to, sum, next) : store_shared(to, sum);
                       });
   if (!ready()) return false;
   float* const out = pass_row(b.memory, b.plan.values_at(stage.publishes), 0, 0);

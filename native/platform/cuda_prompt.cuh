@@ -19,6 +19,7 @@ constexpr int STEP_BYTES = 2 * STEP_COLUMNS;  // of a row: what a descriptor twi
 static_assert(STEP_BYTES == 128, "twisted_rows: rows of 128 bytes");
 constexpr int MOST_STEPS = facts::PASS_MOST_STEPS;  // on the chip
 constexpr int ALIGNED = 1024;                       // of eight twisted rows
+constexpr int SECTOR_ROWS = 8;                      // whose sums fill one, in FP32
 
 // Of a plan with passes; one token a pass is never read in them.
 constexpr int PASS_TOKENS = Plan::prompt_chunk > 1 ? Plan::prompt_chunk : GROUP_TOKENS;
@@ -61,6 +62,7 @@ struct SharedRows {
   u32 start[MEMBERS];  // where the stage begins in each block's, 16-byte units from there
   int end[MEMBERS];    // behind each block's last row
   int lo;              // first row
+  int skew;            // places before it that no row has: `arrange`
   int cols;
   int tile_cols;
   int height;   // of a row group
@@ -83,7 +85,9 @@ struct SharedRows {
     return own_input ? entry : entry / Experts::TOP_K;
   }
 
-  __device__ __forceinline__ int count() const { return end[MEMBERS - 1] - lo; }
+  // Places of rows, in the order in which they are multiplied, and the row at one.
+  __device__ __forceinline__ int count() const { return end[MEMBERS - 1] - lo + skew; }
+  __device__ __forceinline__ int row_at(int place) const { return lo - skew + place; }
   __device__ __forceinline__ int steps() const { return (cols + STEP_COLUMNS - 1) / STEP_COLUMNS; }
   // Where row `row` of all lies, columns from `column` on, 16-byte units from the first block's
   // stream.
@@ -206,9 +210,9 @@ struct Feeder {
 #pragma unroll 1
     for (int i = 0; i < ROWS; ++i) {
       const int at = row + first() + i * APART;
-      const bool there = column < rows.cols && at < rows.count();
+      const bool there = column < rows.cols && at >= rows.skew && at < rows.count();
       begin[i * CONSUMERS] =
-          there ? rows.unit(rows.lo + at, column) - u32(step) * (STEP_BYTES / 16) : NONE;
+          there ? rows.unit(rows.row_at(at), column) - u32(step) * (STEP_BYTES / 16) : NONE;
     }
   }
   __device__ __forceinline__ void ask_weights() const {
@@ -640,8 +644,7 @@ struct Chunk {
         all.biases = biases;
         all.of = TILE_TOKENS > GROUP_TOKENS && all.tokens <= GROUP_TOKENS ? GROUP_TOKENS
                                                                           : TILE_TOKENS;
-        all.wide = width_of<MOST>(lot.hi - lot.lo,
-                                  all.tokens < all.of ? all.tokens : all.of);
+        arrange<UNIT, MOST>(all);
       }
       b.core.barrier();
       multiply_16<UNIT, MOST>(b, [] { return true; }, emit);
@@ -696,6 +699,12 @@ struct Chunk {
     }
   }
 
+  // Neighbours in FP32, the first in an even column.
+  __device__ static __forceinline__ void store_two(float* at, float value, float next) {
+    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(at), "f"(value), "f"(next)
+                 : "memory");
+  }
+
   // ---- cached keys and values -------------------------------------------------------------------
 
   static constexpr int COPY_BYTES = HEAD_DIM * type_bytes(KV) % 16 == 0 ? 16 : 4;
@@ -742,8 +751,9 @@ struct Chunk {
   // ---- products ---------------------------------------------------------------------------------
 
   // emit(token, element, sum of its first row, sum of its last row) for each element of the tokens
-  // and rows that are this block's; an element has UNIT rows. `ready` waits for the activations,
-  // once the first weights are under way; false ends it.
+  // and rows that are this block's; an element has UNIT rows. Of single rows also emit(token, even
+  // element, its sum, the next one's, true). `ready` waits for the activations, once the first
+  // weights are under way; false ends it.
   template <int UNIT, class Block, class Ready, class Emit>
   __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens,
                                            Ready ready, Emit emit) {
@@ -761,12 +771,12 @@ struct Chunk {
     } else if constexpr (CODED) {
       if (!ready()) return false;  // neighbours have decoded their rows
       b.core.barrier();  // who used the memory before has left it
-      if (me == 0) share_decoded(b, stage, reinterpret_cast<const u8*>(x), tokens);
+      if (me == 0) share_decoded<UNIT>(b, stage, reinterpret_cast<const u8*>(x), tokens);
       b.core.barrier();
       return multiply_16<UNIT>(b, [] { return true; }, emit);
     } else {
       b.core.barrier();  // who used the memory before has left it
-      if (me == 0) share_rows(b, stage, reinterpret_cast<const u8*>(x), tokens);
+      if (me == 0) share_rows<UNIT>(b, stage, reinterpret_cast<const u8*>(x), tokens);
       b.core.barrier();
       return multiply_16<UNIT>(b, ready, emit);
     }
@@ -780,7 +790,7 @@ struct Chunk {
   }
 
   // By one thread: the rows of a stage, where the next one's begin, and how the block takes them.
-  template <class Block>
+  template <int UNIT, class Block>
   __device__ void share_rows(const Block& b, const Stage& stage, const u8* x, int tokens) const {
     SharedRows& all = rows();
     share_among(all);
@@ -795,11 +805,11 @@ struct Chunk {
       if (m < all.members) all.next[m] += u32(own.hi - own.lo) * u32(stage.cols / PIECE_COLUMNS);
     }
     all.x = x, all.tokens = tokens, all.of = together(tokens);
-    all.wide = width_of(all.count(), tokens < all.of ? tokens : all.of);
+    arrange<UNIT>(all);
   }
 
   // The same of rows that are decoded: whole rows follow each other.
-  template <class Block>
+  template <int UNIT, class Block>
   __device__ void share_decoded(const Block& b, const Stage& stage, const u8* x,
                                 int tokens) const {
     SharedRows& all = rows();
@@ -814,18 +824,19 @@ struct Chunk {
       all.end[m] = own.hi, all.start[m] = u32(member) * apart;
     }
     all.x = x, all.tokens = tokens, all.of = together(tokens);
-    all.wide = width_of(all.count(), tokens < all.of ? tokens : all.of);
+    arrange<UNIT>(all);
   }
 
   // Of short passes, where registers hold no more beside the rest of a pass.
   static constexpr int WIDEST = TILE_TOKENS > GROUP_TOKENS ? 256 : 128,
                        WIDER = WIDEST < 192 ? WIDEST : 192;
 
-  // How many rows a block takes together: so that the fewest rows and tokens come onto the chip.
-  template <int MOST = WIDEST>
-  __device__ static int width_of(int rows, int tokens) {
+  // How many rows a block takes together: so that the fewest rows and tokens come onto the chip,
+  // `least` of them.
+  template <int MOST>
+  __device__ static int width_of(int rows, int tokens, int& least) {
     constexpr int WIDTHS[] = {32, 64, 128, 192, 256};
-    int best = 0, least = 0;
+    int best = 0;
 #pragma unroll
     for (int width : WIDTHS) {
       if (width > MOST) continue;
@@ -833,6 +844,21 @@ struct Chunk {
       if (best == 0 || cost < least) best = width, least = cost;
     }
     return best;
+  }
+  // By one thread, when the rows are known: how the block takes them. A thread stores the sums of
+  // two neighbouring rows together where the first is even; where it costs no more, four threads'
+  // lie in one sector of memory.
+  template <int UNIT, int MOST = WIDEST>
+  __device__ static void arrange(SharedRows& all) {
+    const int tokens = all.tokens < all.of ? all.tokens : all.of;
+    int least = 0, aligned = 0;
+    all.skew = 0;
+    if (UNIT == 1 && all.count() > 0) all.skew = all.lo % 2;
+    all.wide = width_of<MOST>(all.count(), tokens, least);
+    if (UNIT == 2 || all.count() == 0) return;
+    const int further = all.lo % SECTOR_ROWS - all.skew,
+              wide = width_of<MOST>(all.count() + further, tokens, aligned);
+    if (aligned <= least) all.skew += further, all.wide = wide;
   }
 
   // At most MOST rows together: 64, or WIDEST.
@@ -972,7 +998,8 @@ struct Chunk {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int at = row + 8 * i + me % 4 * 2 + j;
-        const float bias = at < rows.count() ? rows.biases[rows.lo + at] : 0.0f;
+        const float bias =
+            at >= rows.skew && at < rows.count() ? rows.biases[rows.row_at(at)] : 0.0f;
         sum[4 * i + j] = bias, sum[4 * i + 2 + j] = bias;
       }
   }
@@ -994,11 +1021,16 @@ struct Chunk {
       for (int i = 0; i < N / 4; ++i) {
         const int at = row + 8 * i + thread % 4 * 2;
         const float low = sum[4 * i + 2 * half], high = sum[4 * i + 2 * half + 1];
-        if (UNIT == 2) {
+        if constexpr (UNIT == 2) {
           if (at < count) emit(to, (rows.lo + at) / 2, low, high);
         } else {
-          if (at < count) emit(to, rows.lo + at, low, low);
-          if (at + 1 < count) emit(to, rows.lo + at + 1, high, high);
+          const bool first = at >= rows.skew && at < count,
+                     second = at + 1 >= rows.skew && at + 1 < count;
+          if (first && second) {
+            emit(to, rows.row_at(at), low, high, true);
+          } else if (first || second) {
+            emit(to, rows.row_at(at) + second, first ? low : high, first ? low : high);
+          }
         }
       }
     }

@@ -26,6 +26,9 @@ struct Chunk {
   __device__ static void store(float* x, int columns, int token, int column, float value) {
     x[long(token) * columns + column] = value;
   }
+  __device__ static void store_two(float* at, float value, float next) {
+    store_shared(at, value), store_shared(at + 1, next);
+  }
   __device__ static void store_pack(float* x, int columns, int token, int column,
                                     const Pack<PACK>& pack) {
     for (int i = 0; i < PACK; ++i) store(x, columns, token, column + i, pack.at[i]);

@@ -380,9 +380,12 @@ void multiply_all(const u8* stream, const float* x, int tokens, int blocks, cons
           b.core.barrier();
           return true;
         },
-        [&](int token, int element, float low, float high) {
-          first[token * elements + element] = low;
-          last[token * elements + element] = high;
+        [&](int token, int element, float low, float high, bool both = false) {
+          if (both && element % 2) abort();
+          const int at = token * elements + element;
+          first[at] = low;
+          last[at] = both ? low : high;
+          if (both) first[at + 1] = last[at + 1] = high;
         });
   });
 }
@@ -435,9 +438,13 @@ void multiply_entries(const u8* weights, const float* x, const float* choices, i
       chunk.open(b, tokens);
       chunk.sort(b, choices, tokens);
       multiply_experts<UNIT>(b, chunk, stage, rounded.data(),
-                             [&](int entry, int element, float low, float high) {
-                               first[long(entry) * elements + element] += low;
-                               last[long(entry) * elements + element] += high;
+                             [&](int entry, int element, float low, float high,
+                                 bool both = false) {
+                               if (both && element % 2) abort();
+                               const long at = long(entry) * elements + element;
+                               first[at] += low;
+                               last[at] += both ? low : high;
+                               if (both) first[at + 1] += high, last[at + 1] += high;
                              });
     });
 }
