@@ -39,6 +39,7 @@ from twin.kernel.prompt import (
 )
 from twin.kernel.teams import WARP, teams_of
 from twin.models.spec import DType
+from twin.models.variant import Activation
 from twin.plan.catalogue import ROWS
 from twin.plan.types import Attention, Matrix, Parts, Plan, Read, Routed, Stage, StageKind
 from twin.sim.consume import unpacking_s
@@ -51,14 +52,18 @@ from twin.sim.cost import weight_rate
 # latency
 START_CYCLES = 2600
 # from barrier to barrier of a product's steps: a wait for copies, products, the next copies
-TURN_CYCLES = 1560
+TURN_CYCLES = 1540
 # of weights and activations onto all blocks' chips, an H200's second-level cache
-FETCHED_BYTES_PER_S = 4.1e12
+FETCHED_BYTES_PER_S = 4.75e12
 # of a tile of positions and 128 query rows, and for each element of a head in 64 positions
-SCAN_CYCLES, SCAN_CYCLES_AN_ELEMENT = 700, 29
+SCAN_CYCLES, SCAN_CYCLES_AN_ELEMENT = 700, 31
 # Judged from the machine code, not measured one by one:
 # a key or query head normed and turned by a warp: a sum over the warp, a few trips to shared memory
 HEAD_CYCLES = 200
+# On tensor cores, with parts of the kernel left out (one H200, studies/prompts): an element of such a
+# head, its place in the cache included; of what a block stores for others, in eight tokens' rows at a
+# time, a sum, or what passes a gate, or two outputs of attention; a gate that is a GELU
+HEAD_ELEMENT_CYCLES, STORED_CYCLES, GELU_CYCLES = 9.0, 1.2, 0.5
 GATHERED = 8  # neighbouring numbers of a norm that a thread loads at once
 PARTS_AT_ONCE = 2  # of a residual read, whose loads are under way together
 # caps of 64 positions' scores: a power and an inverse of each, 16 of which a block makes in a cycle
@@ -267,7 +272,14 @@ class _Passes:
         fetched = steps * 2 * STEP_COLUMNS * (min(wide, rows * members) + min(tokens, together))
         resident = self.plan.blocks * self.plan.ranks_per_gpu
         turns = -(-steps // at_once) * TURN_CYCLES / self.costs.clock_hz.value
-        return max(streamed, fetched / (FETCHED_BYTES_PER_S / resident), turns)
+        made = max(streamed, fetched / (FETCHED_BYTES_PER_S / resident), turns)
+        if matrix.unit == 2 and self.variant.activation is Activation.GELU:
+            made += rows // 2 * tokens * GELU_CYCLES / self.costs.clock_hz.value
+        return made + self._stored_s(rows // matrix.unit * tokens)
+
+    def _stored_s(self, elements: float) -> float:
+        """Seconds in which a block stores what it has made; it makes nothing meanwhile."""
+        return elements * STORED_CYCLES / self.costs.clock_hz.value
 
     def _waits(self, stage: Stage, first: int, tokens: int) -> dict[str, float]:
         """Seconds in which a block consumes no weights, by cause."""
@@ -312,7 +324,9 @@ class _Passes:
         rounds = -(-tokens // together) * -(
             -plan.shard.hidden // (GATHERED * WARP * (self.warps // together))
         )
-        loads = 2 + sum(-(-count // PARTS_AT_ONCE) for count in parts)
+        read = sum(-(-count // PARTS_AT_ONCE) for count in parts)
+        # residual, parts, the residual again; before that parts which are normed, and their weights
+        loads = 2 + read + (read + 1) * self.variant.norms.after
         return max(rounds * loads * self.latency, 4 * elements / self.cache) + costs.stage_s.value
 
     def _score_s(self, stage: Stage, tokens: int) -> float:
@@ -412,7 +426,9 @@ class _Passes:
         cycle, blocks = 1 / self.costs.clock_hz.value, self.plan.blocks
         heads = tokens * -(-(own.heads + 2 * own.kv_heads) // HEADS_AT_ONCE)
         prepared = -(-heads // (blocks * self.warps)) * (
-            self.latency + HEADS_AT_ONCE * HEAD_CYCLES * cycle + self._together_s(own)
+            self.latency
+            + HEADS_AT_ONCE * own.head_dim * HEAD_ELEMENT_CYCLES * cycle
+            + self._together_s(own)
         )
         rounds = -(-own.kv_heads * -(-tokens * own.group // SCAN_ROWS) // blocks)
         positions = scan_positions(own.head_dim)
@@ -423,7 +439,7 @@ class _Passes:
         return (
             prepared
             + self._barrier_s()
-            + rounds * -(-seen // positions) * tile
+            + rounds * (-(-seen // positions) * tile + self._stored_s(SCAN_ROWS * own.head_dim / 2))
             + 2 * self.latency
         )
 
