@@ -333,8 +333,8 @@ MATRIX = [
 ]
 # norms behind modules, of all heads together, capped scores; heads of 256 elements
 OTHERWISE = ("olmo-2-7b", "gemma-2-2b", "gemma-3-1b")
-# heads of 64 elements; of 256 with capped scores, with three query heads a KV head, with windows that
-# end within a prompt
+# heads of 64 elements; of 256 with capped scores, with three query heads a KV head, with windows
+# that end within a prompt
 LONG = ("llama-3.2-1b", "gemma-2-2b", "falcon3-7b", "gemma-3-1b")
 
 

@@ -390,6 +390,8 @@ void multiply_all(const u8* stream, const float* x, int tokens, int blocks, cons
   });
 }
 
+extern "C" int chunk_sharing(int tiles, int blocks) { return Chunk::sharing(tiles, blocks); }
+
 extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int blocks,
                                const int* spans, const int* starts, int cols, int tile_cols,
                                int tile_rows, int unit, const int* coding, float* first,

@@ -20,6 +20,7 @@ from tests.native.programs import built
 from tests.native.test_coded import planned
 from twin import toolchain
 from twin.kernel.coded import coded_fields, stored_bytes, tile
+from twin.kernel.prompt import GROUP_TOKENS, TILE_TOKENS, members_of
 from twin.kernel.streams import PAGE_BYTES, _tile
 from twin.models.codes import CODES
 from twin.models.formats import DECODED, PACK
@@ -135,6 +136,17 @@ def test_blocks_multiply_a_chunk_with_their_rows(
         library, stream.view(np.uint8), x, spans, starts, (cols, tile_cols, tile_rows, unit)
     )
     assert apart(sums, x, rows, unit) < 1e-4
+
+
+def test_as_many_blocks_share_their_rows_as_the_plan_says(
+    products: tuple[ctypes.CDLL, int, DType],
+) -> None:
+    library, chunk, _ = products
+    tile = min(chunk, TILE_TOKENS)
+    most = max(chunk // tile, -(-tile // GROUP_TOKENS))
+    for blocks in (1, 5, 7, 66, 78, 114, 128, 132, 144):
+        for tiles in range(1, most + 1):
+            assert library.chunk_sharing(tiles, blocks) == members_of(tiles, most, blocks)
 
 
 # ---- few-bit weights, decoded before they are multiplied ----------------------------------------

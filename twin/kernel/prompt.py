@@ -418,26 +418,40 @@ def possible_chunks(
 
 def sharing(tokens: int, chunk: int, blocks: int) -> tuple[int, int, int]:
     """(blocks that share their rows, tiles of tokens that each of them takes one after the other,
-    tokens of a tile), where that takes longest; Chunk::open and Chunk::sharing in cuda_prompt.cuh.
-
-    As many blocks share as a chunk has tiles, or a few more, some of them idle, where the last
-    blocks, fewer than the others, would hold up all: of 132 blocks seven leave six, one of which
-    would take two of seven tiles.
+    tokens of a tile), where that takes longest; Chunk::open in cuda_prompt.cuh.
     """
     tile = min(chunk, TILE_TOKENS)
     together = GROUP_TOKENS if tokens <= tile and tile > GROUP_TOKENS else tile
     tiles = -(-tokens // together)
     most = max(chunk // tile, -(-tile // GROUP_TOKENS))
-
-    def slowest(members: int) -> tuple[int, int]:
-        """(shares of rows, times tiles; members) of the blocks that take longest."""
-        groups = {members} if blocks >= members else set()
-        groups |= {blocks % members} - {0}
-        return max((-(-tiles // group) * group, group) for group in groups)
-
-    members = min(range(tiles, max(tiles, most) + 1), key=lambda count: (slowest(count)[0], count))
-    group = slowest(members)[1]
+    group = _slowest(tiles, members_of(tiles, most, blocks), blocks)
     return group, -(-tiles // group), together
+
+
+def members_of(tiles: int, most: int, blocks: int) -> int:
+    """How many neighbouring blocks share their rows, up to `most`; Chunk::sharing in
+    cuda_prompt.cuh.
+
+    As many as a chunk has tiles, or a few more, some of them idle, where the last blocks, fewer
+    than the others, would hold up all: of 132 blocks seven leave six, one of which would take two
+    of seven tiles.
+    """
+    return min(
+        range(tiles, max(tiles, most) + 1),
+        key=lambda members: (_turns(tiles, _slowest(tiles, members, blocks)), members),
+    )
+
+
+def _slowest(tiles: int, members: int, blocks: int) -> int:
+    """Blocks of the group that takes longest: of `members`, or the last ones."""
+    groups = {members} if blocks >= members else set()
+    groups |= {blocks % members} - {0}
+    return max(groups, key=lambda group: (_turns(tiles, group), group))
+
+
+def _turns(tiles: int, group: int) -> int:
+    """Shares of rows that a block of a group multiplies, times tiles."""
+    return -(-tiles // group) * group
 
 
 def batch_of(rows: int, together: int, most: int = WIDTHS[-1]) -> tuple[int, int]:
