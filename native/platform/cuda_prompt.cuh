@@ -308,18 +308,20 @@ struct Chunk {
     return tokens <= TILE_TOKENS && TILE_TOKENS > GROUP_TOKENS ? GROUP_TOKENS : TILE_TOKENS;
   }
 
-  // Rows that a block of `members` multiplies, each time for one of the tiles, in shares of its own.
-  __device__ static int turns(int tiles, int members) {
-    return (tiles + members - 1) / members * members;
+  // How long `members` blocks take for their rows and all tiles: shares of rows that one multiplies,
+  // times tiles; of equal ones the longer, which takes more tiles one after the other.
+  __device__ static int duration(int tiles, int members) {
+    const int turns = (tiles + members - 1) / members;
+    return turns * members * (MEMBERS + 1) + turns;
   }
   // Blocks that share their rows: as many as a chunk has tiles, or a few more, some of them idle,
-  // where the last blocks, fewer than the others, would hold up all; `sharing` in
+  // where the last blocks, fewer than the others, would hold up all; `members_of` in
   // twin/kernel/prompt.py.
   __device__ static int sharing(int tiles, int blocks) {
     int best = tiles, least = 0;
     for (int members = tiles; members <= MEMBERS; ++members) {
-      const int rest = blocks % members, last = rest ? turns(tiles, rest) : 0,
-                all = blocks < members ? 0 : turns(tiles, members),
+      const int rest = blocks % members, last = rest ? duration(tiles, rest) : 0,
+                all = blocks < members ? 0 : duration(tiles, members),
                 most = last > all ? last : all;
       if (members == tiles || most < least) best = members, least = most;
     }

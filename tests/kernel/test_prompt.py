@@ -15,7 +15,10 @@ def test_no_block_makes_a_fifth_more_than_its_share(tokens: int) -> None:
     assert members * tiles <= 1.2 * -(-tokens // together)
 
 
-def test_of_seven_tiles_none_takes_two() -> None:
-    """Six of 132 blocks are left when seven share: one of them would take two."""
+def test_the_last_blocks_hold_up_nobody() -> None:
+    """Six of 132 blocks are left when seven share, and two when five do: one of them would take
+    two of seven tiles, or three of five.
+    """
     assert sharing(7 * 128, CHUNK, BLOCKS) == (8, 1, 128)
+    assert sharing(5 * 128, CHUNK, BLOCKS) == (6, 1, 128)
     assert sharing(7 * 128, CHUNK, 7) == (7, 1, 128)

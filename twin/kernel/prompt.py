@@ -424,7 +424,8 @@ def sharing(tokens: int, chunk: int, blocks: int) -> tuple[int, int, int]:
     together = GROUP_TOKENS if tokens <= tile and tile > GROUP_TOKENS else tile
     tiles = -(-tokens // together)
     most = max(chunk // tile, -(-tile // GROUP_TOKENS))
-    group = _slowest(tiles, members_of(tiles, most, blocks), blocks)
+    groups = _groups(members_of(tiles, most, blocks), blocks)
+    group = max(groups, key=lambda group: (_duration(tiles, group)[0], group))
     return group, -(-tiles // group), together
 
 
@@ -434,24 +435,26 @@ def members_of(tiles: int, most: int, blocks: int) -> int:
 
     As many as a chunk has tiles, or a few more, some of them idle, where the last blocks, fewer
     than the others, would hold up all: of 132 blocks seven leave six, one of which would take two
-    of seven tiles.
+    of seven tiles, and five leave two, one of which would take three of five.
     """
-    return min(
-        range(tiles, max(tiles, most) + 1),
-        key=lambda members: (_turns(tiles, _slowest(tiles, members, blocks)), members),
-    )
+
+    def slowest(members: int) -> tuple[int, int]:
+        return max(_duration(tiles, group) for group in _groups(members, blocks))
+
+    return min(range(tiles, max(tiles, most) + 1), key=lambda members: (slowest(members), members))
 
 
-def _slowest(tiles: int, members: int, blocks: int) -> int:
-    """Blocks of the group that takes longest: of `members`, or the last ones."""
-    groups = {members} if blocks >= members else set()
-    groups |= {blocks % members} - {0}
-    return max(groups, key=lambda group: (_turns(tiles, group), group))
+def _groups(members: int, blocks: int) -> set[int]:
+    """Sizes of groups that share their rows: all but the last have `members` blocks."""
+    return ({members} if blocks >= members else set()) | ({blocks % members} - {0})
 
 
-def _turns(tiles: int, group: int) -> int:
-    """Shares of rows that a block of a group multiplies, times tiles."""
-    return -(-tiles // group) * group
+def _duration(tiles: int, group: int) -> tuple[int, int]:
+    """(shares of rows that a block of a group multiplies, times tiles; tiles that it takes one
+    after the other).
+    """
+    turns = -(-tiles // group)
+    return turns * group, turns
 
 
 def batch_of(rows: int, together: int, most: int = WIDTHS[-1]) -> tuple[int, int]:
