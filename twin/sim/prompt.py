@@ -230,8 +230,8 @@ class _Passes:
             if made * resident > self.held:  # to memory and back
                 streamed += 2 * made / self.stream
         turns = steps / at_once * TURN_CYCLES / self.costs.clock_hz.value
-        made = max(streamed, fetched / (FETCHED_BYTES_PER_S / resident), decoded + turns)
-        return made + self._stored_s(rows / matrix.unit * entries)
+        multiplied = max(streamed, fetched / (FETCHED_BYTES_PER_S / resident), decoded + turns)
+        return multiplied + self._stored_s(rows / matrix.unit * entries)
 
     def _stored(self, matrix: Matrix, rows: float) -> float:
         """Bytes of so many of an expert's rows."""
