@@ -31,7 +31,8 @@ TILE_BYTES = 64  # of a column of a tile of cached keys: 32 positions of 16 bits
 TILES = 4  # on the chip
 # On tensor cores:
 STEP_COLUMNS = 64  # of a product's step, 128 bytes of a row
-TILE_TOKENS = 128  # of a block at a time; as many blocks share their rows as a chunk has tiles
+# of a block at a time; as many blocks share their rows as a chunk has tiles, or a few more
+TILE_TOKENS = 128
 GROUP_TOKENS = 64  # of a warp group
 WIDTHS = (32, 64, 128, 192, 256)  # rows that a block takes together
 MOST_STEPS = 24  # of a product on the chip
@@ -425,7 +426,7 @@ def sharing(tokens: int, chunk: int, blocks: int) -> tuple[int, int, int]:
     tiles = -(-tokens // together)
     most = max(chunk // tile, -(-tile // GROUP_TOKENS))
     groups = _groups(members_of(tiles, most, blocks), blocks)
-    group = max(groups, key=lambda group: (_duration(tiles, group)[0], group))
+    group = max(groups, key=lambda group: _duration(tiles, group))
     return group, -(-tiles // group), together
 
 

@@ -51,11 +51,11 @@ from twin.sim.cost import weight_rate
 # latency
 START_CYCLES = 2600
 # from barrier to barrier of a product's steps: a wait for copies, products, the next copies
-TURN_CYCLES = 1350
+TURN_CYCLES = 1420
 # of weights and activations onto all blocks' chips, an H200's second-level cache
-FETCHED_BYTES_PER_S = 5.5e12
+FETCHED_BYTES_PER_S = 5.4e12
 # of a tile of positions and 128 query rows, and for each element of a head in 64 positions
-SCAN_CYCLES, SCAN_CYCLES_AN_ELEMENT = 700, 32
+SCAN_CYCLES, SCAN_CYCLES_AN_ELEMENT = 700, 27
 # Judged from the machine code, not measured one by one:
 # a key or query head normed and turned by a warp: a sum over the warp, a few trips to shared memory
 HEAD_CYCLES = 200
@@ -64,8 +64,8 @@ HEAD_CYCLES = 200
 HEAD_ELEMENT_CYCLES = 9.0
 # Fitted as above: what a block stores for others, in eight tokens' rows at a time: a sum, what
 # passes a gate, two outputs of attention. A gate that is a GELU. With these left out 1.0 to 1.7 and
-# 0.4
-STORED_CYCLES, GELU_CYCLES = 1.8, 1.5
+# 0.4 (before sums were stored in pairs)
+STORED_CYCLES, GELU_CYCLES = 1.2, 1.5
 GATHERED = 8  # neighbouring numbers of a norm that a thread loads at once
 PARTS_AT_ONCE = 2  # of a residual read, whose loads are under way together
 # caps of 64 positions' scores: a power and an inverse of each, 16 of which a block makes in a cycle
