@@ -1,9 +1,9 @@
 // A chunk's activations and products. Of 16-bit weights on the tensor cores, by products of warp
 // groups (wgmma): 64 tokens are the rows of a product, 32 to 128 weight rows its columns. A chunk
-// of several tiles of tokens is shared by as many neighbouring blocks: each takes the rows of all
-// of them for a tile, so that activations and weights come through the second-level cache in equal
-// parts. The ring rests during the passes; its memory holds the steps of a product, or what
-// attention needs.
+// of several tiles of tokens is shared by as many neighbouring blocks, or a few more: each takes
+// the rows of all of them for a tile, so that activations and weights come through the second-level
+// cache in equal parts. The ring rests during the passes; its memory holds the steps of a product,
+// or what attention needs.
 #pragma once
 
 #include "additions.h"
@@ -308,8 +308,9 @@ struct Chunk {
     return tokens <= TILE_TOKENS && TILE_TOKENS > GROUP_TOKENS ? GROUP_TOKENS : TILE_TOKENS;
   }
 
-  // How long `members` blocks take for their rows and all tiles: shares of rows that one multiplies,
-  // times tiles; of equal ones the longer, which takes more tiles one after the other.
+  // Ranks how long a group of `members` blocks takes: shares of rows of all of them, times the
+  // tiles that one of them takes; of equal ones more tiles are longer. MEMBERS + 1 keeps the second
+  // from outweighing the first.
   __device__ static int duration(int tiles, int members) {
     const int turns = (tiles + members - 1) / members;
     return turns * members * (MEMBERS + 1) + turns;
@@ -622,8 +623,9 @@ struct Chunk {
     }
   }
 
-  // emit(entry, element, sum of its first row, sum of its last row) for each entry of an expert and
-  // each element of a lot of its rows. An entry's input is its token's, or with one row to an
+  // emit(entry, element, sum of its first row, sum of its last row), or of two single rows as
+  // `multiply` does, for each entry of an expert and each element of a lot of its rows. An entry's
+  // input is its token's, or with one row to an
   // element its own. Sums begin with the rows' biases, where there are some.
   template <int UNIT, class Block, class Stage, class Lot, class Emit>
   __device__ __forceinline__ void multiply_entries(Block& b, const Stage& stage, const float* x,
