@@ -76,11 +76,11 @@ COPY_PACK, COPIES = 4, 4
 COPIED = COPY_PACK * COPIES
 HEADS_AT_ONCE = 4  # of a token, whose loads are under way together
 # a few-bit weight decoded to 16 bits by a block: about six instructions of 128 in a cycle. A
-# division of a load's number, scales and stores included; no pass of such a plan has been timed
+# division of a load's number, scales and stores included; what passes took: docs/twin.md
 DECODE_CYCLES = 0.05
 # A router's logits: experts and columns of a warp's step, whose loads are under way together, and
 # multiply-adds of a block in a cycle. Entries sorted by expert: cycles of a thread for each of its
-# entries, and for the counts of all threads before it. No pass with experts has been timed
+# entries, and for the counts of all threads before it. What passes took: docs/twin.md
 SCORED_EXPERTS, SCORED_COLUMNS, BLOCK_MULTIPLY_ADDS = 4, 512, 128
 SORT_CYCLES_AN_ENTRY, SORT_CYCLES = 150, 5000
 ENTRIES_AT_ONCE, SUMMED_AT_ONCE, SUMMED_COLUMNS = 8, 4, 8
