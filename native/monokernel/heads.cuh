@@ -163,17 +163,36 @@ __device__ __forceinline__ bool norm_together(Block& b, int index, const Stage& 
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
   const int queries = b.plan.heads * HEAD_DIM, keys = b.plan.kv_heads * HEAD_DIM;
+  // with one word under way at a time OLMo-2-7B's blocks waited 8 us a layer
+  constexpr int QUAD = HEAD_DIM % 4 ? 1 : 4, AT_ONCE = 4;
+  const int all = queries + keys, apart = QUAD * b.core.threads();
   float query = 0, key = 0;
   Patience patience;
   bool good = true;
   TWIN_ONCE
-  for (int i = b.core.thread(); i < queries + keys && good; i += b.core.threads()) {
-    Pack<1> x = load_pack<1, 4>(source.at(0) + i);
-    while (good && source.polled && missing(x)) {
-      good = keep_waiting(b, patience, {index, read.value, 0, i});
-      x = load_pack<1, 4>(source.at(0) + i);
+  for (int from = QUAD * b.core.thread(); from < all && good; from += apart * AT_ONCE) {
+    Pack<QUAD> x[AT_ONCE];
+    for (;;) {  // all under way before the first is looked at
+      int late = -1;
+      TWIN_UNROLL
+      for (int j = 0; j < AT_ONCE; ++j)
+        if (from + j * apart < all)
+          x[j] = load_pack<QUAD, 4 * QUAD>(source.at(0) + from + j * apart);
+      TWIN_UNROLL
+      for (int j = 0; j < AT_ONCE; ++j)
+        if (from + j * apart < all && missing(x[j])) late = from + j * apart;
+      if (late < 0 || !source.polled) break;
+      good = keep_waiting(b, patience, {index, read.value, 0, late});
+      if (!good) break;
     }
-    (i < queries ? query : key) += x.at[0] * x.at[0];
+    TWIN_UNROLL
+    for (int j = 0; j < AT_ONCE; ++j) {
+      if (from + j * apart >= all) continue;
+      float squares = 0;
+      TWIN_UNROLL
+      for (int i = 0; i < QUAD; ++i) squares += x[j].at[i] * x[j].at[i];
+      (from + j * apart < queries ? query : key) += squares;
+    }
   }
   if (!b.core.agree(good)) return false;
   by.first = b.plan.owned_of(stage.items, b.block).lo / b.plan.splits;

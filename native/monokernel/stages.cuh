@@ -19,11 +19,20 @@ __device__ __forceinline__ float norm_factor(const Block& b, float squares) {
   return inverse_root(squares / float(b.plan.hidden) + b.plan.norm_eps);
 }
 
-// The norm of what a module adds to the residual.
+// The weights of the norm of what a module adds to the residual: asked for before that is there.
 template <class Stage>
-__device__ __forceinline__ void norm_added(Block& b, const Stage& stage, Core::Hidden& sum) {
+__device__ __forceinline__ auto added_weight(Block& b, const Stage& stage) {
   if constexpr (Family::NORMS_AFTER) {
-    const auto weight = Core::Hidden::factors(b.core, constants(b, stage.post_norm));
+    return Core::Hidden::factors(b.core, constants(b, stage.post_norm));
+  } else {
+    return 0;
+  }
+}
+
+// That norm.
+template <class Weight>
+__device__ __forceinline__ void norm_added(Block& b, Core::Hidden& sum, const Weight& weight) {
+  if constexpr (Family::NORMS_AFTER) {
     const auto squares = sum.begin_squares(b.core);
     b.core.barrier();
     sum.scaled(b.core, sum, norm_factor(b, Core::Hidden::end_squares(b.core, squares)), weight);
@@ -35,12 +44,13 @@ __device__ __forceinline__ void norm_added(Block& b, const Stage& stage, Core::H
 // residual's place. `sum` is for what is read.
 __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& stage,
                                               Core::Hidden& sum) {
+  const auto weight = added_weight(b, stage);
   TWIN_ONCE
   for (int i = stage.first_read + stage.reads - 1; i >= stage.first_read; --i) {
     const Read& read = b.plan.reads_at(i);
     if (skipped(b, read.previous_step)) continue;
     if (!gather_vector(b, index, read, sum)) return false;
-    norm_added(b, stage, sum);
+    norm_added(b, sum, weight);
     auto residual = b.residual.open(b.core);
     residual.add(b.core, b.plan.ranks == 1 || read.residual ? 1.0f : 0.0f, sum, read.scale);
     b.residual.close(b.core, residual);

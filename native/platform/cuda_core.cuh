@@ -383,12 +383,42 @@ struct Core {
     store_sums(sum, at.here(), to + at.first());
   }
 
+  // The same of tiles that are wider than a team of one warp holds at once: it takes FOLDED_ROWS of
+  // their rows in folds, and sums all of a row. Warps share a tile that has rows for both.
+  template <class Vector>
+  __device__ __forceinline__ void dot_folded(const Stage& stage, const Vector& x, int rows,
+                                             float* sums) {
+    constexpr int PIECES = ROWS_AT_ONCE / FOLDED_ROWS;  // of a tile
+    static_assert(Vector::TEAM == 1 && PIECES == 2, "a slot is left by one warp or by two");
+    const int pieces = PIECES * Walk<Vector>::groups_of(stage, rows);
+    const u32 base = ring.tile;
+    ring.tile += u32(pieces / PIECES);
+#pragma unroll 1
+    for (int piece = warp(); piece < pieces; piece += CONSUMER_WARPS) {
+      const int tile = piece / PIECES, row = piece % PIECES * FOLDED_ROWS,
+                left = rows - tile * ROWS_AT_ONCE;
+      if (row >= left) break;
+      const u32 from =
+          ring.acquire(base + u32(tile)) + u32(row * Vector::WIDTH * type_bytes(WEIGHT));
+      float sum[FOLDED_ROWS] = {};
+#pragma unroll
+      for (int c = 0; c < Vector::PORTIONS; ++c) {
+        Packed<Vector::VECTOR> words[FOLDED_ROWS];
+        Vector::load_fold(me, c, from, words);
+        x.multiply(c, words, sum);
+      }
+      ring.release(base + u32(tile), CONSUMER_WARPS / (left > FOLDED_ROWS ? PIECES : 1));
+      store_sums(sum, left - row, sums + tile * ROWS_AT_ONCE + row);
+    }
+  }
+
   // Rows lo..hi-1 of a stage's matrix times x: [Vector::PARTS][batch] sums. Each team takes its
   // tiles in turn. Pieces of one portion that were taken ahead have code of their own; of more,
   // what a layer runs would not fit the instruction cache then.
   template <class Vector>
   __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi,
                                             float* sums, int batch, Ahead<Vector>& ahead) {
+    if constexpr (Vector::FOLDED) return dot_folded(stage, x, hi - lo, sums);
     Walk<Vector> at(stage, hi - lo, me);
     const u32 base = ring.tile;
     ring.tile += u32(Walk<Vector>::groups_of(stage, hi - lo) * Vector::SLICES);

@@ -12,7 +12,8 @@ template <class Team, int COLS>
 struct QuadVector {
   static constexpr int QUAD = 4, APART = QUAD * CONSUMERS, QUADS = (COLS + APART - 1) / APART;
   static_assert(COLS % QUAD == 0, "tiles have eights of columns");
-  static_assert(Team::PORTIONS == 1, "all that a thread multiplies is taken behind one barrier");
+  static_assert(Team::PORTIONS == 1 || Team::FOLDED,
+                "all that a thread multiplies is taken behind one barrier");
 
   float at[QUADS][QUAD];
 
@@ -117,6 +118,14 @@ struct QuadVector {
         if (valid(core.thread(), q)) each(column(core.thread(), q) + i, at[q][i]);
   }
 
+  // Where a column lies on the chip. Of each fold all threads' first fours lie side by side, then
+  // their second ones, so that loads and stores meet no bank twice.
+  __device__ static int chip_place(int column) {
+    if constexpr (!Team::FOLDED) return column;
+    constexpr int PLANE = Team::FOLD / 2 + facts::SKEW_FLOATS;
+    return (column / Team::FOLD * 2 + column / QUAD % 2) * PLANE + column % Team::FOLD / 8 * QUAD;
+  }
+
   // What each thread multiplies, by way of the chip. Between two such ways lies a barrier behind the
   // first one's loads: that of a block's products, or one of its own where it has no rows.
   template <class Core>
@@ -125,18 +134,21 @@ struct QuadVector {
 #pragma unroll
     for (int q = 0; q < QUADS; ++q)
       if (valid(me, q))
-        store_four(core.quads() + 4u * u32(column(me, q)),
+        store_four(core.quads() + 4u * u32(chip_place(column(me, q))),
                    {bits_as<u32>(at[q][0]), bits_as<u32>(at[q][1]), bits_as<u32>(at[q][2]),
                     bits_as<u32>(at[q][3])});
     core.barrier();
     Team team;
 #pragma unroll
-    for (int i = 0; i < Team::VECTOR; i += QUAD) {
-      u32 bits[QUAD] = {};
-      if (Team::valid(me, 0)) load_four(core.quads() + 4u * u32(Team::column(me, 0) + i), bits);
+    for (int c = 0; c < Team::PORTIONS; ++c)
 #pragma unroll
-      for (int j = 0; j < QUAD; ++j) team.at[0][i + j] = bits_as<float>(bits[j]);
-    }
+      for (int i = 0; i < Team::VECTOR; i += QUAD) {
+        u32 bits[QUAD] = {};
+        if (Team::valid(me, c))
+          load_four(core.quads() + 4u * u32(chip_place(Team::column(me, c) + i)), bits);
+#pragma unroll
+        for (int j = 0; j < QUAD; ++j) team.at[c][i + j] = bits_as<float>(bits[j]);
+      }
     if (!rows) core.barrier();
     return team;
   }

@@ -4,6 +4,7 @@
 
 namespace twin {
 
+constexpr int FOLDED_ROWS = facts::FOLDED_ROWS;  // the same of a tile that is taken in folds
 constexpr int ROWS_AT_ONCE = facts::ROWS_AT_ONCE;  // of a tile: their loads are under way together
 
 template <bool IS>
@@ -145,7 +146,10 @@ struct TeamDivision {
   static constexpr int EACH_SLICES = (EACH + TILE - 1) / TILE;
   static constexpr int SLICES = UNEVEN ? COLS / EACH * EACH_SLICES
                                        : COLS ? (COLS + TILE - 1) / TILE : 1;
-  static constexpr int PORTIONS = (SLICES + TEAMS - 1) / TEAMS;
+  // A tile wider than its team holds at once is taken in folds, one after the other.
+  static constexpr int FOLD = 32 * VECTOR * TEAM, FOLDS = (TILE + FOLD - 1) / FOLD;
+  static constexpr bool FOLDED = FOLDS > 1;
+  static constexpr int PORTIONS = FOLDED ? FOLDS : (SLICES + TEAMS - 1) / TEAMS;
   static constexpr int GROUPS = SLICES < TEAMS ? TEAMS / SLICES : 1;
   // warps that have a share of a row
   static constexpr int PARTS = (SLICES < TEAMS ? SLICES : TEAMS) * TEAM;
@@ -154,10 +158,10 @@ struct TeamDivision {
   static constexpr int WIDTH = TILE;
   static constexpr bool WIDE = false;  // it lies in registers
   // all threads of a team hold columns of a whole tile
-  static constexpr bool FULL = TILE == 32 * VECTOR * TEAM;
+  static constexpr bool FULL = TILE == FOLDS * FOLD;
   static constexpr bool EXACT = COLS % TILE == 0 && FULL && !RAGGED && !UNEVEN;
   static constexpr int PACK = HEAD_DIM % VECTOR != 0 ? 4 : VECTOR < 8 ? VECTOR : 8;
-  static_assert(CONSUMER_WARPS % TEAM == 0 && TILE <= 32 * VECTOR * TEAM, "a team covers a tile");
+  static_assert(CONSUMER_WARPS % TEAM == 0 && (!FOLDED || SLICES == 1), "a team covers a tile");
 
   // Of thread `me`:
   __device__ static int team(int me) { return me / (32 * TEAM); }
@@ -182,20 +186,23 @@ struct TeamDivision {
   __device__ static int sharing_thread(int me) {
     return slice(me, 0) * 32 * TEAM + me % (32 * TEAM);
   }
-  // first column inside a tile
-  __device__ static int local(int me) { return me % (32 * TEAM) * VECTOR; }
+  // first column inside a tile, and inside a fold of it
+  __device__ static int local(int me, int c) {
+    return (FOLDED ? c * FOLD : 0) + me % (32 * TEAM) * VECTOR;
+  }
   __device__ static int begin(int slice) {  // its first column
     return UNEVEN ? slice / EACH_SLICES * EACH + slice % EACH_SLICES * TILE : slice * TILE;
   }
-  __device__ static int column(int me, int c) { return begin(slice(me, c)) + local(me); }
+  __device__ static int local(int me) { return local(me, 0); }
+  __device__ static int column(int me, int c) { return begin(slice(me, c)) + local(me, c); }
   // columns of a slice of one of several matrices
   __device__ static int uneven_width(int slice) {
     const int left = EACH - slice % EACH_SLICES * TILE;
     return left < TILE ? left : TILE;
   }
   __device__ static bool valid(int me, int c) {
-    if constexpr (UNEVEN) return !beyond(me, c) && local(me) < uneven_width(slice(me, c));
-    return EXACT || ((FULL || local(me) < TILE) && (inner(c) || column(me, c) < COLS));
+    if constexpr (UNEVEN) return !beyond(me, c) && local(me, c) < uneven_width(slice(me, c));
+    return EXACT || ((FULL || local(me, c) < TILE) && (inner(c) || column(me, c) < COLS));
   }
   // Do threads without columns of a slice look for others', and throw them away? The compiler makes
   // a branch of each load's condition, and what one has loaded is looked at before the next branch:
@@ -495,6 +502,16 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
     return good;
   }
 
+  // This thread's weights of FOLDED_ROWS rows at shared address `from`, of fold c. The slot holds
+  // more of them than count, of which the sums are dropped.
+  __device__ static __forceinline__ void load_fold(int me, int c, u32 from,
+                                                   Packed<VECTOR> (&words)[FOLDED_ROWS]) {
+    const u32 at = from + u32((valid(me, c) ? local(me, c) : 0) * type_bytes(WEIGHT));
+#pragma unroll
+    for (int r = 0; r < FOLDED_ROWS; ++r)
+      words[r].load_shared_at(at + u32(r * Division::WIDTH * type_bytes(WEIGHT)));
+  }
+
   // This thread's weights of rows 0..rows-1 of the tile at shared address `from`. Beyond them:
   // whatever lies there, where it surely is the block's, because choosing rows costs more code than
   // loading them; else the last row again.
@@ -502,22 +519,24 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
                                               Packed<VECTOR> (&words)[ROWS_AT_ONCE]) {
     constexpr bool INSIDE = Plan::pieces_inside;
     const u32 apart = u32(stride(me, c)),
-              at_thread = from + u32((valid(me, c) ? local(me) : 0) * type_bytes(WEIGHT));
+              at_thread = from + u32((valid(me, c) ? local(me, c) : 0) * type_bytes(WEIGHT));
 #pragma unroll
     for (int r = 0; r < ROWS_AT_ONCE; ++r)
       words[r].load_shared_at(at_thread + u32(INSIDE || r < rows ? r : rows - 1) * apart);
   }
 
   // sum[r] += this thread's part of row r.
-  __device__ __forceinline__ void multiply(int c, const Packed<VECTOR> (&words)[ROWS_AT_ONCE],
-                                           float (&sum)[ROWS_AT_ONCE]) const {
+  template <int ROWS>
+  __device__ __forceinline__ void multiply(int c, const Packed<VECTOR> (&words)[ROWS],
+                                           float (&sum)[ROWS]) const {
     multiply_portion(at[c], words, sum);
   }
-  __device__ __forceinline__ static void multiply_portion(
-      const float (&x)[VECTOR], const Packed<VECTOR> (&words)[ROWS_AT_ONCE],
-      float (&sum)[ROWS_AT_ONCE]) {
+  template <int ROWS>
+  __device__ __forceinline__ static void multiply_portion(const float (&x)[VECTOR],
+                                                          const Packed<VECTOR> (&words)[ROWS],
+                                                          float (&sum)[ROWS]) {
 #pragma unroll
-    for (int r = 0; r < ROWS_AT_ONCE; ++r)
+    for (int r = 0; r < ROWS; ++r)
 #pragma unroll
       for (int i = 0; i < VECTOR; ++i) sum[r] += words[r].value(i) * x[i];
   }

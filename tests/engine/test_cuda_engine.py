@@ -24,12 +24,14 @@ from tests.engine.small_engine import (
     probes,
     sums_what_comes_later,
 )
+from twin.bench.rows import cut
 from twin.engine.cuda import CudaEngine, run_probe
 from twin.engine.generate import Piece, Request, complete
 from twin.engine.sampling import SamplingParams, sample
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
 from twin.kernel.tables import layout
+from twin.kernel.teams import teams_of
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
 from twin.plan.build import build
@@ -101,11 +103,10 @@ def typed(dtype: DType) -> dict[str, DType]:
 
 def wide(name: str, layers: int) -> Plan:
     """A real model's matrices on all blocks, with few layers and a small vocabulary."""
-    spec = load_model(name)
-    spec = replace(spec, layers=layers, windows=spec.windows[-layers:], vocab=8192)
+    spec = cut(load_model(name), layers)
     chosen: dict[str, Any] = {
         "blocks": 128 if spec.lanes else 132,
-        "slot_bytes": 16384,
+        "slot_bytes": 18432 if name == "gemma-3-1b" else 16384,  # rows of 1,152 columns lie whole
         "ring_slots": 6,
         "window_slots": 6,
         "max_context": 512,
@@ -114,9 +115,22 @@ def wide(name: str, layers: int) -> Plan:
     return planned(spec, **(chosen | typed(DType.FP16 if spec.lanes else DType.BF16)))
 
 
+def folded_plan(hidden: int, blocks: int) -> Plan:
+    """Slots in which eight rows of the residual's matrices lie whole."""
+    spec = replace(LLAMA, hidden=hidden, qkv_bias=True)
+    slot = -(-16 * hidden // 128) * 128
+    return planned(spec, slot_bytes=slot, ring_slots=4, window_slots=2, blocks=blocks)
+
+
 MATRIX = [(s, h, d, x) for s in FAMILIES for h in HandOffKind for d in DTYPES for x in EXECUTIONS]
 STAGGERS = (0, 20_000)
-WIDE = [("llama-3.2-1b", 2), ("qwen3-8b", 1), ("laneformer-2b", 4)]
+WIDE = [
+    *(("llama-3.2-1b", 2), ("qwen3-8b", 1), ("laneformer-2b", 4)),
+    *(("gemma-2-2b", 2), ("gemma-3-1b", 2), ("olmo-2-7b", 1)),
+]
+# hidden columns, blocks: a last fold of eight columns, of half a warp's, of all; blocks of few rows
+# and of several batches
+FOLDED = [(1032, 6), (1152, 3), (1280, 20)]
 
 
 SCANNED: list[tuple[ModelSpec, dict[str, Any]]] = [
@@ -222,6 +236,7 @@ def all_plans() -> Iterator[Plan]:
         for late in LateParts
     )
     yield from (wide(*one) for one in WIDE)
+    yield from (folded_plan(*one) for one in FOLDED)
     yield crowded_plan()
     yield from (scanned_plan(*one, x) for one in SCANNED for x in EXECUTIONS)
     yield from (
@@ -373,6 +388,17 @@ def test_real_widths_match_the_reference(name: str, layers: int) -> None:
         assert all(np.array_equal(logits, running.logits(tokens)) for _ in range(4))
         made = running.generate(tokens, max_tokens=200)
         assert running.generate(tokens, max_tokens=200).tokens == made.tokens
+
+
+@pytest.mark.parametrize(("hidden", "blocks"), FOLDED)
+def test_rows_in_folds_match_the_reference(hidden: int, blocks: int) -> None:
+    plan = folded_plan(hidden, blocks)
+    assert teams_of(plan).hidden.folds > 1
+    wanted = expected(plan, TOKENS)
+    with CudaEngine(plan, weights_of(plan)) as running:
+        logits = running.logits(TOKENS)
+        assert off(logits, wanted) < TOLERANCE[plan.options.weight_dtype]
+        assert all(np.array_equal(logits, running.logits(TOKENS)) for _ in range(4))
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,9 @@ def columns(team: Team) -> list[int]:
         if team.slices < team.teams and at // team.slices:
             continue  # another group holds the same slices
         for thread in range(WARP):
-            local = (warp % team.size * WARP + thread) * team.vector
             for portion in range(team.portions):
+                fold = portion * team.size * WARP if team.folds > 1 else 0
+                local = (fold + warp % team.size * WARP + thread) * team.vector
                 slice_ = at % team.slices if team.slices < team.teams else at + portion * team.teams
                 first = slice_ * team.tile + local
                 if local < team.tile and first < team.cols:
@@ -82,6 +83,16 @@ def test_every_column_is_held_once(shape: tuple[int, int, int], ragged: int) -> 
     assert warps % team.size == 0
     assert tile <= team.size * WARP * team.vector
     assert 0 < team.used <= 1
+    assert sorted(columns(team)) == list(range(cols))
+
+
+@pytest.mark.parametrize("cols", [1032, 1152, 1280, 1792])
+def test_a_warp_holds_every_column_in_folds(cols: int) -> None:
+    team = team_of(cols, cols, 8, folded=True)
+    assert team is not None
+    assert (team.size, team.groups, team.portions) == (1, 8, -(-cols // 256))
+    assert team.used == cols / (256 * team.portions)
+    assert team.full == (cols % 256 == 0)
     assert sorted(columns(team)) == list(range(cols))
 
 

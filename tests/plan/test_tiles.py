@@ -16,7 +16,8 @@ from twin.kernel.teams import WARPS, team_of, teams_of
 from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
-from twin.plan.partition import ROWS_AT_ONCE, low_rows, teams_beside
+from twin.models.spec import DType
+from twin.plan.partition import ROWS_AT_ONCE, folds, low_rows, teams_beside
 from twin.plan.types import Matrix, Plan, StageKind
 from twin.proof.prove import prove
 
@@ -195,7 +196,6 @@ def test_a_ring_holds_more_where_no_tile_fills_a_slot() -> None:
     [
         ("llama-3.2-1b", {}),  # tiles fill their slots
         ("qwen2.5-coder-1.5b", {"max_context": 32768}),  # cached keys would come in small copies
-        ("gemma-3-1b", {}),  # the ring holds much of a layer
         ("laneformer-2b", {}),
         ("qwen3-30b-a3b", {}),
         ("qwen2.5-coder-1.5b", {"gpus": 2}),
@@ -204,6 +204,44 @@ def test_a_ring_holds_more_where_no_tile_fills_a_slot() -> None:
 def test_other_slots_stay(model: str, chosen: dict[str, Any]) -> None:
     node = "2xh200" if "gpus" in chosen else "1xh200"
     assert planned(model, node, **chosen).options.slot_bytes == 16384
+
+
+def test_rows_that_threads_share_badly_lie_whole() -> None:
+    """18 KiB: 8 rows of 1,152 columns, of which each warp takes some by itself."""
+    plan = planned("gemma-3-1b", "1xh200")
+    assert (plan.options.slot_bytes, plan.options.ring_slots) == (18432, 11)
+    for kind in (StageKind.QKV, StageKind.GATE_UP, StageKind.LM_HEAD):
+        assert tiles_of(plan, kind) == (8, 1152)
+    folded = {s.kind for s in plan.stages if s.matrix and s.matrix.folded}
+    assert folded == {StageKind.QKV, StageKind.GATE_UP, StageKind.LM_HEAD}
+    prove(plan)
+
+
+@pytest.mark.parametrize(
+    ("model", "chosen"),
+    [
+        ("gemma-3-1b", {"slot_bytes": 16384}),
+        ("gemma-3-1b", {"weight_dtype": DType.FP32}),
+        ("gemma-3-1b", {"gpus": 2}),
+        ("llama-3.2-1b", {"slot_bytes": 32768}),  # each thread has columns
+        ("qwen3-30b-a3b", {"slot_bytes": 32768}),
+    ],
+)
+def test_teams_share_other_rows(model: str, chosen: dict[str, Any]) -> None:
+    plan = planned(model, "2xh200" if "gpus" in chosen else "1xh200", **chosen)
+    assert not any(m.folded for s in plan.stages for m in s.matrices)
+
+
+def test_folds_are_for_rows_of_which_they_waste_less() -> None:
+    def matrix(cols: int, **other: Any) -> Matrix:
+        shape = {"rows": 64, "tile_rows": 8, "tile_cols": cols} | other
+        return Matrix(cols=cols, unit=1, owned=((0, 64),), **shape)
+
+    assert [cols for cols in range(1024, 2056, 8) if folds(matrix(cols))] == list(
+        range(1032, 1800, 8)
+    )
+    assert not folds(matrix(1152, tile_rows=16))
+    assert not folds(matrix(1152, tile_cols=576))
 
 
 def test_low_tiles_are_no_more_tiles() -> None:

@@ -21,8 +21,9 @@ from twin.kernel.experts import has_experts, multiplied
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
 from twin.plan.catalogue import ALWAYS
+from twin.plan.partition import FOLD_COLUMNS, TEAM_WARPS
+from twin.plan.partition import FOLDED_ROWS as FOLDED_ROWS
 from twin.plan.partition import ROWS_AT_ONCE as ROWS_AT_ONCE
-from twin.plan.partition import TEAM_WARPS
 from twin.plan.partition import WARP as WARP
 from twin.plan.types import Matrix, Plan, StageKind
 
@@ -70,6 +71,8 @@ WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
 # gathered at once, beside experts at once, and under way together where it has more. Beside experts
 # 84 at once spilled 472 bytes, 112 412 and 144 1,240
 FFN_ELEMENTS, EXPERTS_AT_ONCE, FFN_UNDER_WAY = 112, 80, 32
+# between a fold's first fours of all threads and their second ones, on the chip: 16 banks
+SKEW_FLOATS = 16
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 THREAD_REGISTERS = 120
 
@@ -95,9 +98,14 @@ class Team:
         return self.beside * -(-self.cols // (self.beside * self.tile))
 
     @property
+    def folds(self) -> int:
+        """In which a team takes a tile that is wider than it holds at once."""
+        return -(-self.tile // (self.size * WARP * self.vector))
+
+    @property
     def portions(self) -> int:
-        """Slices that one team sees, at most."""
-        return -(-self.slices // self.teams)
+        """Slices that one team sees, at most, or folds of its one slice."""
+        return self.folds if self.folds > 1 else -(-self.slices // self.teams)
 
     @property
     def groups(self) -> int:
@@ -107,7 +115,7 @@ class Team:
     @property
     def full(self) -> bool:
         """Do all threads of a team hold columns of a whole slice?"""
-        return self.tile == self.size * WARP * self.vector
+        return self.tile == self.size * WARP * self.vector * self.folds
 
     @property
     def used(self) -> float:
@@ -122,14 +130,23 @@ class Team:
 
 
 def team_of(
-    cols: int, tile: int, warps: int, *, weight_bytes: int = 2, pack: int = 0, beside: int = 1
+    cols: int,
+    tile: int,
+    warps: int,
+    *,
+    weight_bytes: int = 2,
+    pack: int = 0,
+    beside: int = 1,
+    folded: bool = False,
 ) -> Team | None:
     """The team that wastes least, with the fewest warps; None when all warps together do not cover
     a tile.
 
     Where the wider loads need more registers than a thread can spare, the narrower ones are taken.
-    `pack`: of a plan with coded weights. `beside`: as of a matrix.
+    `pack`: of a plan with coded weights. `beside`, `folded`: as of a matrix.
     """
+    if folded:
+        return Team(cols, tile, FOLD_COLUMNS // WARP, 1, warps)
     found = []
     for vector in (pack,) if pack else VECTORS:
         if tile % vector or cols % vector:
@@ -170,6 +187,8 @@ def rows_at_once(matrix: Matrix, dtype: DType) -> int:
     """Rows of a tile whose weights a thread has at once: of a coded plan as many bytes of each
     format.
     """
+    if matrix.folded:
+        return FOLDED_ROWS
     if not matrix.pack:
         return ROWS_AT_ONCE
     bits = matrix.format.bits if matrix.format else 8 * dtype.bytes
@@ -203,6 +222,7 @@ def teams_of(plan: Plan) -> Teams:
                 weight_bytes=size,
                 pack=matrix.pack,
                 beside=matrix.beside,
+                folded=matrix.folded,
             )
             for name, matrix in shapes.items()
         }
@@ -360,12 +380,17 @@ def hidden_in_quads(plan: Plan) -> bool:
     if plan.spec is None or not plan.limits.teams or plan.ranks > 1 or wide:
         return False
     team = teams_of(plan).hidden
-    return team.portions == 1 and (team.groups > 1 or not team.full)
+    return team.folds > 1 or (team.portions == 1 and (team.groups > 1 or not team.full))
 
 
 def quads_floats(plan: Plan) -> int:
-    """NVIDIA: where these threads hand them over, behind the sums of rows."""
-    return teams_of(plan).hidden.cols if hidden_in_quads(plan) else 0
+    """NVIDIA: where these threads hand them over, behind the sums of rows; of folds as `chip_place`
+    in native/platform/cuda_quads.cuh.
+    """
+    if not hidden_in_quads(plan):
+        return 0
+    team = teams_of(plan).hidden
+    return team.folds * (FOLD_COLUMNS + 2 * SKEW_FLOATS) if team.folds > 1 else team.cols
 
 
 def parts_together(plan: Plan, portions: int, *, coded: bool) -> int:

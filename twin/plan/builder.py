@@ -12,8 +12,8 @@ from functools import lru_cache
 from twin.errors import PlanError
 from twin.models.formats import Format
 from twin.models.spec import LaneHead, Lanes, ModelSpec
-from twin.plan.catalogue import ROWS
-from twin.plan.partition import Coding, cut, spread
+from twin.plan.catalogue import ROWS, Input, input_of
+from twin.plan.partition import Coding, cut, folds, spread
 from twin.plan.types import (
     Attention,
     Buffer,
@@ -104,6 +104,8 @@ class Builder:
         gate: int | None = None,
         kept: bool = False,
     ) -> None:
+        if matrix and self._folds(kind) and folds(matrix):
+            matrix = replace(matrix, folded=True)
         self.stages.append(
             Stage(
                 len(self.stages),
@@ -124,6 +126,15 @@ class Builder:
                 kept,
             )
         )
+
+    def _folds(self, kind: StageKind) -> bool:
+        """May an NVIDIA block's warps take rows of such a stage by themselves? On one GPU, of dense
+        models of 16 bits.
+        """
+        spec, alone = self.spec, self.teams and self.ranks == 1
+        dense = spec.experts is None and not spec.layout and not spec.delta and not self.coding
+        wide = self.options.weight_dtype.bytes == 2
+        return alone and dense and wide and input_of(kind, routed=False) is Input.HIDDEN
 
     def rows(
         self,

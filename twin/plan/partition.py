@@ -18,6 +18,8 @@ WARP, TEAM_WARPS = 32, 8  # of a GPU's block: threads of a warp, warps that mult
 COVERED_THREADS = WARP * TEAM_WARPS  # which share the columns of a coded tile
 # of a tile: their weights, and those of the next ones, are in a thread's registers
 ROWS_AT_ONCE = 8
+# the same of a warp that takes its rows in column folds, of so many columns each
+FOLDED_ROWS, FOLD_COLUMNS = 4, 256
 # narrow slices of one width that a matrix has at most; of more, threads that ask whether they have
 # columns spill
 MOST_EVEN = 4
@@ -167,6 +169,21 @@ def cut(
         ):
             high, tile_cols = low, TEAM_COLUMNS
     return Matrix(rows, cols, unit, high, tile_cols, owned, format)
+
+
+def folds(matrix: Matrix) -> bool:
+    """Are more of an NVIDIA block's products of use where each warp takes rows by itself, in folds,
+    than where warps share them? Of 16-bit matrices whose tiles are whole rows.
+
+    Eight warps hold 2,048 columns, of which 1,152 are 0.56; of five folds they are 0.9. Gemma-3-1B
+    takes an H200 14 % less time so. Of 2,048 columns all are of use in either way, and in folds
+    Llama-3.2-1B took 11 % more.
+    """
+    whole = matrix.tile_cols == matrix.cols and matrix.tile_rows == ROWS_AT_ONCE
+    if matrix.format is not None or not whole or not TEAM_COLUMNS < matrix.cols <= WIDEST_TILE:
+        return False
+    shared, folded = WIDEST_TILE, -(-matrix.cols // FOLD_COLUMNS) * FOLD_COLUMNS
+    return shared >= WORTHWHILE * folded
 
 
 def low_rows(unit: int, owned: tuple[Span, ...], tile_rows: int) -> int:

@@ -196,6 +196,8 @@ class Matrix:
     # equal matrices side by side that are one to whoever multiplies them; no slice has columns of
     # two
     beside: int = 1
+    # a GPU's warp takes rows of a tile by itself, in column folds: all of a row is in one tile
+    folded: bool = False
 
     @property
     def slices(self) -> int:
@@ -222,6 +224,8 @@ class Matrix:
         """Most partial sums of one row that a block makes: of its column slices, or of a GPU
         block's warps, which may be more.
         """
+        if self.folded:
+            return 1
         if self.tile_cols < self.cols:
             return max(MOST_WARPS, self.slices)
         # a team of warps is a power of two

@@ -8,7 +8,7 @@ from functools import lru_cache
 from twin.errors import HardwareError
 from twin.hardware.types import Device, Warps
 from twin.kernel.coded import tensor_products
-from twin.kernel.teams import WARP, WARPS, Team, rows_at_once, team_of
+from twin.kernel.teams import FOLDED_ROWS, WARP, WARPS, Team, rows_at_once, team_of
 from twin.models.spec import DType
 from twin.plan.types import Matrix
 from twin.units import picoseconds
@@ -39,6 +39,7 @@ def shaped_team(matrix: Matrix, dtype: DType = DType.BF16) -> Team | None:
         weight_bytes=dtype.bytes,
         pack=matrix.pack,
         beside=matrix.beside,
+        folded=matrix.folded,
     )
 
 
@@ -75,9 +76,11 @@ def team_work(
             "use a smaller slot_bytes"
         )
     at_once = rows_at_once(matrix, dtype)
-    pieces, tiles = -(-rows // at_once), groups * team.slices
+    # of folds all pieces of a tile are taken side by side, and none is waited for
+    pieces = 1 if matrix.folded else -(-rows // at_once)
+    portions, tiles = 1 if matrix.folded else team.portions, groups * team.slices
     held = team.teams * _held_columns(team, matrix) * at_once
-    waits = pieces * (team.portions - (joined and team.portions > 1)) * warps.slice_s.value / tiles
+    waits = pieces * (portions - (joined and portions > 1)) * warps.slice_s.value / tiles
     ends = pieces * warps.reduction_s.value / tiles
     if step_s:
         waits += -(-rows // rolled_rows(matrix)) * team.portions * step_s / tiles
@@ -120,13 +123,15 @@ def vector_portions(matrix: Matrix) -> int:
 def teams_at_once(matrix: Matrix, dtype: DType) -> int:
     """Row groups whose tiles a block of warps takes side by side."""
     team = shaped_team(matrix, dtype)
+    if team and matrix.folded:  # two warps to a tile
+        return team.groups * FOLDED_ROWS // matrix.tile_rows
     return team.groups if team else 1
 
 
 def tiles_of_a_round(matrix: Matrix, dtype: DType) -> int:
     """Of all the row groups that a block's teams take side by side."""
     team = shaped_team(matrix, dtype)
-    return team.groups * team.slices if team else 1
+    return teams_at_once(matrix, dtype) * team.slices if team else 1
 
 
 def team_loads_ps(device: Device, dtype: DType, matrix: Matrix) -> int:
