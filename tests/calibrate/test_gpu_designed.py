@@ -66,15 +66,17 @@ def test_every_shape_is_proven_and_all_fit_the_budget(name: str) -> None:
 
 @pytest.mark.parametrize("name", NODES)
 def test_a_chain_has_the_ring_that_the_engine_chooses(name: str) -> None:
-    """But for the LM head's window: a chain's head is small."""
+    """But for the LM head's window: a chain's head is small. Two shapes were probed before warps
+    took their rows in folds, and keep the plans that are on file.
+    """
     node = load_node(name)
-    windows, slots = set(), set()
+    windows, slots, folded = set(), set(), set()
     for probe in gpu_probes(limits_of(node), quick=False):
         if not probe.name.startswith(PREFIX):
             continue
         own, spec = probe.plan.options, probe.plan.spec
         assert spec is not None
-        default = plan_for(
+        plan = plan_for(
             spec,
             node,
             max_context=own.max_context,
@@ -82,11 +84,16 @@ def test_a_chain_has_the_ring_that_the_engine_chooses(name: str) -> None:
             attention_splits=own.attention_splits,
             handoff=own.handoff,
             prompt_chunk=1,
-        ).options
+        )
+        if any(matrix.folded for stage in plan.stages for matrix in stage.matrices):
+            folded.add(probe.name)
+            continue
+        default = plan.options
         ring = (own.slot_bytes, own.ring_slots, own.window_slots)
         assert ring == (default.slot_bytes, default.ring_slots, default.window_slots), probe.name
         windows.add(own.window_slots)
         slots.add(own.slot_bytes)
+    assert folded == {"shape-18", "shape-31"}
     assert windows == {2, 3}
     assert len(slots) > 2
 

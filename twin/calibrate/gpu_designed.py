@@ -98,9 +98,9 @@ SHAPES = (
 
 def designed(limits: Limits) -> Iterator[Question]:
     """A chain of each shape, as the engine's layers; fitted with the other chains. Its ring is the
-    engine's default: size and number of slots, and how many are under way. With ten slots, as the
-    other chains have, the stream pauses earlier, and a fit to that was 3 % too fast for drawn
-    models.
+    engine's default: size and number of slots, and how many are under way; but not of rows that
+    warps take in folds, as none did when these chains were probed. With ten slots, as the other
+    chains have, the stream pauses earlier, and a fit to that was 3 % too fast for drawn models.
     """
     for number, shape in enumerate(SHAPES, start=1):
         name = f"{PREFIX}{number:02d}"

@@ -88,9 +88,9 @@ STAGGERED_UNDER_WAY_S = 2.2e-6
 # 0.7, Llama-3.2-1B 0.1, Qwen3-8B as much. Where tiles do not fill 16 KiB, Qwen2.5-1.5B takes 3 %
 # more.
 HEAD_UNDER_WAY_S = 2.2e-6
-# Slots in which rows of 1,152 columns lie whole, 18 KiB, take Gemma-3-1B an H200 14 % less time. Of
-# larger ones a ring has few.
-MOST_WHOLE_BYTES = 20480
+# Slots in which rows of 1,152 columns lie whole, 18 KiB, take Gemma-3-1B an H200 14 % less time.
+# Nobody has timed larger ones, of which a ring has fewer.
+MOST_WHOLE_BYTES = 18432
 BESIDE_BYTES = 2048  # of an NVIDIA block: mbarriers and what its warps tell each other take less
 FEWEST_SLOTS = 4  # a ring of fewer slots drains while one of them is refilled
 
