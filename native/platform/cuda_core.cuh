@@ -404,7 +404,7 @@ struct Core {
 #pragma unroll
       for (int c = 0; c < Vector::PORTIONS; ++c) {
         Packed<Vector::VECTOR> words[FOLDED_ROWS];
-        Vector::load_fold(me, c, from, words);
+        Vector::load(me, c, from, FOLDED_ROWS, words);  // the slot has as many
         x.multiply(c, words, sum);
       }
       ring.release(base + u32(tile), CONSUMER_WARPS / (left > FOLDED_ROWS ? PIECES : 1));

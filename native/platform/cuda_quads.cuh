@@ -123,7 +123,7 @@ struct QuadVector {
   __device__ static int chip_place(int column) {
     if constexpr (!Team::FOLDED) return column;
     constexpr int PLANE = Team::FOLD / 2 + facts::SKEW_FLOATS;
-    return (column / Team::FOLD * 2 + column / QUAD % 2) * PLANE + column % Team::FOLD / 8 * QUAD;
+    return (column / Team::FOLD * 2 + column / QUAD % 2) * PLANE + column % Team::FOLD / Team::VECTOR * QUAD;
   }
 
   // What each thread multiplies, by way of the chip. Between two such ways lies a barrier behind the

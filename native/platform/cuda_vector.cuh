@@ -4,8 +4,8 @@
 
 namespace twin {
 
-constexpr int FOLDED_ROWS = facts::FOLDED_ROWS;  // the same of a tile that is taken in folds
 constexpr int ROWS_AT_ONCE = facts::ROWS_AT_ONCE;  // of a tile: their loads are under way together
+constexpr int FOLDED_ROWS = facts::FOLDED_ROWS;    // the same of a tile that is taken in folds
 
 template <bool IS>
 struct Constant {  // known where it is compiled
@@ -186,7 +186,7 @@ struct TeamDivision {
   __device__ static int sharing_thread(int me) {
     return slice(me, 0) * 32 * TEAM + me % (32 * TEAM);
   }
-  // first column inside a tile, and inside a fold of it
+  // first column inside a tile, of fold c where it is taken in folds
   __device__ static int local(int me, int c) {
     return (FOLDED ? c * FOLD : 0) + me % (32 * TEAM) * VECTOR;
   }
@@ -502,26 +502,17 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
     return good;
   }
 
-  // This thread's weights of FOLDED_ROWS rows at shared address `from`, of fold c. The slot holds
-  // more of them than count, of which the sums are dropped.
-  __device__ static __forceinline__ void load_fold(int me, int c, u32 from,
-                                                   Packed<VECTOR> (&words)[FOLDED_ROWS]) {
-    const u32 at = from + u32((valid(me, c) ? local(me, c) : 0) * type_bytes(WEIGHT));
-#pragma unroll
-    for (int r = 0; r < FOLDED_ROWS; ++r)
-      words[r].load_shared_at(at + u32(r * Division::WIDTH * type_bytes(WEIGHT)));
-  }
-
   // This thread's weights of rows 0..rows-1 of the tile at shared address `from`. Beyond them:
   // whatever lies there, where it surely is the block's, because choosing rows costs more code than
   // loading them; else the last row again.
+  template <int MOST>
   __device__ static __forceinline__ void load(int me, int c, u32 from, int rows,
-                                              Packed<VECTOR> (&words)[ROWS_AT_ONCE]) {
+                                              Packed<VECTOR> (&words)[MOST]) {
     constexpr bool INSIDE = Plan::pieces_inside;
     const u32 apart = u32(stride(me, c)),
               at_thread = from + u32((valid(me, c) ? local(me, c) : 0) * type_bytes(WEIGHT));
 #pragma unroll
-    for (int r = 0; r < ROWS_AT_ONCE; ++r)
+    for (int r = 0; r < MOST; ++r)
       words[r].load_shared_at(at_thread + u32(INSIDE || r < rows ? r : rows - 1) * apart);
   }
 

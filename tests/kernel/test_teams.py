@@ -16,12 +16,15 @@ from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
 from twin.kernel.layout import sizes_of
 from twin.kernel.teams import (
+    FOLD_COLUMNS,
+    SKEW_FLOATS,
     THREAD_REGISTERS,
     VECTORS,
     WARP,
     Team,
     hidden_in_quads,
     in_norm_order,
+    quads_floats,
     team_of,
     teams_of,
 )
@@ -94,6 +97,30 @@ def test_a_warp_holds_every_column_in_folds(cols: int) -> None:
     assert team.used == cols / (256 * team.portions)
     assert team.full == (cols % 256 == 0)
     assert sorted(columns(team)) == list(range(cols))
+
+
+@pytest.mark.parametrize("cols", [1032, 1152, 1280])
+def test_threads_hand_each_other_folds_without_meeting_a_bank_twice(cols: int) -> None:
+    """Written again as `chip_place` in cuda_quads.cuh has it."""
+    spec = replace(load_model("llama-3.2-1b"), hidden=cols)
+    slot = -(-16 * cols // 128) * 128
+    plan = plan_for(spec, load_node("1xh200"), context=64, max_context=256, slot_bytes=slot)
+    assert teams_of(plan).hidden.folds > 1
+    plane = FOLD_COLUMNS // 2 + SKEW_FLOATS
+
+    def place(column: int) -> int:
+        fold, at = divmod(column, FOLD_COLUMNS)
+        return (2 * fold + column // 4 % 2) * plane + at // 8 * 4
+
+    places = [place(column) for column in range(0, cols, 4)]
+    assert len({*places}) == len(places)
+    assert max(places) + 4 <= quads_floats(plan)
+    # eight threads store sixteen bytes each at a time, neighbours of one another, or load them
+    for first in range(0, cols - 64, 64):
+        stored = [place(first + 4 * thread) for thread in range(8)]
+        loaded = [place(first + 8 * thread) for thread in range(8)]
+        for together in (stored, loaded):
+            assert len({at // 4 % 8 for at in together}) == 8
 
 
 @pytest.mark.parametrize("model", [*MODELS, "llama-3.2-1b@int8", "qwen3-8b@fp8-128x128"])

@@ -63,6 +63,7 @@ LANED: dict[str, Any] = {
 }
 NAMES: dict[str, dict[str, Any]] = {  # of a plan: what it changes
     "defaults": {},
+    "rows in folds": {"slot_bytes": 18432, "ring_slots": 11},  # of 1,152 columns, by each warp
     "lanes on four GPUs": {
         "gpus": 4,
         "collective": CollectiveKind.PUSH,
@@ -110,6 +111,8 @@ BUILDS = [
     ("llama-3.2-1b", "defaults"),
     ("laneformer-2b", "lanes on four GPUs"),
     ("qwen3-8b", "prompts"),
+    ("gemma-3-1b", "rows in folds"),
+    ("olmo-2-7b", "defaults"),  # heads normed together, and what modules add
     *slow("llama-3.2-1b", "two GPUs", "eight GPUs", "two GPUs, full", "two GPUs, graph"),
     *slow("llama-3.2-1b", "four GPUs, counter", "two GPUs, prompts"),
     *slow("qwen3-8b", "two GPUs", "eight GPUs", "two GPUs, prompts"),

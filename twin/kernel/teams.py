@@ -21,9 +21,10 @@ from twin.kernel.experts import has_experts, multiplied
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
 from twin.plan.catalogue import ALWAYS
-from twin.plan.partition import FOLD_COLUMNS, TEAM_WARPS
+from twin.plan.partition import FOLD_COLUMNS as FOLD_COLUMNS
 from twin.plan.partition import FOLDED_ROWS as FOLDED_ROWS
 from twin.plan.partition import ROWS_AT_ONCE as ROWS_AT_ONCE
+from twin.plan.partition import TEAM_WARPS
 from twin.plan.partition import WARP as WARP
 from twin.plan.types import Matrix, Plan, StageKind
 
