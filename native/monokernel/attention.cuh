@@ -267,6 +267,9 @@ struct Scan : Item {
   static constexpr int WARPS = Core::TENSOR_SCAN ? TileScan::PARTIALS : Sets::WARPS;
   // are there more of these, which meet before?
   static constexpr bool MEET = Core::TENSOR_SCAN && WARPS < TileScan::WARPS;
+  // words of its outputs that a thread merges at a time
+  static constexpr int MERGED_WORDS =
+      Core::TENSOR_SCAN && GROUP * HEAD_DIM / Outputs::TOGETHER > Core::threads() ? 2 : 1;
   // positions that one looks at
   static constexpr int AT_ONCE = Core::TENSOR_SCAN ? TileScan::POSITIONS : SCANNERS;
   // partial results that one warp of each set makes: the last set may have fewer heads
@@ -373,13 +376,14 @@ struct Scan : Item {
     }
   }
 
-  // The same by products of its warps with all of a set's heads; into `merged`. True: the last tile
-  // has not been left.
+  // The same by products of its warps with all of a set's heads, of which the first is the KV head's
+  // `first_head`th; into rows `row` and on of `found`. True: the last tile has not been left.
   template <class Core>
-  __device__ __forceinline__ bool look_at_tiles(Core& core, const float* queries, int heads, int me,
-                                                float* merged) {
+  __device__ __forceinline__ bool look_at_tiles(Core& core, const float* queries, int first_head,
+                                                int heads, int me, float* found, int row) {
+    const auto merged = typename Core::TileScan::Found(found, PARTIALS).from(row);
     constexpr int TILE = Core::CACHE_TILE, PRODUCTS = (TILE + AT_ONCE - 1) / AT_ONCE;
-    typename Core::TileScan partial(queries, heads, core.warp_thread());
+    typename Core::TileScan partial(queries, first_head, heads, core.warp_thread());
     bool streamed = false;
     TWIN_ONCE
     for (int first = from; first < to; first += TILE) {
@@ -426,7 +430,7 @@ struct Scan : Item {
   }
 
   // All query heads of the item; store(word, value) for each of Outputs::WORDS. `merged` is
-  // [PARTIALS][PARTIAL] on the chip.
+  // PARTIALS times PARTIAL on the chip.
   template <class Store>
   __device__ __forceinline__ void attend(Block& b, const float* queries, bool prefetched,
                                          float* merged, Store store) {
@@ -434,10 +438,11 @@ struct Scan : Item {
     for (int set = 0; set < Sets::COUNT; set += SETS) {
       const int head = (set + b.core.warp() % SETS) * HEADS, heads = least(HEADS, GROUP - head);
       const int row = MEET ? among(b) % WARPS : among(b);
-      float* const mine = merged + (row * ROWS + b.core.warp() % SETS * HEADS) * PARTIAL;
+      const int mine = row * ROWS + b.core.warp() % SETS * HEADS;
       bool holds = false;  // the last tile
       if constexpr (Core::TENSOR_SCAN) {
-        holds = look_at_tiles(b.core, queries + head * HEAD_DIM, heads, among(b), mine);
+        holds = look_at_tiles(b.core, queries + head * HEAD_DIM, head, heads, among(b),
+                              merged, mine);
       } else {
         Partial<HEADS> partial;
         partial.start();
@@ -449,7 +454,7 @@ struct Scan : Item {
         }
         if (among(b) < WARPS) {
           partial.meet(b);
-          partial.put(b, mine);
+          partial.put(b, merged + mine * PARTIAL);
         }
       }
       b.core.barrier();
@@ -462,20 +467,32 @@ struct Scan : Item {
     }
   }
 
+  // Where a warp's partial results of head h of those on the chip lie: element d; maximum and sum.
+  template <class C = Core>  // others have no such places
+  __device__ __forceinline__ static int place(int warp, int h, int d) {
+    if constexpr (C::TENSOR_SCAN)
+      return (warp * ROWS + h / HEADS * HEADS) * HEAD_DIM + C::TileScan::Found::place(h % HEADS, d);
+    return (warp * ROWS + h) * PARTIAL + d;
+  }
+  __device__ __forceinline__ static int end_place(int warp, int h) {
+    const int row = warp * ROWS + h;
+    return Core::TENSOR_SCAN ? PARTIALS * HEAD_DIM + 2 * row : row * PARTIAL + HEAD_DIM;
+  }
+
   // Heads head..head+heads-1 from the partials of their warps, in warp order; a warp that looked at
   // nothing weighs nothing.
   template <class Store>
   __device__ __forceinline__ void merge(Block& b, int head, int heads, const float* merged,
                                         Store store) const {
-    constexpr int APART = ROWS * PARTIAL, TOGETHER = Outputs::TOGETHER;
-    TWIN_EACH(i, heads * HEAD_DIM / TOGETHER) {
-      const int h = i * TOGETHER / HEAD_DIM, d = i * TOGETHER % HEAD_DIM,
-                ends = Outputs::ENDS + 2 * (head + h);
-      const float* row = merged + h * PARTIAL;  // set after set, each of HEADS heads
-      float top = LOWEST, total = 0, weight[WARPS], sum[TOGETHER] = {};
+    constexpr int TOGETHER = Outputs::TOGETHER, WORDS = HEAD_DIM / TOGETHER,
+                  // of a head's words as many as threads take, the others as far behind them
+                  EACH = WORDS / MERGED_WORDS;
+    TWIN_EACH(i, heads * EACH) {
+      const int h = i / EACH, d = i % EACH * TOGETHER, ends = Outputs::ENDS + 2 * (head + h);
+      float top = LOWEST, total = 0, weight[WARPS], sum[MERGED_WORDS][TOGETHER] = {};
       TWIN_UNROLL
       for (int w = 0; w < WARPS; ++w) {
-        weight[w] = row[w * APART + HEAD_DIM];
+        weight[w] = merged[end_place(w, h)];
         top = weight[w] > top ? weight[w] : top;
       }
       if constexpr (Additions::SINKS)
@@ -487,16 +504,23 @@ struct Scan : Item {
       TWIN_UNROLL
       for (int w = 0; w < WARPS; ++w) {
         weight[w] = softmax_weight(weight[w], top);
-        total += weight[w] * row[w * APART + HEAD_DIM + 1];
+        total += weight[w] * merged[end_place(w, h) + 1];
         TWIN_UNROLL
-        for (int e = 0; e < TOGETHER; ++e) sum[e] += weight[w] * row[w * APART + d + e];
+        for (int k = 0; k < MERGED_WORDS; ++k) {
+          // set after set, each of HEADS heads
+          const float* const from = merged + place(w, h, d + k * EACH * TOGETHER);
+          TWIN_UNROLL
+          for (int e = 0; e < TOGETHER; ++e) sum[k][e] += weight[w] * from[e];
+        }
       }
-      store(((head + h) * HEAD_DIM + d) / TOGETHER, Outputs::word(sum, total));
+      TWIN_UNROLL
+      for (int k = 0; k < MERGED_WORDS; ++k)
+        store((head + h) * WORDS + d / TOGETHER + k * EACH, Outputs::word(sum[k], total));
       TWIN_UNROLL
       for (int rest = Outputs::ENDS + 2 * GROUP; rest < Outputs::WORDS; ++rest)
         if (head + i == 0) store(rest, 0.0f);
       if (d == 0) store(ends, top);
-      if (d == HEAD_DIM - TOGETHER) store(ends + 1, total);
+      if (d == (EACH - 1) * TOGETHER) store(ends + 1, total);
     }
   }
 };

@@ -140,11 +140,13 @@ struct Pairs {
   }
 };
 
-// An element of a query on the chip, as the scan wants it.
+// An element of query `number` of those on the chip, [heads][HEAD_DIM], as the scan wants it.
 template <class Core>
-__device__ __forceinline__ void put_query(const Core&, float* head, int d, float value) {
+__device__ __forceinline__ void put_query(const Core&, float* heads, int number, int d,
+                                          float value) {
+  float* const head = heads + number * HEAD_DIM;
   if constexpr (Core::TENSOR_SCAN) {
-    Core::TileScan::store_query(head, d, value);
+    Core::TileScan::store_query(head, number % GROUP, d, value);
   } else {
     head[d] = value;
   }
@@ -262,7 +264,7 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
     if (!value) head.rotate(turn, query ? scale : 1.0f);
     if (query) {
       head.each(b,
-                [&](int d, float element) { put_query(b.core, heads + h * HEAD_DIM, d, element); });
+                [&](int d, float element) { put_query(b.core, heads, h, d, element); });
     } else {
       u8* const to = fresh + ((h - kv_heads * GROUP) % kv_heads * 2 + value) * ROW;
       head.each(b,

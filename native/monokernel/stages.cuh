@@ -230,7 +230,7 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   }
   if (probe)
     TWIN_EACH(i, GROUP * HEAD_DIM)
-      put_query(b.core, heads + i / HEAD_DIM * HEAD_DIM, i % HEAD_DIM, 1.0f / HEAD_DIM);
+      put_query(b.core, heads, i / HEAD_DIM, i % HEAD_DIM, 1.0f / HEAD_DIM);
   begin(b, index, stage);
   // blocks without items, too: what they have in its place would be kept
   if (Core::CACHE_IN_RING) scan.open(b, stage, items.lo, position);

@@ -718,8 +718,8 @@ struct Core {
   __device__ __forceinline__ const u8* cache_tile() const {
     return reinterpret_cast<const u8*>(__cvta_shared_to_generic(ring.acquire(ring.tile)));
   }
+  // Without a fence: products or sums have used all that was loaded from it.
   __device__ __forceinline__ void leave_cache_tile() {
-    leave_to_copies();
     ring.release(ring.tile++, 1);
   }
   __device__ __forceinline__ static void appended() { leave_cache_to_copies(); }

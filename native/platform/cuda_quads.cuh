@@ -118,12 +118,13 @@ struct QuadVector {
         if (valid(core.thread(), q)) each(column(core.thread(), q) + i, at[q][i]);
   }
 
-  // Where a column lies on the chip. Of each fold all threads' first fours lie side by side, then
-  // their second ones, so that loads and stores meet no bank twice.
+  // Where a column lies on the chip. Of threads that multiply eights all first fours lie side by
+  // side, then their second ones, fold after fold, so that loads and stores meet no bank twice.
   __device__ static int chip_place(int column) {
-    if constexpr (!Team::FOLDED) return column;
-    constexpr int PLANE = Team::FOLD / 2 + facts::SKEW_FLOATS;
-    return (column / Team::FOLD * 2 + column / QUAD % 2) * PLANE + column % Team::FOLD / Team::VECTOR * QUAD;
+    if constexpr (Team::VECTOR == QUAD) return column;
+    constexpr int FOLD = Team::FOLDED ? Team::FOLD : COLS,
+                  PLANE = (FOLD / 2 + 31) / 32 * 32 + facts::SKEW_FLOATS;  // banks
+    return (column / FOLD * 2 + column / QUAD % 2) * PLANE + column % FOLD / Team::VECTOR * QUAD;
   }
 
   // What each thread multiplies, by way of the chip. Between two such ways lies a barrier behind the

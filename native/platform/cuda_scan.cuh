@@ -48,8 +48,11 @@ struct TileScan {
   // Queries of wider heads are looked up on the chip for each product: in registers they spilled.
   static constexpr bool KEPT = HEAD_DIM <= facts::KEPT_HEAD;
 
-  int thread;        // of the warp
-  const u32* asked;  // this thread's elements of its query; null: it has none
+  static constexpr int CHAINS = 4;  // of products that do not await each other
+  static_assert(STEPS % 2 == 0, "queries of two steps are loaded together");
+
+  int thread;  // of the warp
+  u32 asked, unit;  // on the chip: the query row of which a thread has the address, and where in it
   u32 query[KEPT ? STEPS * PARTS : 1][2];
   float output[STEPS][4];
   float most[2], total[2];
@@ -58,23 +61,29 @@ struct TileScan {
     return __shfl_xor_sync(0xFFFFFFFFu, v, threads);
   }
 
-  // Element d of a query, into [2][HEAD_DIM] of 16 bits: rounded, and what that loses.
-  __device__ __forceinline__ static void store_query(float* head, int d, float value) {
-    u16* const to = reinterpret_cast<u16*>(head) + d;
-    to[0] = u16(packed(value, value, false));
-    to[HEAD_DIM] = u16(packed(value, value, true));
+  // How the units, 16 bytes, of a query's row are twisted, as those of cached rows are: eight rows
+  // that a warp loads together begin in other banks. Untwisted, each load took eight turns.
+  __device__ __forceinline__ static int twist(int head, int lost) { return (head + 4 * lost) & 7; }
+
+  // Element d of a query, its KV head's `number`th, into [2][HEAD_DIM] of 16 bits: rounded, and what
+  // that loses.
+  __device__ __forceinline__ static void store_query(float* head, int number, int d, float value) {
+    u16* const to = reinterpret_cast<u16*>(head);
+    to[d ^ twist(number, 0) << 3] = u16(packed(value, value, false));
+    to[HEAD_DIM + (d ^ twist(number, 1) << 3)] = u16(packed(value, value, true));
   }
 
-  // `queries` lie on the chip, as they were stored.
-  __device__ __forceinline__ TileScan(const float* queries, int heads, int thread)
+  // `queries` lie on the chip, as they were stored, from their KV head's `first`th on. Columns beyond
+  // `heads` are the last one's again, for nothing.
+  __device__ __forceinline__ TileScan(const float* queries, int first, int heads, int thread)
       : thread(thread) {
-    const int head = thread / 4 % HEADS, lost = thread / 4 / HEADS;
-    asked = head < heads ? reinterpret_cast<const u32*>(queries + head * HEAD_DIM) +
-                               lost * (HEAD_DIM / 2) + thread % 4
-                         : nullptr;
+    const int column = thread % 8, lost = column / HEADS,
+              head = column % HEADS < heads ? column % HEADS : heads - 1;
+    asked = u32(__cvta_generic_to_shared(queries + head * HEAD_DIM)) + u32(lost * BYTES);
+    unit = u32(thread / 8 ^ twist(first + head, lost));
     if constexpr (KEPT) {
 #pragma unroll
-      for (int i = 0; i < 2 * STEPS * PARTS; ++i) query[i / 2][i % 2] = element(i);
+      for (int i = 0; i < STEPS * PARTS; i += 2) load_queries(i / 2 / PARTS, i / 2 % PARTS, query);
     }
 #pragma unroll
     for (int m = 0; m < STEPS; ++m)
@@ -84,10 +93,14 @@ struct TileScan {
     total[0] = total[1] = 0.0f;
   }
 
-  // Of step number / 2 / PARTS, that of a product's first columns or its last ones.
-  __device__ __forceinline__ u32 element(int number) const {
-    const int at = number / (2 * PARTS) * 2 + number % 2, lost = number / 2 % PARTS;
-    return asked ? asked[4 * at + lost * (HEAD_DIM / 2)] : 0u;
+  // Of steps 2 * pair and 2 * pair + 1, into their places: of rounded queries, or of what is lost.
+  template <int PLACES>
+  __device__ __forceinline__ void load_queries(int pair, int part, u32 (&to)[PLACES][2]) const {
+    const int first = PLACES > 2 * PARTS ? 2 * pair * PARTS : 0;
+    u32 both[4];
+    load_matrices(both, asked + u32(part * BYTES) + ((unit ^ 4u * u32(pair ^ part)) << 4));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[first + i / 2 * PARTS + part][i % 2] = both[i];
   }
 
   // Where a row begins, and how its 16-byte units are twisted: a thread's own.
@@ -116,42 +129,49 @@ struct TileScan {
   }
 
   __device__ __forceinline__ void product(const CacheTile& tile, int at) {
-    float score[2 * PARTS][4] = {};  // chains of products that do not await each other
+    float score[CHAINS][4] = {};
     const Row key(tile, tile.keys, tile.fresh, at + thread % 16);
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      u32 keys[4];
-      load_matrices(keys, key.unit(2 * step + thread / 16));
+    for (int step = 0; step < STEPS; step += 2) {
+      u32 asking[2 * PARTS][2];
 #pragma unroll
-      for (int part = 0; part < PARTS; ++part) {
-        const int at = step * PARTS + part;
-        const u32 first = KEPT ? query[KEPT ? at : 0][0] : element(2 * at),
-                  second = KEPT ? query[KEPT ? at : 0][1] : element(2 * at + 1);
-        multiply_add<KV>(score[at % (2 * PARTS)], keys[0], keys[1], keys[2], keys[3], first,
-                         second);
+      for (int part = 0; part < PARTS && !KEPT; ++part) load_queries(step / 2, part, asking);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        u32 keys[4];
+        load_matrices(keys, key.unit(2 * (step + i) + thread / 16));
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+          const int at = (step + i) * PARTS + part;
+          const u32(&asks)[2] = KEPT ? query[KEPT ? at : 0] : asking[i * PARTS + part];
+          multiply_add<KV>(score[at % CHAINS], keys[0], keys[1], keys[2], keys[3], asks[0], asks[1]);
+        }
       }
     }
     const bool held = at + thread / 4 < tile.count, later = at + thread / 4 + 8 < tile.count;
     float p[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      p[i] = score[0][i] + score[1][i];
-      p[i] = capped_score(p[i] + (WIDE ? score[2 % (2 * PARTS)][i] + score[3 % (2 * PARTS)][i]
-                                       : apart(p[i], 2)));
+      p[i] = (score[0][i] + score[1][i]) + (score[2][i] + score[3][i]);
+      p[i] = capped_score(WIDE ? p[i] : p[i] + apart(p[i], 2));
       if (!(i < 2 ? held : later)) p[i] = -infinity();
     }
+    float top[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) top[h] = p[h] > p[2 + h] ? p[h] : p[2 + h];
+#pragma unroll
+    for (int threads = 4; threads < 32; threads *= 2)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {  // both under way
+        const float other = apart(top[h], threads);
+        top[h] = other > top[h] ? other : top[h];
+      }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float top = p[h] > p[2 + h] ? p[h] : p[2 + h];
-#pragma unroll
-      for (int threads = 4; threads < 32; threads *= 2) {
-        const float other = apart(top, threads);
-        top = other > top ? other : top;
-      }
-      top = top > most[h] ? top : most[h];
-      const float shrink = exp32(most[h] - top);
-      most[h] = top;
-      p[h] = exp32(p[h] - top), p[2 + h] = exp32(p[2 + h] - top);
+      const float highest = top[h] > most[h] ? top[h] : most[h],
+                  shrink = exp32(most[h] - highest);
+      most[h] = highest;
+      p[h] = exp32(p[h] - highest), p[2 + h] = exp32(p[2 + h] - highest);
       total[h] = total[h] * shrink + (p[h] + p[2 + h]);
 #pragma unroll
       for (int m = 0; m < STEPS; ++m) output[m][h] *= shrink, output[m][2 + h] *= shrink;
@@ -189,41 +209,84 @@ struct TileScan {
     total[1] = over_positions(total[1]);
   }
 
+  // Where partial results lie on the chip: [rows][HEAD_DIM] outputs, behind them [rows][2] maxima and
+  // sums; a row is a head of a warp.
+  struct Found {
+    float* outputs;
+    float* ends;
+
+    __device__ __forceinline__ Found(float* at, int rows)
+        : outputs(at), ends(at + rows * HEAD_DIM) {}
+    __device__ __forceinline__ Found(float* outputs, float* ends) : outputs(outputs), ends(ends) {}
+    __device__ __forceinline__ Found from(int row) const {
+      return {outputs + row * HEAD_DIM, ends + 2 * row};
+    }
+    // Element d of a set's head. Threads of a warp that put the same elements of four heads do so
+    // into four groups of banks; where rows were apart by two banks, each store took four turns.
+    __device__ __forceinline__ static int place(int head, int d) {
+      return head * HEAD_DIM + (d ^ ((WIDE ? head / 2 : head) & 3) << 3);
+    }
+  };
+  // Where a thread's elements thread / 4 + 8 * i of a head lie: of four neighbours each has an
+  // address, from which those of further fours are a constant apart.
+  struct Places {
+    float* first[4];
+
+    __device__ __forceinline__ Places(const Found& rows, int head, int thread) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) first[i] = rows.outputs + Found::place(head, thread / 4 + 8 * i);
+    }
+    __device__ __forceinline__ float& at(int i) const { return first[i % 4][i / 4 * 32]; }
+  };
+
   // What another warp's same thread has put into `rows`, to its own; both have been closed.
-  __device__ __forceinline__ void meet(const float* rows, int heads) {
+  __device__ __forceinline__ void meet(const Found& rows, int heads) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int head = first_head() + h;
       if (head >= heads) continue;
-      const float* const row = rows + head * (HEAD_DIM + 2);
-      const float other = row[HEAD_DIM], top = other > most[h] ? other : most[h],
+      const float other = rows.ends[2 * head], top = other > most[h] ? other : most[h],
                   mine = exp32(most[h] - top), theirs = exp32(other - top);
+      const Places places(rows, head, thread);
       most[h] = top;
-      total[h] = total[h] * mine + row[HEAD_DIM + 1] * theirs;
+      total[h] = total[h] * mine + rows.ends[2 * head + 1] * theirs;
 #pragma unroll
       for (int i = 0; i < 2 * STEPS; ++i) {
         float& part = output[i / 2][i % 2 * 2 + h];
-        part = part * mine + row[thread / 4 + i * 8] * theirs;
+        part = part * mine + places.at(i) * theirs;
       }
     }
     __syncwarp();  // all have looked at the maximum and the sum that a few of them put next
   }
 
-  // Into [heads][HEAD_DIM + 2] on the chip: outputs, maximum, sum.
-  __device__ __forceinline__ void put(float* rows, int heads) {
+  __device__ __forceinline__ void put(const Found& rows, int heads) {
+    if constexpr (WIDE) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int head = first_head() + h;
-      float* row = rows + head * (HEAD_DIM + 2) + thread / 4;
-      const bool mine = thread % 4 < HEADS / 2 && head < heads;
-#pragma unroll
-      for (int i = 0; i < 2 * STEPS; ++i) {
-        const float part = output[i / 2][i % 2 * 2 + h], sum = WIDE ? part : part + apart(part, 2);
-        if (mine) row[i * 8] = sum;
-      }
-      const float sum = MEET ? total[h] : over_positions(total[h]);
-      if (mine && thread < 4) row[HEAD_DIM] = most[h], row[HEAD_DIM + 1] = sum;
+      for (int h = 0; h < 2; ++h)
+        put_head(rows, first_head() + h, heads, MEET ? total[h] : over_positions(total[h]), most[h],
+                 [&](int i) { return output[i / 2][i % 2 * 2 + h]; });
+    } else {  // of a head twice each of two threads sums one
+      const bool second = thread & 2;
+      put_head(rows, first_head() + second, heads, over_positions(second ? total[1] : total[0]),
+               second ? most[1] : most[0], [&](int i) {
+                 const float(&part)[4] = output[i / 2];
+                 const int at = i % 2 * 2;
+                 const float give = second ? part[at] : part[at + 1];
+                 return (second ? part[at + 1] : part[at]) + apart(give, 2);
+               });
     }
+  }
+  template <class Part>
+  __device__ __forceinline__ void put_head(const Found& rows, int head, int heads, float sum,
+                                           float top, Part part) {
+    const bool mine = head < heads;
+    const Places places(rows, head, thread);
+#pragma unroll
+    for (int i = 0; i < 2 * STEPS; ++i) {
+      const float element = part(i);
+      if (mine) places.at(i) = element;
+    }
+    if (mine && thread < 4) rows.ends[2 * head] = top, rows.ends[2 * head + 1] = sum;
   }
 };
 

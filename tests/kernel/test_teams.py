@@ -99,17 +99,18 @@ def test_a_warp_holds_every_column_in_folds(cols: int) -> None:
     assert sorted(columns(team)) == list(range(cols))
 
 
-@pytest.mark.parametrize("cols", [1032, 1152, 1280])
-def test_threads_hand_each_other_folds_without_meeting_a_bank_twice(cols: int) -> None:
+@pytest.mark.parametrize("cols", [896, 960, 1000, 1024, 1032, 1152, 1280, 1536])
+def test_threads_hand_each_other_eights_without_meeting_a_bank_twice(cols: int) -> None:
     """Written again as `chip_place` in cuda_quads.cuh has it."""
     spec = replace(load_model("llama-3.2-1b"), hidden=cols)
-    slot = -(-16 * cols // 128) * 128
+    slot = -(-16 * cols // 128) * 128 if 1024 < cols <= 1280 else 16384
     plan = plan_for(spec, load_node("1xh200"), context=64, max_context=256, slot_bytes=slot)
-    assert teams_of(plan).hidden.folds > 1
-    plane = FOLD_COLUMNS // 2 + SKEW_FLOATS
+    assert hidden_in_quads(plan)
+    width = FOLD_COLUMNS if teams_of(plan).hidden.folds > 1 else cols
+    plane = -(-width // 64) * 32 + SKEW_FLOATS
 
     def place(column: int) -> int:
-        fold, at = divmod(column, FOLD_COLUMNS)
+        fold, at = divmod(column, width)
         return (2 * fold + column // 4 % 2) * plane + at // 8 * 4
 
     places = [place(column) for column in range(0, cols, 4)]

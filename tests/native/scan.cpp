@@ -5,6 +5,7 @@
 // double precision, for every number of positions, and what it read that no position holds.
 #include <pthread.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -58,7 +59,8 @@ thread_local struct {
 pthread_barrier_t meeting;
 u32 threads[32][8];
 u8* shared;  // addresses are offsets from it
-size_t shared_bytes;
+u32 queries_at;  // behind it lie queries
+std::atomic<bool> crowded{false};  // did rows of queries that are loaded together meet in a bank?
 
 int me() { return threadIdx.x % 32; }
 template <class Made>
@@ -87,6 +89,10 @@ void matrices(u32 (&to)[4], u32 from, At at) {
   threads[me()][0] = from;
   together([&] {
     for (int i = 0; i < 4; ++i) to[i] = u32(at(i, 0)) | u32(at(i, 1)) << 16;
+    for (int row = me() / 8 * 8; row < me() && from >= queries_at; ++row) {
+      const u32 other = threads[row][0];
+      if (other != from && other / 16 % 8 == from / 16 % 8) crowded = true;
+    }
     return 0;
   });
 }
@@ -149,15 +155,19 @@ double error(int from, int to, bool newest, int tile, int heads) {
       key[p].push_back(number(stored(normal(chance)))),
           value[p].push_back(number(stored(normal(chance))));
   std::vector<float> queries(heads * HEAD_DIM);
-  std::vector<float> stored_queries(queries.size());
   for (float& one : queries) one = 0.3f * normal(chance);
-  for (size_t i = 0; i < queries.size(); ++i)
-    Scan::store_query(&stored_queries[i / HEAD_DIM * HEAD_DIM], int(i % HEAD_DIM), queries[i]);
 
   const int cached = newest ? to - 1 : to, tiles = (to - from + tile - 1) / tile;
-  std::vector<u8> memory(size_t(tiles * 2 * tile + 2) * ROW, 0xFF);  // NaNs, where nothing is held
+  // NaNs, where nothing is held; behind the newest the queries, [heads][2] rows
+  std::vector<u8> memory(size_t(tiles * 2 * tile + 2 + 2 * heads + 2) * ROW, 0xFF);
   shared = memory.data();
   u8* const fresh = shared + size_t(tiles) * 2 * tile * ROW;
+  float* const stored_queries = reinterpret_cast<float*>(fresh + 2 * ROW);
+  queries_at = u32(fresh - shared) + 2 * ROW;
+  for (size_t i = 0; i < queries.size(); ++i) {
+    const int head = int(i) / HEAD_DIM;
+    Scan::store_query(stored_queries + head * HEAD_DIM, head, int(i % HEAD_DIM), queries[i]);
+  }
   for (int p = from; p < to; ++p)
     for (int d = 0; d < HEAD_DIM; ++d) {
       const int twisted = (2 * d) ^ (p & 7) << 4, row = (p - from) % tile;
@@ -169,7 +179,8 @@ double error(int from, int to, bool newest, int tile, int heads) {
       memcpy(at + (p < cached ? tile : 1) * ROW, &v, 2);
     }
 
-  std::vector<float> found(Scan::PARTIALS * heads * WIDTH, NAN);
+  std::vector<float> results(Scan::PARTIALS * heads * WIDTH, NAN);
+  const Scan::Found found(results.data(), Scan::PARTIALS * heads);
   for (int turn = 0; turn < Scan::WARPS * ((heads + Scan::HEADS - 1) / Scan::HEADS); ++turn) {
     const int warp = Scan::WARPS - 1 - turn % Scan::WARPS, head = turn / Scan::WARPS * Scan::HEADS,
               set = std::min(Scan::HEADS, heads - head);
@@ -177,7 +188,7 @@ double error(int from, int to, bool newest, int tile, int heads) {
     for (int thread = 0; thread < 32; ++thread)
       running.emplace_back([&, thread] {
         threadIdx.x = thread;
-        Scan scan(stored_queries.data() + head * HEAD_DIM, set, thread);
+        Scan scan(stored_queries + head * HEAD_DIM, head, set, thread);
         const int products = (tile + Scan::POSITIONS - 1) / Scan::POSITIONS;
         for (int first = from; first < to; first += tile) {
           const bool streamed = first < cached;
@@ -187,7 +198,7 @@ double error(int from, int to, bool newest, int tile, int heads) {
                      streamed ? (newest ? to - 1 : -1) - first : 0, first},
                     (first - from) / tile * products, warp);
         }
-        float* const rows = found.data() + (warp % Scan::PARTIALS * heads + head) * WIDTH;
+        const Scan::Found rows = found.from(warp % Scan::PARTIALS * heads + head);
         if (Scan::MEET) scan.close();
         if (warp + Scan::PARTIALS < Scan::WARPS) scan.meet(rows, set);
         scan.put(rows, set);
@@ -208,14 +219,15 @@ double error(int from, int to, bool newest, int tile, int heads) {
       for (int d = 0; d < HEAD_DIM; ++d) sum[d] += std::exp(score[p] - top) * value[p][d];
     }
     double most = -1e30, all = 0;
-    const auto row = [&](int warp) { return found.data() + (warp * heads + h) * WIDTH; };
-    for (int w = 0; w < Scan::PARTIALS; ++w) most = std::max(most, double(row(w)[HEAD_DIM]));
-    for (int w = 0; w < Scan::PARTIALS; ++w)
-      all += row(w)[HEAD_DIM + 1] * std::exp(row(w)[HEAD_DIM] - most);
+    const auto row = [&](int warp) { return found.from(warp * heads + h / Scan::HEADS * Scan::HEADS); };
+    const int in_set = h % Scan::HEADS;
+    const auto end = [&](int warp, int i) { return double(row(warp).ends[2 * in_set + i]); };
+    for (int w = 0; w < Scan::PARTIALS; ++w) most = std::max(most, end(w, 0));
+    for (int w = 0; w < Scan::PARTIALS; ++w) all += end(w, 1) * std::exp(end(w, 0) - most);
     for (int d = 0; d < HEAD_DIM; ++d) {
       double made = 0;
       for (int w = 0; w < Scan::PARTIALS; ++w)
-        made += row(w)[d] * std::exp(row(w)[HEAD_DIM] - most);
+        made += row(w).outputs[Scan::Found::place(in_set, d)] * std::exp(end(w, 0) - most);
       const double off = std::fabs(made / all - sum[d] / total);
       worst = off > worst || std::isnan(off) ? off : worst;
       largest = std::max(largest, std::fabs(sum[d] / total));
@@ -241,6 +253,7 @@ int main() {
               one[1], one[2], one[3], one[4], off);
     worst = off > worst || std::isnan(off) ? off : worst;
   }
+  if (crowded) fprintf(stderr, "rows of queries meet in a bank\n");
   printf("%g\n", worst);
-  return worst < 1e-4 ? 0 : 1;
+  return worst < 1e-4 && !crowded ? 0 : 1;
 }

@@ -29,6 +29,8 @@ MUTATIONS = {
         "const int held = row;",
     ),
     "queries without what rounding loses": ("u16(packed(value, value, true))", "0"),
+    "queries that are not twisted": ("return (head + 4 * lost) & 7;", "return 0;"),
+    "what rounding loses twisted as the rounded": ("(head + 4 * lost) & 7", "head & 7"),
     "no rescaling": ("output[m][h] *= shrink, output[m][2 + h] *= shrink;", ";"),
 }
 

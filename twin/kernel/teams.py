@@ -72,8 +72,8 @@ WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
 # gathered at once, beside experts at once, and under way together where it has more. Beside experts
 # 84 at once spilled 472 bytes, 112 412 and 144 1,240
 FFN_ELEMENTS, EXPERTS_AT_ONCE, FFN_UNDER_WAY = 112, 80, 32
-# between a fold's first fours of all threads and their second ones, on the chip: 16 banks
-SKEW_FLOATS = 16
+# between the first fours of all threads and their second ones, on the chip: 16 banks
+SKEW_FLOATS, BANKS = 16, 32
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 THREAD_REGISTERS = 120
 
@@ -385,13 +385,21 @@ def hidden_in_quads(plan: Plan) -> bool:
 
 
 def quads_floats(plan: Plan) -> int:
-    """NVIDIA: where these threads hand them over, behind the sums of rows; of folds as `chip_place`
-    in native/platform/cuda_quads.cuh.
+    """NVIDIA: where these threads hand them over, behind the sums of rows, as `chip_place` in
+    native/platform/cuda_quads.cuh.
     """
     if not hidden_in_quads(plan):
         return 0
     team = teams_of(plan).hidden
-    return team.folds * (FOLD_COLUMNS + 2 * SKEW_FLOATS) if team.folds > 1 else team.cols
+    if team.vector == min(VECTORS):
+        return team.cols
+    return 2 * team.folds * plane_floats(team)
+
+
+def plane_floats(team: Team) -> int:
+    """From a column to the one four further, of eight that a thread multiplies."""
+    half = (FOLD_COLUMNS if team.folds > 1 else team.cols) // 2
+    return -(-half // BANKS) * BANKS + SKEW_FLOATS
 
 
 def parts_together(plan: Plan, portions: int, *, coded: bool) -> int:

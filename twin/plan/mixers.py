@@ -20,6 +20,7 @@ from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
 from twin.plan.partition import kv_share, scatter, share, spread
 from twin.plan.residuals import common_rows, pushes_common, stored, vector
+from twin.plan.splits import scanned_first
 from twin.plan.types import (
     ITEM_WORDS,
     Attention,
@@ -77,7 +78,9 @@ def _grouped(
     else:
         partials = _attend_scan(b, layer, kind, qkv, heads=heads, kv_heads=kv_heads)
     gated = [b.span(qkv, q + 2 * kv, q + 2 * kv + gate)] if gate else []
-    return _out(b, layer, weights["o"], [b.whole(partials), *gated], q, vector=q + gate)
+    scanned = scanned_first(b.attention, kind.window, b.blocks) if b.attention else ()
+    reads = [b.whole(partials), *gated]
+    return _out(b, layer, weights["o"], reads, q, vector=q + gate, beside=scanned)
 
 
 def _attend_cache(
@@ -670,9 +673,18 @@ def _head_out(
 
 
 def _out(
-    b: Builder, layer: int, weight: Weight, reads: list[Read], cols: int, *, vector: int = 0
+    b: Builder,
+    layer: int,
+    weight: Weight,
+    reads: list[Read],
+    cols: int,
+    *,
+    vector: int = 0,
+    beside: tuple[Span, ...] = (),
 ) -> Value:
-    """The output projection's rows over this rank's columns."""
+    """The output projection's rows over this rank's columns. `beside`: items of the blocks that
+    scan before it.
+    """
     return b.rows(
         StageKind.O_PROJ,
         layer,
@@ -680,6 +692,7 @@ def _out(
         reads=reads,
         vector=b.options.tokens * vector,
         operations=("o_proj",),
+        beside=beside,
     )
 
 

@@ -4,12 +4,14 @@ positions of a key head, their pages.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from twin.errors import PlanError
 from twin.models.mixers import GroupedAttention
 from twin.models.spec import ModelSpec
-from twin.plan.partition import kv_share, share
+from twin.plan.partition import kv_share, scatter, share
 from twin.plan.settle import on_kernel
-from twin.plan.types import Attention, Limits, Options
+from twin.plan.types import Attention, Limits, Options, Span
 
 # On the tensor cores a few positions more cost nothing, and whoever gathers partial outputs looks
 # at four splits at once: Llama-3.2-1B with 704 positions and 3, 4, 6 or 8 splits 647, 635, 650 and
@@ -113,6 +115,17 @@ def attention(
         first_pages=min(first, *capacities) // options.kv_page
         if max(splits, window_splits) > SPLITS_AT_ONCE
         else 0,
+    )
+
+
+@lru_cache(maxsize=64)
+def scanned_first(own: Attention, window: int, blocks: int) -> tuple[Span, ...]:
+    """Of each block its items, if a short context fills one of them: (i, i) of the others."""
+    splits = own.splits_of(window)
+    filled = own.together if own.first_pages else splits
+    return tuple(
+        (lo, hi) if any(item % splits < filled for item in range(lo, hi)) else (lo, lo)
+        for lo, hi in scatter(own.items_of(window), blocks)
     )
 
 
