@@ -119,11 +119,14 @@ struct QuadVector {
   }
 
   // Where a column lies on the chip. Of threads that multiply eights all first fours lie side by
-  // side, then their second ones, fold after fold, so that loads and stores meet no bank twice.
+  // side, then their second ones, fold after fold, so that loads and stores meet no bank twice. Where
+  // some threads have no columns, three of three models took an H200 0 to 1.6 % longer so.
   __device__ static int chip_place(int column) {
-    if constexpr (Team::VECTOR == QUAD) return column;
+    if constexpr (Team::VECTOR == QUAD || !(Team::FOLDED || Team::FULL)) return column;
     constexpr int FOLD = Team::FOLDED ? Team::FOLD : COLS,
                   PLANE = (FOLD / 2 + 31) / 32 * 32 + facts::SKEW_FLOATS;  // banks
+    if constexpr (!Team::FOLDED)
+      return column / QUAD % 2 * PLANE + column / Team::VECTOR * QUAD;
     return (column / FOLD * 2 + column / QUAD % 2) * PLANE + column % FOLD / Team::VECTOR * QUAD;
   }
 

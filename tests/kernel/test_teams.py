@@ -99,7 +99,7 @@ def test_a_warp_holds_every_column_in_folds(cols: int) -> None:
     assert sorted(columns(team)) == list(range(cols))
 
 
-@pytest.mark.parametrize("cols", [896, 960, 1000, 1024, 1032, 1152, 1280, 1536])
+@pytest.mark.parametrize("cols", [512, 1024, 1032, 1152, 1280])
 def test_threads_hand_each_other_eights_without_meeting_a_bank_twice(cols: int) -> None:
     """Written again as `chip_place` in cuda_quads.cuh has it."""
     spec = replace(load_model("llama-3.2-1b"), hidden=cols)

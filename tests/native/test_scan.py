@@ -43,7 +43,10 @@ WIDE_MUTATIONS = {
         "const bool lost = WIDE ? part > 0 : thread % 4 >= 2;",
         "const bool lost = false;",
     ),
-    "warps that do not meet": ("part = part * mine + row", "part = part + 0 * row"),
+    "warps that do not meet": (
+        "part = part * mine + places.at(i) * theirs",
+        "part = part * mine",
+    ),
     "sums of some positions": ("total[0] = over_positions(total[0]);", ";"),
 }
 

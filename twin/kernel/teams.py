@@ -391,7 +391,7 @@ def quads_floats(plan: Plan) -> int:
     if not hidden_in_quads(plan):
         return 0
     team = teams_of(plan).hidden
-    if team.vector == min(VECTORS):
+    if team.vector == min(VECTORS) or not (team.folds > 1 or team.full):
         return team.cols
     return 2 * team.folds * plane_floats(team)
 
