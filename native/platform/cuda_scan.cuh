@@ -49,7 +49,6 @@ struct TileScan {
   static constexpr bool KEPT = HEAD_DIM <= facts::KEPT_HEAD;
 
   static constexpr int CHAINS = 4;  // of products that do not await each other
-  static_assert(STEPS % 2 == 0, "queries of two steps are loaded together");
 
   int thread;  // of the warp
   u32 asked, unit;  // on the chip: the query row of which a thread has the address, and where in it
@@ -96,6 +95,7 @@ struct TileScan {
   // Of steps 2 * pair and 2 * pair + 1, into their places: of rounded queries, or of what is lost.
   template <int PLACES>
   __device__ __forceinline__ void load_queries(int pair, int part, u32 (&to)[PLACES][2]) const {
+    static_assert(STEPS % 2 == 0, "queries of two steps are loaded together");
     const int first = PLACES > 2 * PARTS ? 2 * pair * PARTS : 0;
     u32 both[4];
     load_matrices(both, asked + u32(part * BYTES) + ((unit ^ 4u * u32(pair ^ part)) << 4));

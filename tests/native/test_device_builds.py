@@ -14,6 +14,7 @@ from twin.engine.cuda_build import compile_cubin, threads
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
+from twin.kernel.scan import tensor_scan
 from twin.models.codes import CODES
 from twin.models.feeds import DenseFeed
 from twin.models.formats import format_named
@@ -180,6 +181,16 @@ def test_the_kernel_compiles_for_hopper_without_spills(model: str, name: str) ->
     assert report.registers <= 65536 // threads(plan)
     assert report.shared_bytes <= H200.on_chip_bytes
     assert report.cubin.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("head_dim", [8, 80])
+def test_kernels_whose_heads_no_tensor_core_scans_compile(head_dim: int) -> None:
+    """What scans on tensor cores demand of heads is demanded of none of these."""
+    base = load_model("llama-3.2-1b")
+    spec = replace(base, layers=1, hidden=512, heads=4, kv_heads=2, head_dim=head_dim, ffn=512)
+    plan = build(spec, Options(blocks=4, ring_slots=6, window_slots=3), H200)
+    assert not tensor_scan(plan)
+    without_spills(plan)
 
 
 # Hidden size, heads, KV heads, feed-forward: columns that fill no whole teams. Such steps had up to

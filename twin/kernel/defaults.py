@@ -45,7 +45,7 @@ SETTLED = (  # fields whose default depends on the model or the node
     "max_context",
     "prompt_chunk",
     "lane_stagger_ns",
-    "scanner_rows",
+    "scanning_block_rows",
 )
 DEFAULT = Options()
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
@@ -283,11 +283,11 @@ def _ringed(
     standard = plan
     if "slot_bytes" not in chosen:
         plan, room = tight(spec, options, standard, room)
-    rows = options.scanner_rows
-    if "scanner_rows" not in chosen:
-        rows = scanner_rows(plan)
+    rows = options.scanning_block_rows
+    if "scanning_block_rows" not in chosen:
+        rows = scanning_block_rows(plan)
         if rows is not None:
-            settled = dataclasses.replace(options, scanner_rows=rows)
+            settled = dataclasses.replace(options, scanning_block_rows=rows)
             plan = _of_one_slot(spec, settled, plan.options.slot_bytes, limits)
     slot, slots = plan.options.slot_bytes, options.ring_slots
     in_strips = node.device.amd and has_strips(plan)
@@ -307,11 +307,11 @@ def _ringed(
         "ring_slots": slots,
         "window_slots": window,
         "head_window_slots": head,
-        "scanner_rows": rows,
+        "scanning_block_rows": rows,
     }
 
 
-def scanner_rows(plan: Plan) -> int | None:
+def scanning_block_rows(plan: Plan) -> int | None:
     """Rows of the output projection for each block that scans: as few as the others leave when none
     of them takes a further turn of its teams. None: as many as the others have.
 

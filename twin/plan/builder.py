@@ -153,7 +153,7 @@ class Builder:
     ) -> Value:
         """A stage that multiplies one or more matrices with the same input; their elements follow
         each other in one value. `beside`: items of the blocks, of which those that have some own
-        `scanner_rows` rows where the plan says so.
+        `scanning_block_rows` rows where the plan says so.
 
         Of a kind that sums, ranks push their parts where others read them. The engine's blocks
         publish something each, but for those of FEW_ROWS; where only the twin runs a plan with
@@ -195,20 +195,20 @@ class Builder:
         return value
 
     def _owned(self, outputs: int, items: tuple[Span, ...]) -> tuple[Span, ...]:
-        rows = self.options.scanner_rows
+        rows = self.options.scanning_block_rows
         if rows is None or not any(lo < hi for lo, hi in items):
             return spread(outputs, self.blocks, self.shift)
         free = sum(lo == hi for lo, hi in items)
         most = outputs // self.blocks
         if rows > most:
             raise PlanError(
-                f"scanner_rows={rows}: an equal share of {outputs} rows on {self.blocks} blocks is "
-                f"{most}; use at most that many"
+                f"scanning_block_rows={rows}: an equal share of {outputs} rows on {self.blocks} "
+                f"blocks is {most}; use at most that many"
             )
         if free == 0:
             raise PlanError(
-                f"scanner_rows={rows}: all {self.blocks} blocks scan, so no block takes their "
-                "rows; use fewer attention_splits, or leave scanner_rows out"
+                f"scanning_block_rows={rows}: all {self.blocks} blocks scan, so no block takes "
+                "their rows; use fewer attention_splits, or leave scanning_block_rows out"
             )
         return spread_beside(outputs, items, rows, self.shift)
 

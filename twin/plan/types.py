@@ -133,7 +133,7 @@ class Options:
     window_splits: int | None = None
     # rows of the output projection of a block that scans the cache, which the others await; None:
     # as many as the others have
-    scanner_rows: int | None = None
+    scanning_block_rows: int | None = None
     copies: int = 3  # rotating copies of each exchange buffer
     # prompt tokens of one pass over the weights; 1: a prompt is read by ordinary steps
     prompt_chunk: int = 1

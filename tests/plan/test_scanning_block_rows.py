@@ -55,7 +55,7 @@ def test_the_others_share_what_is_left(
 
 @pytest.mark.parametrize("rows", [0, 3])
 def test_a_plan_with_such_rows_is_proven(rows: int) -> None:
-    plan = plan_for(LLAMA, H200, context=96, max_context=168, scanner_rows=rows)
+    plan = plan_for(LLAMA, H200, context=96, max_context=168, scanning_block_rows=rows)
     assert {own for scans, own in shares(plan) if scans} == {rows}
     prove(plan)
 
@@ -65,14 +65,14 @@ def test_narrow_projections_leave_out_who_scans_by_default() -> None:
     all teams share each row of Llama-3.2-1B.
     """
     narrow = plan_for(NARROW, H200, context=96, max_context=168)
-    assert narrow.options.scanner_rows == 0
+    assert narrow.options.scanning_block_rows == 0
     assert {own for scans, own in shares(narrow) if scans} == {0}
     assert {own for scans, own in shares(narrow) if not scans} == {7, 8}
     prove(narrow)
     wide = plan_for(LLAMA, H200, context=96, max_context=168)
-    assert wide.options.scanner_rows is None
-    chosen = plan_for(NARROW, H200, context=96, scanner_rows=None)
-    assert chosen.options.scanner_rows is None
+    assert wide.options.scanning_block_rows is None
+    chosen = plan_for(NARROW, H200, context=96, scanning_block_rows=None)
+    assert chosen.options.scanning_block_rows is None
 
 
 def test_blocks_of_later_splits_are_not_left_out() -> None:
@@ -86,4 +86,4 @@ def test_blocks_of_later_splits_are_not_left_out() -> None:
 
 def test_a_plan_whose_blocks_all_scan_is_refused() -> None:
     with pytest.raises(PlanError, match="all 2 blocks scan"):
-        plan_for(tiny(2), load_node("host"), blocks=2, attention_splits=4, scanner_rows=0)
+        plan_for(tiny(2), load_node("host"), blocks=2, attention_splits=4, scanning_block_rows=0)
