@@ -14,7 +14,7 @@ from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.plan.partition import scatter, spread_beside
-from twin.plan.types import Plan, Span, StageKind
+from twin.plan.types import HandOffKind, Plan, Sampling, Span, StageKind
 from twin.proof.prove import prove
 
 H200 = load_node("1xh200")
@@ -73,6 +73,21 @@ def test_narrow_projections_leave_out_who_scans_by_default() -> None:
     assert wide.options.scanning_block_rows is None
     chosen = plan_for(NARROW, H200, context=96, scanning_block_rows=None)
     assert chosen.options.scanning_block_rows is None
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("handoff", list(HandOffKind))
+@pytest.mark.parametrize("sampling", list(Sampling))
+def test_default_plans_of_few_layers_are_proven(
+    layers: int, handoff: HandOffKind, sampling: Sampling
+) -> None:
+    spec = replace(NARROW, layers=layers, windows=(0,) * layers)
+    plan = plan_for(spec, H200, context=96, handoff=handoff, sampling=sampling)
+    assert plan.options.scanning_block_rows == 0
+    last = [stage for stage in plan.stages if stage.kind is StageKind.O_PROJ][-1]
+    assert last.matrix
+    assert all(lo < hi for lo, hi in last.matrix.owned)
+    prove(plan)
 
 
 def test_blocks_of_later_splits_are_not_left_out() -> None:
