@@ -124,9 +124,9 @@ struct QuadVector {
   __device__ static int chip_place(int column) {
     if constexpr (Team::VECTOR == QUAD || !(Team::FOLDED || Team::FULL)) return column;
     constexpr int FOLD = Team::FOLDED ? Team::FOLD : COLS,
-                  PLANE = (FOLD / 2 + 31) / 32 * 32 + facts::SKEW_FLOATS;  // banks
-    if constexpr (!Team::FOLDED)
-      return column / QUAD % 2 * PLANE + column / Team::VECTOR * QUAD;
+                  PLANE = (FOLD / 2 + facts::BANKS - 1) / facts::BANKS * facts::BANKS +
+                          facts::SKEW_FLOATS;
+    if constexpr (!Team::FOLDED) return column / QUAD % 2 * PLANE + column / Team::VECTOR * QUAD;
     return (column / FOLD * 2 + column / QUAD % 2) * PLANE + column % FOLD / Team::VECTOR * QUAD;
   }
 

@@ -82,7 +82,10 @@ struct TileScan {
     unit = u32(thread / 8 ^ twist(first + head, lost));
     if constexpr (KEPT) {
 #pragma unroll
-      for (int i = 0; i < STEPS * PARTS; i += 2) load_queries(i / 2 / PARTS, i / 2 % PARTS, query);
+      for (int pair = 0; pair < STEPS / 2; ++pair)
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part)
+          load_queries(pair, part, query + 2 * pair * PARTS);
     }
 #pragma unroll
     for (int m = 0; m < STEPS; ++m)
@@ -92,15 +95,13 @@ struct TileScan {
     total[0] = total[1] = 0.0f;
   }
 
-  // Of steps 2 * pair and 2 * pair + 1, into their places: of rounded queries, or of what is lost.
-  template <int PLACES>
-  __device__ __forceinline__ void load_queries(int pair, int part, u32 (&to)[PLACES][2]) const {
+  // Of steps 2 * pair and 2 * pair + 1, into [2][PARTS]: of rounded queries, or of what is lost.
+  __device__ __forceinline__ void load_queries(int pair, int part, u32 (*to)[2]) const {
     static_assert(STEPS % 2 == 0, "queries of two steps are loaded together");
-    const int first = PLACES > 2 * PARTS ? 2 * pair * PARTS : 0;
     u32 both[4];
     load_matrices(both, asked + u32(part * BYTES) + ((unit ^ 4u * u32(pair ^ part)) << 4));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) to[first + i / 2 * PARTS + part][i % 2] = both[i];
+    for (int i = 0; i < 4; ++i) to[i / 2 * PARTS + part][i % 2] = both[i];
   }
 
   // Where a row begins, and how its 16-byte units are twisted: a thread's own.

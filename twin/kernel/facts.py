@@ -29,7 +29,14 @@ from twin.kernel.layout import (
     SUMMARY_FLOATS,
 )
 from twin.kernel.streams import PAGE_BYTES
-from twin.kernel.teams import FOLDED_ROWS, LATE_AT_ONCE, ROWS_AT_ONCE, SKEW_FLOATS, WIDE_AT_ONCE
+from twin.kernel.teams import (
+    BANKS,
+    FOLDED_ROWS,
+    LATE_AT_ONCE,
+    ROWS_AT_ONCE,
+    SKEW_FLOATS,
+    WIDE_AT_ONCE,
+)
 from twin.models.formats import INT4, SCALED_ROWS, UNIT_BYTES
 from twin.plan.splits import KEPT_HEAD, SPLITS_AT_ONCE, TENSOR_HEADS, TENSOR_POSITIONS
 from twin.plan.types import PARTIAL_EXTRA
@@ -47,7 +54,8 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "LOGITS_TAKEN": (LOGITS_TAKEN, "Control.hung_value: the host has not taken logits"),
     "ROWS_AT_ONCE": (ROWS_AT_ONCE, "of a tile: their loads are under way together"),
     "FOLDED_ROWS": (FOLDED_ROWS, "the same of a tile that a warp takes in folds"),
-    "SKEW_FLOATS": (SKEW_FLOATS, "between halves of a fold on the chip"),
+    "SKEW_FLOATS": (SKEW_FLOATS, "between first and second fours of threads on the chip"),
+    "BANKS": (BANKS, "of the chip's memory, a float each"),
     "WIDE_AT_ONCE": (WIDE_AT_ONCE, "slices of an input on the chip that are gathered together"),
     "CODE_INT8": (NUMBERS["int8"], "Stage.code of such weights"),
     "CODE_FP8": (NUMBERS["fp8"], "E4M3 with a scale for each row"),

@@ -393,13 +393,8 @@ def quads_floats(plan: Plan) -> int:
     team = teams_of(plan).hidden
     if team.vector == min(VECTORS) or not (team.folds > 1 or team.full):
         return team.cols
-    return 2 * team.folds * plane_floats(team)
-
-
-def plane_floats(team: Team) -> int:
-    """From a column to the one four further, of eight that a thread multiplies."""
     half = (FOLD_COLUMNS if team.folds > 1 else team.cols) // 2
-    return -(-half // BANKS) * BANKS + SKEW_FLOATS
+    return 2 * team.folds * (-(-half // BANKS) * BANKS + SKEW_FLOATS)
 
 
 def parts_together(plan: Plan, portions: int, *, coded: bool) -> int:

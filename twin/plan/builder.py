@@ -156,8 +156,8 @@ class Builder:
         `scanning_block_rows` rows where the plan says so.
 
         Of a kind that sums, ranks push their parts where others read them. The engine's blocks
-        publish something each, but for those of FEW_ROWS; where only the twin runs a plan with
-        fewer outputs than blocks, some own none.
+        publish something each, but for kinds of FEW_ROWS and for blocks with items `beside`; where
+        only the twin runs a plan with fewer outputs than blocks, some own none.
         """
         outputs = sum(piece.outputs for piece in pieces)
         if self.attention and kind not in FEW_ROWS and outputs < self.blocks:

@@ -94,6 +94,8 @@ def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]
     A tile is awaited and left by all warps, as a slice of weights is. So say the probes of
     attention. A part of an item's start and end grows with the rounds in which the block's threads
     publish its outputs, two at a time, or, where a probe has no queries, put down ones of its own.
+    So did the kernel that was probed; now a thread merges four where there are more (MERGED_WORDS
+    in attention.cuh).
     Warps that meet on the chip await each other as they do for a tile.
     """
     own = plan.kernel_attention()
