@@ -109,6 +109,24 @@ def test_one_wild_run_pulls_little() -> None:
     assert calm < wild < 1.3 * calm
 
 
+def test_what_cards_differ_by_moves_no_other_number() -> None:
+    """Four seeds on cards whose memory is 3 % slower and faster than the fit's, in turn. A number
+    that costs wide models as much stays, the rate of a card between them too.
+    """
+    seeds = np.repeat(np.arange(4), 60)
+    bytes_part = np.tile(np.linspace(0.2, 0.9, 60), 4)  # of a step, by run
+    slopes = np.column_stack([-bytes_part, bytes_part**2])
+    errors = -bytes_part * np.where(seeds % 2, 0.03, -0.03)
+    inverse = np.diag([1 / 0.02**2, 1 / 0.01**2])
+    cards = np.column_stack([-bytes_part * (seeds == one) for one in range(4)])
+    both = by_runs._Both(slopes, cards, inverse)
+    assert both.least(errors) == pytest.approx([0, 0], abs=1e-3)
+    # cards that are slow alike may all be of the slow ones: the fit's rate follows part of the way
+    blind = by_runs._Both(slopes, np.empty((240, 0)), inverse)
+    slow = bytes_part * 0.03
+    assert blind.least(slow)[0] < 1.1 * both.least(slow)[0] < 0
+
+
 def test_seeds_are_left_out_whole_and_of_one_seed_some_shapes() -> None:
     def runs(*names: str) -> list[Any]:
         plan: Any = None

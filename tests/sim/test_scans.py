@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -121,20 +122,22 @@ def test_a_turn_on_tensor_cores_takes_longer_in_layers() -> None:
 
 def test_an_items_start_and_end_grow_with_its_outputs() -> None:
     """A probe puts down a query for each of 256 threads at once; a layer publishes two outputs a
-    thread.
+    thread, or four where tensor cores scan and there are more than 512.
     """
     assert [
         scanned(64, dim, group=group, item_s=2e-6)[0] for dim, group in ((64, 4), (128, 4), (64, 7))
     ] == [2.0, 2.5, 2.5]
     warps = warped(item_s=2e-6).warps
     assert warps is not None
-    starts = []
-    for heads in (4, 8):  # of one key head: 512 and 1,024 outputs
+    starts: dict[bool, list[float]] = {False: [], True: []}
+    for heads, teams in itertools.product((4, 8, 16), starts):  # of one key head: 128 outputs each
         layer = plan_of(
             replace(tiny(heads=heads, kv_heads=1), head_dim=128),
             blocks=4,
             slot_bytes=16384,
             max_context=256,
         )
-        starts.append(next(cache_tiles(warps, layer, 64 << 10))[1] / 1e6)
-    assert starts == [2.0, 2.5]
+        layer = replace(layer, limits=replace(layer.limits, teams=teams))
+        assert tensor_scan(layer) is teams
+        starts[teams].append(next(cache_tiles(warps, layer, 64 << 10))[1] / 1e6)
+    assert starts == {False: [2.0, 2.5, 3.5], True: [2.0, 2.0, 2.5]}

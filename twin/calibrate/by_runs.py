@@ -12,6 +12,10 @@ errors beyond OUTLIER weighing less and less. Slopes are taken once, of two shor
 run where its layers repeat. The draws move by the same rule, each with errors of its own (a
 Kalman filter of an ensemble), so that intervals stay what the probes and the runs leave open.
 
+Each seed ran on one card, and cards of one name read memory at different speeds (CARD). So each
+seed has a factor on the memory's rate of its own, which is found with the numbers and not kept: the
+fit's rate is that of a card between them.
+
 Runs that have moved a fit are not held out any more. What is kept of them are the errors by the
 numbers that the other records alone give (`left_out`), or of a single record other shapes of it.
 """
@@ -48,15 +52,17 @@ from twin.sim.run import simulate
 Vector = NDArray[np.floating[Any]]
 
 # of a run's logarithm, one standard deviation: what the laws lack of a shape, whose four runs err
-# together, and the 2 to 3 % by which devices of one name differ
+# together
 NOISE = 0.03
 OUTLIER = 0.05  # of a run's logarithm, from which it pulls less and less, as of probes
+CARD = 0.03  # of the logarithm of a card's memory rate, one standard deviation
+RATE = "memory.stream_bytes_per_s"
 FLOOR = 0.02  # standard deviation of a number that the fit's draws hold more narrowly
-# of numbers that probes see less of than engine runs do: they have ten slots under way, and their
-# fences have no stores of a layer to wait for
-OPEN = {"warps.group_s": 0.5, "handoff.fence_s": 0.5}
+# Of numbers that probes see less of than engine runs do: they have ten slots under way, and their
+# fences have no stores of a layer to wait for. The rate's own draws are of probes of two cards.
+OPEN = {"warps.group_s": 0.5, "handoff.fence_s": 0.5, RATE: 0.0}
 OF_LAYERS = (CHAIN, DECODING, CHOOSING)  # groups
-ALONE = ("memory.stream_bytes_per_s", "block.stage_s", "handoff.fence_s")
+ALONE = (RATE, "block.stage_s", "handoff.fence_s")
 STEP = 0.1  # e-folds between two simulations for a slope
 REACH = math.log(3.0)  # that a number moves at most
 STEPS = 2  # simulated of a run: the first is cold
@@ -162,14 +168,16 @@ def move(
         inverse = np.linalg.inv(
             np.cov(draws) + np.diag([OPEN.get(path, FLOOR) ** 2 for path in paths])
         )
-        found = _least(slopes, errors, inverse)
-        numbers, factors = _written(fit, paths, found, draws, slopes, errors, inverse, records)
+        cards = _cards(runs, slopes[:, paths.index(RATE)] if RATE in paths else np.zeros(len(runs)))
+        both = _Both(slopes, cards, inverse)
+        found = both.least(errors)
+        numbers, factors = _written(fit, paths, found, draws, both, errors, records)
         progress("simulating the engine runs by the moved numbers")
         after = np.log(simulated(apply_fit(node, numbers), False))
     crossed = np.empty(len(runs))
     for left in _folds(runs):
         rest = ~left
-        crossed[left] = errors[left] - slopes[left] @ _least(slopes[rest], errors[rest], inverse)
+        crossed[left] = errors[left] - slopes[left] @ both.least(errors, rest)
     # what the straight line misses of the numbers that were found
     crossed += np.log([one.seconds for one in runs]) - after - (errors - slopes @ found)
     return Moved(
@@ -187,15 +195,43 @@ def _movable(node: Node) -> list[str]:
     return [*ALONE, *(path for name in OF_LAYERS for path in groups.get(name, ()))]
 
 
+def _cards(runs: Sequence[Timed], slopes: Vector) -> Vector:
+    """Slopes over the rate of memory of each seed's card, [runs][cards]; none of a single seed,
+    whose card is that of all its runs.
+    """
+    seeds = [_seed(one) for one in runs]
+    names = sorted(set(seeds))
+    if len(names) < 2:
+        return np.empty((len(runs), 0))
+    return np.column_stack([slopes * [seed == name for seed in seeds] for name in names])
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """What runs know of numbers, and of the cards that they ran on."""
+
+    slopes: Vector  # [runs][numbers]
+    cards: Vector  # [runs][cards]
+    inverse: Vector  # of the numbers' covariance
+
+    def least(self, errors: Vector, some: NDArray[np.bool_] | slice = slice(None)) -> Vector:
+        """The numbers' move, [numbers] logarithms, by `some` of the runs."""
+        slopes = np.hstack([self.slopes, self.cards])[some]
+        wanted = self.slopes.shape[1]
+        inverse = np.zeros((slopes.shape[1],) * 2)
+        inverse[:wanted, :wanted] = self.inverse
+        inverse[wanted:, wanted:] = np.eye(self.cards.shape[1]) / CARD**2
+        return np.clip(_least(slopes, errors[some], inverse)[:wanted], -REACH, REACH)
+
+
 def _least(slopes: Vector, errors: Vector, inverse: Vector) -> Vector:
-    """The numbers' move, [numbers] logarithms."""
     weights = np.ones(len(errors))
     found: Vector = np.zeros(slopes.shape[1])
     for _ in range(20):
         weighed = slopes * (weights / NOISE**2)[:, None]
         found = np.linalg.solve(weighed.T @ slopes + inverse, weighed.T @ errors)
         weights = 1 / np.sqrt(1 + ((errors - slopes @ found) / OUTLIER) ** 2)
-    return np.clip(found, -REACH, REACH)
+    return found
 
 
 def _written(
@@ -203,18 +239,21 @@ def _written(
     paths: Sequence[str],
     found: Vector,
     draws: Vector,
-    slopes: Vector,
+    both: _Both,
     errors: Vector,
-    inverse: Vector,
     records: Sequence[store.Run],
 ) -> tuple[dict[str, Number], dict[str, list[float]]]:
     """The fit's numbers with those of `paths` moved, and factors for draws about them."""
     random = np.random.default_rng(0)
+    cards = both.cards.shape[1]
     moved: Vector = np.array(
         [
             draw
-            + _least(
-                slopes, errors + random.normal(0.0, NOISE, len(errors)) - slopes @ draw, inverse
+            + both.least(
+                errors
+                + random.normal(0.0, NOISE, len(errors))
+                - both.slopes @ draw
+                - both.cards @ random.normal(0.0, CARD, cards)
             )
             for draw in draws.T
         ]
@@ -242,7 +281,7 @@ def _folds(runs: Sequence[Timed]) -> Iterator[NDArray[np.bool_]]:
     """Runs that are left out together: of one seed, which may have had one device; of a single
     seed some of its shapes.
     """
-    seeds = [one.shape.rpartition("-")[0] for one in runs]
+    seeds = [_seed(one) for one in runs]
     names = sorted(set(seeds))
     if len(names) > 1:
         for name in names:
@@ -253,6 +292,10 @@ def _folds(runs: Sequence[Timed]) -> Iterator[NDArray[np.bool_]]:
         some = set(shapes[fold::FOLDS])
         if some:
             yield np.array([one.shape in some for one in runs])
+
+
+def _seed(one: Timed) -> str:
+    return one.shape.rpartition("-")[0]
 
 
 def _slopes(

@@ -9,6 +9,7 @@ from twin.kernel.scan import (
     TENSOR_WARPS,
     cache_tile,
     meetings,
+    merged_elements,
     position_threads,
     scan_heads,
     tensor_scan,
@@ -93,16 +94,15 @@ def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]
 
     A tile is awaited and left by all warps, as a slice of weights is. So say the probes of
     attention. A part of an item's start and end grows with the rounds in which the block's threads
-    publish its outputs, two at a time, or, where a probe has no queries, put down ones of its own.
-    So did the kernel that was probed; now a thread merges four where there are more (MERGED_WORDS
-    in attention.cuh).
+    publish its outputs, or, where a probe has no queries, put down ones of its own.
     Warps that meet on the chip await each other as they do for a tile.
     """
     own = plan.kernel_attention()
     position = own.position_bytes(plan.options.kv_dtype)
     tile = cache_tile(plan) * position
     met = picoseconds(warps.slice_s.value * meetings(plan))
-    rounds = -(-own.group * own.head_dim // (WARPS[0] * WARP * (1 if plan.spec is None else 2)))
+    at_once = 1 if plan.spec is None else merged_elements(plan)
+    rounds = -(-own.group * own.head_dim // (WARPS[0] * WARP * at_once))
     wait, fixed = (
         picoseconds(warps.slice_s.value),
         picoseconds(warps.item_s.value * (1 + FURTHER_ROUND * (rounds - 1))),
