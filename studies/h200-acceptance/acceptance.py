@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import traceback
@@ -25,7 +26,7 @@ from twin.bench.acceptance.runs import (
     soak,
     soak_plans,
 )
-from twin.bench.acceptance.sanitizer import NotRun, sanitize, sanitizer_plans
+from twin.bench.acceptance.sanitizer import LINES, NotRun, sanitize, sanitizer_plans
 from twin.bench.shapes import Bench, conditions
 from twin.plan.types import Plan
 
@@ -131,6 +132,11 @@ def main() -> int:
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
     chosen = {name: part for name, part in every.items() if not args.parts or name in args.parts}
+    if "sanitizer" in chosen and args.device == "cuda":  # kernels that are kept lack source lines
+        os.environ |= {
+            "NVCC_APPEND_FLAGS": LINES,
+            "XDG_CACHE_HOME": str(args.out.resolve() / "cache"),
+        }
     summary: dict[str, Any] = {"device": args.device, "conditions": conditions(), "parts": {}}
     bench.compile(plan for part in chosen.values() for plan in part.plans())
     for name, part in chosen.items():

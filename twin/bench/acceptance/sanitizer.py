@@ -35,6 +35,7 @@ PLACES = (
 ERRORS_FOUND = 9  # exit code
 WATCHDOG_S = 300.0  # watched kernels are slow, and others wait for them
 LIMIT_S = 150.0  # for one tool
+LINES = "-lineinfo"  # for nvcc: racecheck's reports then name source lines
 REFUSED = "Device not supported"  # some virtual machines do not let the tool in
 PROMPT, TOKENS = 3, 4
 MODELS = ("tiny", "tiny-lanes")
@@ -122,6 +123,11 @@ def sanitize(
     # those that ran: the cache has them
     reports = [report for plan in PLANS[which](bench) for report in compile_kernels(plan)]
     kernels = [read_kernel(report.cubin) for report in reports if report]
+    if "racecheck" in tools and not all(kernel.rows for kernel in kernels):
+        raise NotRun(
+            "the kernels have no source lines, by which racecheck's reports are judged: set "
+            f"NVCC_APPEND_FLAGS={LINES}, and XDG_CACHE_HOME to an empty folder"
+        )
     facts: dict[str, Any] = {"program": program, "plans": len(expected)}
     failed = []
     for tool in tools:
