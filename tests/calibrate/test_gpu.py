@@ -15,8 +15,10 @@ import pytest
 
 from tests.calibrate.pretended import HIDDEN, NAME, hidden_node, pretend
 from twin.calibrate import engine_runs, store
+from twin.calibrate import fit as fit_module
 from twin.calibrate import gpu_probes as gpu_probes_module
 from twin.calibrate import recipe as recipe_module
+from twin.calibrate.cross import Cross
 from twin.calibrate.fit import stage_targets
 from twin.calibrate.gpu_heldout import gpu_held_out
 from twin.calibrate.gpu_probes import MOST_STEPS, gpu_probes
@@ -222,6 +224,28 @@ def test_some_groups_of_a_run_that_has_more_are_fitted(
     assert found[1]["run"] == "old"
     held = store.read_run(store.runs_folder("1xh200-sxm") / found[1]["added"]["sample"])
     assert any(name.startswith("exchange") for name in held.samples)  # nothing of it is lost
+    assert "cross" not in found[1]
+
+
+def test_errors_over_shapes_are_those_of_the_chains_fitted_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch)
+    probe_only(("sample",), monkeypatch, without=SLOW)
+    folder = str(tmp_path / "sample")
+    assert main(["calibrate", "1xh200", "--quick", "--measure-only", "--out", folder]) == 0
+    crossed = Cross({"shape-01": 0.1}, (0.2,))
+    fitted = fit_module.fit_node
+    monkeypatch.setattr(
+        fit_module, "fit_node", lambda *asked: replace(fitted(*asked), cross=crossed)
+    )
+    kept = {"handoff.hop_s": Number(9e-7, Kind.FITTED, "test", 8e-7, 1e-6)}
+    before = {"errors": {"shape-01": 0.3}, "along": [0.4]}
+    store.write_fit("1xh200-sxm", kept, {"run": "old", "cross": before})
+    assert main(["calibrate", "1xh200", "--groups", "sample", "--from", folder]) == 0
+    found = store.read_fit("1xh200-sxm")
+    assert found is not None
+    assert found[1]["cross"] == {"errors": {"shape-01": 0.1}, "along": [0.2]}
 
 
 @pytest.mark.slow

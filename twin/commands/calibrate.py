@@ -229,10 +229,8 @@ def fit_and_store(
     }
     if also:
         found["also"] = [one.id for one in also]
-    if fit.cross.errors:
-        found["cross"] = {"errors": fit.cross.errors, "along": list(fit.cross.along)}
     if kept is None:
-        store.write_fit(node.name, fit.numbers, conditions | found)
+        store.write_fit(node.name, fit.numbers, conditions | found | _cross(fit))
     else:
         _add_to(node, kept, fit, some)
     return fit
@@ -279,7 +277,13 @@ def _add_to(
         old = dict(meta.get(name) or {})
         meta[name] = {path: value for path, value in old.items() if path not in own} | made
     meta[ADDED] = {**(meta.get(ADDED) or {}), **dict.fromkeys(groups, fit.run)}
-    store.write_fit(node.name, numbers, meta)
+    store.write_fit(node.name, numbers, meta | _cross(fit))
+
+
+def _cross(fit: Fit) -> dict[str, Any]:
+    """Errors of designed shapes that are left out, where the fit has these."""
+    errors, along = fit.cross.errors, list(fit.cross.along)
+    return {"cross": {"errors": errors, "along": along}} if errors else {}
 
 
 def _engine_runs(run: store.Run, node: Node) -> list[str]:
