@@ -26,7 +26,7 @@ from typing import Any
 
 from twin.bench.acceptance import formats
 from twin.bench.acceptance.runs import Failed
-from twin.bench.acceptance.sanitizer import TOOLS, NotRun, sanitize
+from twin.bench.acceptance.sanitizer import LINES, TOOLS, NotRun, sanitize
 from twin.bench.shapes import Bench, conditions
 from twin.plan.types import Plan
 
@@ -134,7 +134,7 @@ def started(args: argparse.Namespace, name: str) -> Running:
     log = (args.out / f"{name}.log").open("wb")
     environment = {"OMP_NUM_THREADS": "2", **os.environ, "PYTHONUNBUFFERED": "1"}
     if args.device == "cuda":  # racecheck needs lines, which kernels that are kept may lack
-        environment |= {"NVCC_APPEND_FLAGS": "-lineinfo", "XDG_CACHE_HOME": args.cache}
+        environment |= {"NVCC_APPEND_FLAGS": LINES, "XDG_CACHE_HOME": args.cache}
     process = subprocess.Popen(
         command,
         stdout=log,

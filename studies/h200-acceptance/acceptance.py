@@ -133,8 +133,9 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     chosen = {name: part for name, part in every.items() if not args.parts or name in args.parts}
     if "sanitizer" in chosen and args.device == "cuda":  # kernels that are kept lack source lines
+        flags = f"{os.environ.get('NVCC_APPEND_FLAGS', '')} {LINES}".strip()
         os.environ |= {
-            "NVCC_APPEND_FLAGS": LINES,
+            "NVCC_APPEND_FLAGS": flags,
             "XDG_CACHE_HOME": str(args.out.resolve() / "cache"),
         }
     summary: dict[str, Any] = {"device": args.device, "conditions": conditions(), "parts": {}}

@@ -59,7 +59,8 @@ CARD = 0.03  # of the logarithm of a card's memory rate, one standard deviation
 RATE = "memory.stream_bytes_per_s"
 FLOOR = 0.02  # standard deviation of a number that the fit's draws hold more narrowly
 # Of numbers that probes see less of than engine runs do: they have ten slots under way, and their
-# fences have no stores of a layer to wait for. The rate's own draws are of probes of two cards.
+# fences have no stores of a layer to wait for. The rate has its draws' alone: what runs differ from
+# it by is their cards' first, else it would follow whatever cards were lent most often.
 OPEN = {"warps.group_s": 0.5, "handoff.fence_s": 0.5, RATE: 0.0}
 OF_LAYERS = (CHAIN, DECODING, CHOOSING)  # groups
 ALONE = (RATE, "block.stage_s", "handoff.fence_s")
@@ -225,6 +226,7 @@ class _Both:
 
 
 def _least(slopes: Vector, errors: Vector, inverse: Vector) -> Vector:
+    """The move of all columns of `slopes`; wild runs weigh little."""
     weights = np.ones(len(errors))
     found: Vector = np.zeros(slopes.shape[1])
     for _ in range(20):
