@@ -26,7 +26,7 @@ from typing import Any
 
 from twin.bench.acceptance import formats
 from twin.bench.acceptance.runs import Failed
-from twin.bench.acceptance.sanitizer import LINES, TOOLS, NotRun, sanitize
+from twin.bench.acceptance.sanitizer import TOOLS, NotRun, sanitize, with_lines
 from twin.bench.shapes import Bench, conditions
 from twin.plan.types import Plan
 
@@ -133,8 +133,8 @@ def started(args: argparse.Namespace, name: str) -> Running:
     command += ["--soak-tokens", str(args.soak_tokens)]
     log = (args.out / f"{name}.log").open("wb")
     environment = {"OMP_NUM_THREADS": "2", **os.environ, "PYTHONUNBUFFERED": "1"}
-    if args.device == "cuda":  # racecheck needs lines, which kernels that are kept may lack
-        environment |= {"NVCC_APPEND_FLAGS": LINES, "XDG_CACHE_HOME": args.cache}
+    if args.device == "cuda":
+        environment |= with_lines(Path(args.cache))
     process = subprocess.Popen(
         command,
         stdout=log,

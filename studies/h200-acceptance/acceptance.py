@@ -26,7 +26,7 @@ from twin.bench.acceptance.runs import (
     soak,
     soak_plans,
 )
-from twin.bench.acceptance.sanitizer import LINES, NotRun, sanitize, sanitizer_plans
+from twin.bench.acceptance.sanitizer import NotRun, sanitize, sanitizer_plans, with_lines
 from twin.bench.shapes import Bench, conditions
 from twin.plan.types import Plan
 
@@ -132,12 +132,8 @@ def main() -> int:
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
     chosen = {name: part for name, part in every.items() if not args.parts or name in args.parts}
-    if "sanitizer" in chosen and args.device == "cuda":  # kernels that are kept lack source lines
-        flags = f"{os.environ.get('NVCC_APPEND_FLAGS', '')} {LINES}".strip()
-        os.environ |= {
-            "NVCC_APPEND_FLAGS": flags,
-            "XDG_CACHE_HOME": str(args.out.resolve() / "cache"),
-        }
+    if "sanitizer" in chosen and args.device == "cuda":
+        os.environ |= with_lines(args.out / "cache")
     summary: dict[str, Any] = {"device": args.device, "conditions": conditions(), "parts": {}}
     bench.compile(plan for part in chosen.values() for plan in part.plans())
     for name, part in chosen.items():

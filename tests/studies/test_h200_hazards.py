@@ -6,11 +6,15 @@ A read whose line the tool did not find is looked up in the kernel that the rest
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from tests.native.scoreboards import arrivals
 from tests.native.test_scoreboards import compiled, needs_nvdisasm
-from twin.bench.acceptance import hazards
+from twin.bench.acceptance import hazards, sanitizer
 from twin.bench.acceptance.sanitizer import sanitizer_plans, several_plans
 from twin.bench.shapes import Bench
 from twin.engine.cuda_lines import Kernel, Place, Row
@@ -167,3 +171,22 @@ def test_where_the_tool_stopped_looking_nothing_passes() -> None:
 def test_names_that_the_kernel_no_longer_has_are_an_error() -> None:
     with pytest.raises(ValueError, match="defines bulk_copies 0 times"):
         hazards.lines_of("cuda.cuh", "bulk_copies")
+
+
+def test_kernels_without_source_lines_are_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kept ones have none; those of `with_lines` keep a user's flags."""
+    monkeypatch.setattr(sanitizer, "find", lambda: "compute-sanitizer")
+    monkeypatch.setattr(sanitizer, "run_all", lambda bench, which: [[1]])
+    monkeypatch.setattr(sanitizer, "PLANS", {"protocols": lambda bench: [None]})
+    monkeypatch.setattr(sanitizer, "compile_kernels", lambda plan: (SimpleNamespace(cubin=b""),))
+    monkeypatch.setattr(sanitizer, "read_kernel", lambda cubin: Kernel(cubin, ()))
+    bench: Any = SimpleNamespace(device="cuda")
+    with pytest.raises(sanitizer.NotRun, match="NVCC_APPEND_FLAGS=-lineinfo"):
+        sanitizer.sanitize(bench, tmp_path)
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-ccbin g++")
+    assert sanitizer.with_lines(tmp_path) == {
+        "NVCC_APPEND_FLAGS": "-ccbin g++ -lineinfo",
+        "XDG_CACHE_HOME": str(tmp_path.resolve()),
+    }

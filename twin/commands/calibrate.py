@@ -242,11 +242,7 @@ def _beside(
     """What a fit of some groups begins with: the numbers of the others as they are on file."""
     if kept is None:
         return begin
-    own = {
-        path
-        for group in groups
-        for path in recipe_of(begin.device, begin.gpus).groups.get(group, ())
-    }
+    own = _settled_by(begin, groups)
     return apply_fit(begin, {path: number for path, number in kept[0].items() if path not in own})
 
 
@@ -264,9 +260,7 @@ def _add_to(
     """Puts a fit of some groups beside the numbers of the others, which stay as they are on
     file.
     """
-    own = {
-        path for group in groups for path in recipe_of(node.device, node.gpus).groups.get(group, ())
-    }
+    own = _settled_by(node, groups)
     numbers = {path: number for path, number in kept[0].items() if path not in own} | fit.numbers
     meta = {name: value for name, value in kept[1].items() if name not in ("node", "device")}
     for name, made in (

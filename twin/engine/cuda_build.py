@@ -26,6 +26,7 @@ from twin.toolchain import cache_dir, cached, content_key, native_sources, run_c
 
 SIDE_WARPS = 4  # a warp group: the keeper, two loaders, and one that leaves at once
 FLAGS = ("-std=c++17", "--ptxas-options=-v")
+LINES = "-lineinfo"  # source lines of instructions; the code is the same
 # what the kernel is written for, by compute capability; "a": its bulk copies
 ARCHITECTURES = MappingProxyType({(9, 0): "sm_90a"})
 HOPPER = ARCHITECTURES[9, 0]
@@ -92,7 +93,7 @@ def compile_cubin(
     check_cache_tiles(plan)
     text = header(plan, trace=trace)
     nvcc = shutil.which("nvcc")
-    flags = [*FLAGS, *(["-lineinfo"] if lines else []), f"-DTWIN_SHARED_BYTES={shared_bytes(plan)}"]
+    flags = [*FLAGS, *([LINES] if lines else []), f"-DTWIN_SHARED_BYTES={shared_bytes(plan)}"]
     flags += ["-DTWIN_PASSES"] if passes else []
     version = run_compiler([nvcc, "--version"]) if nvcc else compiler_version()
     target = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 from twin.errors import PlanError
 from twin.kernel.teams import WARP, WARPS, teams_of
 from twin.plan.splits import TENSOR_HEADS, WIDE_HEADS, scans_on_tensor_cores, slot_positions
-from twin.plan.types import Plan, StageKind
+from twin.plan.types import Plan, StageKind, word_outputs
 
 # positions of an item; measured on an H200: two heads a key cost 1 % at 200 positions of context
 # and save 3 % at 16k
@@ -20,7 +20,6 @@ TENSOR_WARPS = 4  # that share an item's positions on tensor cores
 # slots, 54 us of 4,024 in the twin; those of two one slot, 22 us.
 WIDE_PARTIALS = 1
 COPY_BYTES = 16  # the grain of bulk copies
-WORD_ELEMENTS = 2  # of a partial output, published in a type of 16 bits
 
 
 def scan_heads(plan: Plan) -> int:
@@ -60,9 +59,9 @@ def merged_elements(plan: Plan) -> int:
     """Outputs of a query head that a thread merges at a time: those of a word, or of two where
     tensor cores scan and the block has fewer threads than words (MERGED_WORDS in attention.cuh).
     """
-    own = plan.kernel_attention()
-    words = -(-own.group * own.head_dim // WORD_ELEMENTS)
-    return WORD_ELEMENTS * (2 if tensor_scan(plan) and words > WARPS[0] * WARP else 1)
+    own, each = plan.kernel_attention(), word_outputs(plan.options.kv_dtype)
+    words = own.group * own.head_dim // each
+    return each * (2 if tensor_scan(plan) and words > WARPS[0] * WARP else 1)
 
 
 def position_threads(dim: int) -> int:

@@ -722,7 +722,12 @@ def partial_words(heads: int, dim: int, dtype: DType) -> int:
     and sums: outputs of a cache of 16 bits or less go two to a word (Outputs in attention.cuh).
     """
     outputs = heads * dim
-    return (outputs if dtype is DType.FP32 else -(-outputs // 2)) + heads * PARTIAL_EXTRA
+    return -(-outputs // word_outputs(dtype)) + heads * PARTIAL_EXTRA
+
+
+def word_outputs(dtype: DType) -> int:
+    """Of a partial output by a cache of this type, in a word."""
+    return 1 if dtype is DType.FP32 else 2
 
 
 def tiles(matrix: Matrix, block: int) -> Iterator[tuple[Span, Span]]:

@@ -19,7 +19,7 @@ from twin.bench.acceptance.formats import watched_plans
 from twin.bench.acceptance.hazards import judged
 from twin.bench.acceptance.runs import Failed
 from twin.bench.shapes import Bench, prompt_of
-from twin.engine.cuda_build import compile_kernels
+from twin.engine.cuda_build import LINES, compile_kernels
 from twin.engine.cuda_lines import Kernel, read_kernel
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Plan
 
@@ -35,7 +35,6 @@ PLACES = (
 ERRORS_FOUND = 9  # exit code
 WATCHDOG_S = 300.0  # watched kernels are slow, and others wait for them
 LIMIT_S = 150.0  # for one tool
-LINES = "-lineinfo"  # for nvcc: racecheck's reports then name source lines
 REFUSED = "Device not supported"  # some virtual machines do not let the tool in
 PROMPT, TOKENS = 3, 4
 MODELS = ("tiny", "tiny-lanes")
@@ -100,6 +99,14 @@ def run_all(bench: Bench, which: str = "protocols") -> list[list[int]]:
             made.append(engine.generate(prompt_of(plan, PROMPT), max_tokens=TOKENS).tokens)
             engine.logits(prompt_of(plan, PROMPT))
     return made
+
+
+def with_lines(cache: Path) -> dict[str, str]:
+    """Of the environment, for kernels with source lines: racecheck's reports name them. Those that
+    are kept have none, so they have a `cache` of their own.
+    """
+    flags = f"{os.environ.get('NVCC_APPEND_FLAGS', '')} {LINES}".strip()
+    return {"NVCC_APPEND_FLAGS": flags, "XDG_CACHE_HOME": str(cache.resolve())}
 
 
 def sanitize(
