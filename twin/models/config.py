@@ -220,7 +220,7 @@ def rope(
             holder.require(
                 "partial_rotary_factor", 1.0, (1, 1.0), "this family rotates whole heads"
             )
-    base = _theta(config, parameters, theta)
+    base = _theta(config, parameters, scaling, theta)
     if parameters and scaling and _scaling(parameters, yarn) != _scaling(scaling, yarn):
         raise config.refuse(
             "rope_scaling",
@@ -237,12 +237,15 @@ def rope(
     return Rope(base, style, scaled)
 
 
-def _theta(config: Config, parameters: Config | None, default: float | None) -> float:
-    if parameters and "rope_theta" in parameters:
-        inner = parameters.real("rope_theta")
-        if "rope_theta" in config and config.real("rope_theta") != inner:
-            raise config.refuse("rope_theta", f"the same as rope_parameters.rope_theta, {inner:g}")
-        return inner
+def _theta(
+    config: Config, parameters: Config | None, scaling: Config | None, default: float | None
+) -> float:
+    for part, key in ((parameters, "rope_parameters"), (scaling, "rope_scaling")):
+        if part and "rope_theta" in part:
+            inner = part.real("rope_theta")
+            if "rope_theta" in config and config.real("rope_theta") != inner:
+                raise config.refuse("rope_theta", f"the same as {key}.rope_theta, {inner:g}")
+            return inner
     # rope_parameters without a theta is no old configuration: the class default does not apply
     return config.real("rope_theta", None if parameters else default)
 

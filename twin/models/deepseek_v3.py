@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from twin.errors import ConfigError
+from twin.models.class_defaults import completed
 from twin.models.config import Config, rope
 from twin.models.feeds import ExpertFeed, Scoring
 from twin.models.formats import Role
@@ -35,6 +36,9 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
         False,
         (False,),
         "biases in the attention of this family are not described",
+    )
+    fields.require(
+        "rope_interleave", True, (True,), "rotation of neighbours is described in this family"
     )
     fields.require(
         "moe_layer_freq", 1, (1,), "experts in every layer after the dense ones are described"
@@ -82,12 +86,12 @@ def from_multimodal(config: Mapping[str, object], name: str) -> ModelSpec:
         for key in ("quantization_config", "dtype", "torch_dtype")
         if config.get(key) is not None
     }
-    return from_config({**shared, **text.values}, name)
+    return from_config({**shared, **completed(text.text("model_type"), text.values)}, name)
 
 
 def deepseek_experts(config: Config) -> ExpertFeed:
     """Routed experts with groups and an auxiliary-loss-free bias; the shared ones side by side."""
-    scoring = config.text("scoring_func", "softmax")
+    scoring = config.text("scoring_func")
     if scoring not in {s.value for s in Scoring}:
         raise config.refuse("scoring_func", " or ".join(s.value for s in Scoring))
     width, shared = config.count("moe_intermediate_size"), config.whole("n_shared_experts", 0)

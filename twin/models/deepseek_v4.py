@@ -12,13 +12,19 @@ from twin.models.config import Config, rope
 from twin.models.deepseek_v3 import deepseek_experts
 from twin.models.feeds import Feed
 from twin.models.formats import MXFP4, Role
-from twin.models.layered import check_experts, layered, layout
+from twin.models.layered import check_experts, kinds_of_layers, layered, layout
 from twin.models.layers import HyperConnections
 from twin.models.mixers import CompressedAttention
 from twin.models.spec import ModelSpec, RopeStyle
 
 # the published code overlaps windows and runs the indexer exactly where the ratio is 4
 SPARSE_RATIO = 4
+_RATES = {  # class defaults
+    "sliding_attention": 0,
+    "compressed_sparse_attention": SPARSE_RATIO,
+    "heavily_compressed_attention": 128,
+}
+_HASHED, _SHARE = 3, 64 / 512
 _MODULES = {
     Role.ATTENTION: "layers.2.attn.wq_a",
     Role.INDEX: "layers.2.attn.indexer.wq_b",
@@ -30,7 +36,7 @@ _MODULES = {
 
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `deepseek_v4` configuration describes."""
-    fields = Config(name, config)
+    fields = _of_layers(Config(name, config))
     fields.require(
         "attention_bias",
         False,
@@ -48,7 +54,7 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
         fields, deepseek_experts(fields), "n_routed_experts", "num_experts_per_tok"
     )
     hashed = replace(experts, hashed=True, router_bias=False)  # its choice needs no correction
-    hashed_layers = fields.whole("num_hash_layers", 0)
+    hashed_layers = _hashed(fields)
 
     def feed(index: int) -> Feed:
         return hashed if index < hashed_layers else experts
@@ -88,6 +94,42 @@ def _attention(config: Config, ratio: int) -> CompressedAttention:
     )
 
 
+def _of_layers(config: Config) -> Config:
+    """The same, with what transformers 5 writes by kind of layer in the published file's words."""
+    plain = dict(config.values)
+    if "layer_types" in config and "compress_ratios" not in config:
+        rates = config.part("compress_rates")
+        kinds = kinds_of_layers(config, "layer_types", tuple(_RATES)) or ()
+        if rates:
+            sparse = "compressed_sparse_attention"
+            rates.require(sparse, SPARSE_RATIO, (SPARSE_RATIO,), "only this ratio has an indexer")
+        said = _RATES | (dict(rates.values) if rates else {})
+        plain["compress_ratios"] = [said[kind] for kind in kinds]
+    if "qk_rope_head_dim" not in config and "head_dim" in config:
+        share = config.real("partial_rotary_factor", _SHARE)
+        plain["qk_rope_head_dim"] = int(config.count("head_dim") * share)
+    parameters = config.part("rope_parameters")
+    if parameters and "compress" in parameters:  # of layers that compress; the others have theta
+        plain["rope_scaling"], plain["rope_parameters"] = parameters.values["compress"], None
+    scaling = Config(config.name, plain).part("rope_scaling")
+    if scaling:  # YaRN, whose factor of rotated elements the published code leaves out
+        theirs = ("rope_theta", "partial_rotary_factor")
+        kept = {key: value for key, value in scaling.values.items() if key not in theirs}
+        plain["rope_scaling"] = {"attention_factor": 1.0, **kept}
+    return Config(config.name, plain)
+
+
+def _hashed(config: Config) -> int:
+    """How many of the first layers route by a table."""
+    kinds = kinds_of_layers(config, "mlp_layer_types", ("hash_moe", "moe"))
+    if kinds is None:
+        return config.whole("num_hash_layers", _HASHED)
+    hashed = sum(kind == "hash_moe" for kind in kinds)
+    if "moe" in kinds[:hashed]:
+        raise config.refuse("mlp_layer_types", "hash_moe in the first layers only")
+    return hashed
+
+
 def _ratios(config: Config) -> tuple[int, ...]:
     """`compress_ratios` of the decoder's layers; entries after them belong to drafts."""
     config.require("num_key_value_heads", 1, (1,), "one shared key-value head is described")
@@ -107,9 +149,11 @@ def _with_expert_dtype(config: Config, spec: ModelSpec) -> ModelSpec:
     """`expert_dtype: fp4` stores the routed experts in blocks of 32 with E8M0 scales, whatever the
     rest is stored in.
     """
-    kind = config.text("expert_dtype", "same")
+    part = config.part("quantization_config")  # transformers 5 writes it there
+    holder = part if part and "expert_dtype" in part else config
+    kind = holder.text("expert_dtype", "same")
     if kind not in ("same", "fp4", "fp8"):
-        raise config.refuse("expert_dtype", "fp4, fp8 or absent")
+        raise holder.refuse("expert_dtype", "fp4, fp8 or absent")
     return (
         replace(spec, stored=spec.formats.with_role(Role.EXPERT, MXFP4)) if kind == "fp4" else spec
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from twin.errors import ConfigError
+from twin.models.class_defaults import completed
 from twin.models.config import Config, rope
 from twin.models.feeds import DenseFeed
 from twin.models.formats import Role
@@ -29,8 +30,20 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     describes.
     """
     outer = Config(name, config)
-    fields = (
-        Config(name, {**config, **text.values}) if (text := outer.part("text_config")) else outer
+    text = outer.part("text_config")
+    inner = text.values if text else {}
+    fields = _by_kind(Config(name, completed("gemma4_text", {**config, **inner})))
+    fields.require(
+        "attention_bias",
+        False,
+        (False,),
+        "biases in the attention of this family are not described",
+    )
+    fields.require(
+        "use_bidirectional_attention",
+        None,
+        (None, "vision"),
+        "attention to later tokens is not described but for images",
     )
     fields.require(
         "enable_moe_block", False, (False,), "the dense models of this family are described"
@@ -64,6 +77,28 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     )
 
 
+def _by_kind(config: Config) -> Config:
+    """The same, with what transformers 5 writes layer by layer in the published file's words."""
+    layers = config.part("per_layer_config")
+    kinds = kinds_of_layers(config, "layer_types", (_SLIDING, _FULL))
+    if layers is None or kinds is None:
+        return config
+    full = {index for index, kind in enumerate(kinds) if kind == _FULL}
+    parts = [part for key in layers.values if (part := layers.part(key))]
+    own = [part.values for part in parts]
+    alike = len(own) == len(layers.values) and all(values == own[0] for values in own)
+    if not own or {int(key) for key in layers.values if key.isdecimal()} != full or not alike:
+        raise config.refuse("per_layer_config", "the same for all layers of full attention")
+    names = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+    said = parts[0]
+    for key in said.values:
+        if key not in names:
+            raise said.refuse(key, f"nothing; only {' and '.join(names)} differ by kind of layer")
+    return Config(
+        config.name, {**config.values, **{names[key]: said.count(key) for key in said.values}}
+    )
+
+
 def _sliding(config: Config) -> GroupedAttention:
     heads, kv_heads = config.count("num_attention_heads"), config.count("num_key_value_heads")
     config.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
@@ -77,10 +112,12 @@ def _sliding(config: Config) -> GroupedAttention:
 
 
 def _full(config: Config) -> GroupedAttention:
-    heads = config.count("num_attention_heads")
-    kv_heads, head_dim = config.count("num_global_key_value_heads"), config.count("global_head_dim")
-    config.divides("num_attention_heads", heads, "num_global_key_value_heads", kv_heads)
-    shared = config.flag("attention_k_eq_v", False)
+    """Fewer key heads than in layers with a window only where they are the values too."""
+    heads, shared = config.count("num_attention_heads"), config.flag("attention_k_eq_v", False)
+    few = shared and "num_global_key_value_heads" in config
+    key = "num_global_key_value_heads" if few else "num_key_value_heads"
+    kv_heads, head_dim = config.count(key), config.count("global_head_dim")
+    config.divides("num_attention_heads", heads, key, kv_heads)
     return GroupedAttention(
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, qk_norm=True, values_are_keys=shared
     )

@@ -27,6 +27,14 @@ _MODULES = {
 _NAMES = Names("mlp.router", "mlp.experts", "gate_up_proj", "gate_up_proj", "down_proj")
 _GAIN = 1.702  # of transformers' configuration, where a checkpoint's does not say it
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+_SCALING = {  # of the class, where a configuration has neither rope_scaling nor rope_parameters
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 
 
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
@@ -60,13 +68,19 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     return layered(
         fields,
         family="gpt_oss",
-        rope=rope(fields, theta=None),
+        rope=rope(_scaled(fields), theta=None),
         layout=layers,
         modules=_MODULES,
         kv_heads=kv_heads,
         head_dim=head_dim,
         ffn=experts.width,
     )
+
+
+def _scaled(config: Config) -> Config:
+    if "rope_scaling" in config or "rope_parameters" in config:
+        return config
+    return Config(config.name, {**config.values, "rope_scaling": _SCALING})
 
 
 def _experts(config: Config) -> ExpertFeed:

@@ -12,8 +12,6 @@ from twin.models.spec import ModelSpec
 
 __all__ = ["Tensor", "from_config", "tensors"]
 
-_HEAD_DIM = 128
-
 
 def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     """The model that a Hugging Face `internlm3` configuration describes."""
@@ -21,9 +19,7 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     for key in ("qkv_bias", "bias", "attention_bias"):
         fields.require(key, False, (False,), "biases in this family's layers are not supported")
     turned = rope(_within_context(fields), theta=None)
-    return dense(
-        fields, family="internlm3", rope=turned, windows=no_windows(fields), head_dim=_HEAD_DIM
-    )
+    return dense(fields, family="internlm3", rope=turned, windows=no_windows(fields))
 
 
 def _within_context(config: Config) -> Config:

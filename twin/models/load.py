@@ -38,6 +38,7 @@ from twin.models import (
     smollm3,
 )
 from twin.models.bounds import MOST_BYTES, quantity
+from twin.models.class_defaults import completed as with_defaults
 from twin.models.config import Config
 from twin.models.decoder import Tensor, canonical_shape
 from twin.models.files import find, is_there, read_json
@@ -229,7 +230,7 @@ def from_config(config: Mapping[str, object], name: str, *, runs: bool = False) 
             "" if runs else f"; the engine runs {', '.join(engine)}, the others are only simulated"
         )
         raise ConfigError(f"{name}: model_type is {shown(kind)}; {known}{others}")
-    return _countable(_FAMILIES[kind].from_config(config, name))
+    return _countable(_FAMILIES[kind].from_config(with_defaults(kind, config), name))
 
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:

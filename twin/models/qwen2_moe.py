@@ -36,7 +36,11 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
     kv_heads = fields.count("num_key_value_heads", heads)
     fields.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    head_dim = fields.divides("hidden_size", hidden, "num_attention_heads", heads)
+    head_dim = (
+        fields.count("head_dim")
+        if "head_dim" in fields
+        else fields.divides("hidden_size", hidden, "num_attention_heads", heads)
+    )
     biased, seen = fields.flag("qkv_bias", True), _windows(fields)
     experts = check_experts(fields, with_shared(fields), "num_experts", "num_experts_per_tok")
     return layered(

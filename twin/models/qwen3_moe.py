@@ -6,16 +6,14 @@ from collections.abc import Mapping
 
 from twin.models import decoder
 from twin.models.config import Config, rope
-from twin.models.decoder import Tensor
+from twin.models.decoder import Tensor, layer_types
 from twin.models.experts import Names
 from twin.models.feeds import ExpertFeed
 from twin.models.formats import Role
 from twin.models.layered import check_experts, feed_of, layered, layout
 from twin.models.mixers import GroupedAttention
-from twin.models.qwen2 import windows
 from twin.models.spec import ModelSpec
 
-_HEAD_DIM = 128
 _SAVED = "num_local_experts"
 MODULES = {
     Role.ATTENTION: "model.layers.0.self_attn.q_proj",
@@ -40,18 +38,20 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
         (False,),
         "biases in the attention of this family are not described",
     )
-    heads = fields.count("num_attention_heads")
-    kv_heads, head_dim = (
-        fields.count("num_key_value_heads", heads),
-        fields.count("head_dim", _HEAD_DIM),
-    )
+    heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
+    kv_heads = fields.count("num_key_value_heads", heads)
     fields.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    seen = windows(fields)
+    head_dim = (  # unlike Qwen 3's dense class this one has no default of its own
+        fields.count("head_dim")
+        if "head_dim" in fields
+        else fields.divides("hidden_size", hidden, "num_attention_heads", heads)
+    )
+    window = _window(fields)
     experts = check_experts(fields, routed(fields), "num_experts", "num_experts_per_tok")
     layers = layout(
         fields,
         lambda i: GroupedAttention(
-            heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=seen[i], qk_norm=True
+            heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window, qk_norm=True
         ),
         feed_of(
             fields,
@@ -70,6 +70,18 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
         head_dim=head_dim,
         ffn=experts.width,
     )
+
+
+def _window(config: Config) -> int:
+    """Of every layer, whatever max_window_layers says; 0: full attention, which null means."""
+    slides = config.flag("use_sliding_window", False)
+    if slides and "sliding_window" in config.values:
+        slides = "sliding_window" in config
+    window = config.count("sliding_window") if slides else 0
+    kinds = layer_types(config, window)
+    if kinds and set(kinds) != {window}:
+        raise config.refuse("layer_types", "layers that are all alike")
+    return window
 
 
 def routed(config: Config) -> ExpertFeed:

@@ -125,8 +125,8 @@ def _rotated(config: Config, head_dim: int) -> int | None:
     """Rotated elements of a head, None for all: `partial_rotary_factor`, in rope_parameters since
     transformers 5.
     """
-    parameters = config.part("rope_parameters")
-    holder = parameters if parameters and "partial_rotary_factor" in parameters else config
+    parts = (config.part("rope_scaling"), config.part("rope_parameters"))
+    holder = next((part for part in parts if part and "partial_rotary_factor" in part), config)
     share = holder.real("partial_rotary_factor", SHARE)
     rotated = int(head_dim * share)
     if share > 1 or rotated < 2 or rotated % 2:
