@@ -27,8 +27,9 @@ from tests.attack.machinery import machinery
 from tests.command_line import TINY
 from twin.engine.safetensors import NUMPY, Array
 from twin.engine.save import INDEX, SINGLE
-from twin.engine.tokenizer import TOKENIZER, TOKENIZER_CONFIG, make_byte_tokenizer, open_tokenizer
+from twin.engine.tokenizer import TOKENIZER, make_byte_tokenizer, open_tokenizer
 from twin.engine.weights import open_checkpoint, random_weights, save_checkpoint
+from twin.engine.words import TOKENIZER_CONFIG
 from twin.errors import TwinError
 from twin.models.load import tensors
 from twin.models.spec import DType, Lanes, Rope, RopeStyle

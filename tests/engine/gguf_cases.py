@@ -44,9 +44,15 @@ def architecture(config: dict[str, Any]) -> str:
 
 
 def write_case(
-    path: Path, config: dict[str, Any], stored: dict[str, Any] | None = None, *, words: bool = False
+    path: Path,
+    config: dict[str, Any],
+    stored: dict[str, Any] | None = None,
+    *,
+    words: bool = False,
+    template: str = "{{ messages }}",
 ) -> Table:
-    """A file of a case in FP32, whose weights are returned. `words`: with a tokenizer of bytes.
+    """A file of a case in FP32, whose weights are returned. `words`: with a tokenizer of bytes and
+    a chat template.
 
     `stored`: in place of a matrix its (bytes, type) by its name in the file.
     """
@@ -54,6 +60,7 @@ def write_case(
     writer = start(path, config)
     if words:
         add_words(writer)
+        writer.add_chat_template(template)
     for name, tensor in named(config, table).items():
         data, kind = (stored or {}).get(name, (tensor, None))
         writer.add_tensor(name, np.ascontiguousarray(data), raw_dtype=kind)
@@ -71,7 +78,6 @@ def add_words(writer: Any, way: str = "smollm") -> list[str]:
     writer.add_token_merges(["t h", "th e", "Ġ the"])
     writer.add_bos_token_id(259)
     writer.add_eos_token_id(260)
-    writer.add_chat_template("{{ messages }}")
     return tokens
 
 

@@ -136,3 +136,29 @@ def test_what_is_shown_is_the_text_before_the_first_stop_text(
     read = text[: len(text) - len(left)]
     firsts = [at for stop in stops if (at := read.find(stop)) >= 0]
     assert shown == grown.whole == (read[: min(firsts)] if firsts else read)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stop", "shown"),
+    [
+        ([*b"one", 257, *b"two"], "<eos>", "one"),
+        ([*b"one<eos>two"], "<eos>", "one"),
+        ([*b"one", 257, *b"\ntwo"], "<eos>\n", "one"),
+        ([*b"one", 257, *b"two"], "<eos>\n", "onetwo"),
+        ([*b"one", 257, 256, *b"two"], "e<eos><bos>t", "on"),
+        ([*b"one", 256, *b"two"], "<eos>", "onetwo"),
+    ],
+)
+def test_a_stop_text_may_name_special_tokens_which_have_no_text(
+    tokens: list[int], stop: str, shown: str, byte: Tokenizer
+) -> None:
+    seen: list[Piece] = []
+    ended = complete(Script(tokens), byte, request(stop), seen.append)  # type: ignore[arg-type]
+    assert ended.text == shown == "".join(piece.text for piece in seen)
+    assert ended.stop_text == ("" if shown == "onetwo" else stop)
+
+
+def test_a_stop_token_is_not_shown(byte: Tokenizer) -> None:
+    asked = Request([256], 9, stop_tokens=frozenset({98}))
+    ended = complete(Script([*b"ab"], stop_reason="stop"), byte, asked)  # type: ignore[arg-type]
+    assert (ended.text, ended.made.tokens) == ("a", [*b"ab"])

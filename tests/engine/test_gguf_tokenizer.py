@@ -40,7 +40,7 @@ def put(key: str, value: Any) -> Any:
     return change
 
 
-def pieces(path: Path, *, prefix: bool = True) -> Tokenizer:
+def pieces(path: Path, *, prefix: bool = True, named: bool = True) -> Tokenizer:
     """A tokenizer in the style of Llama 2."""
     writer = start(path, CONFIGS["qwen3"])
     tokens = [
@@ -59,9 +59,10 @@ def pieces(path: Path, *, prefix: bool = True) -> Tokenizer:
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * 262 + [-1.0, -2.0, -3.0])
     writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * 6)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
+    if named:
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(0)
     writer.add_add_space_prefix(prefix)
     finish(writer)
     return gguf_tokenizer(read_gguf(path), VOCABULARY)
@@ -141,3 +142,41 @@ def test_the_chat_template_is_kept_as_it_stands(tmp_path: Path) -> None:
     assert source.chat_template == "{{ messages }}"
     assert source.encode("the") == [257]
     assert chat_template(read_gguf(tmp_path / "model.gguf")) == "{{ messages }}"
+
+
+def test_special_tokens_are_called_what_templates_call_them(tmp_path: Path) -> None:
+    assert opened(tmp_path / "a.gguf").names == {"bos_token": "<begin>", "eos_token": "<|im_end|>"}
+    usual = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert pieces(tmp_path / "b.gguf").names == usual
+    silent = pieces(tmp_path / "c.gguf", named=False)
+    assert (silent.names, silent.bos, silent.stop) == (usual, 1, {2})
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4, None])
+@pytest.mark.parametrize("end", ["<|eot_id|>", "<end_of_turn>", "<|im_end|>", "<|eom_id|>"])
+def test_what_looks_like_an_end_ends_a_text_whatever_its_type(
+    end: str, kind: int | None, tmp_path: Path
+) -> None:
+    """As llama.cpp finds them: converters forget keys, and call control tokens words."""
+
+    def change(pairs: dict[str, Any]) -> None:
+        pairs["tokenizer.ggml.tokens"].value[-2:] = ["<x>", end]
+        pairs.pop("tokenizer.ggml.eos_token_id")
+        if kind is None:
+            pairs.pop("tokenizer.ggml.token_type")
+        else:
+            pairs["tokenizer.ggml.token_type"].value[-1] = kind
+
+    tokenizer = opened(tmp_path / "model.gguf", change)
+    assert tokenizer.special[end] == 261
+    assert tokenizer.stop >= {261}
+    assert tokenizer.encode_plain(f"a{end}")[-1] == 261
+    assert tokenizer.decode([97, 261]) == "a"
+
+
+def test_a_word_that_looks_like_an_old_end_is_a_word(tmp_path: Path) -> None:
+    def change(pairs: dict[str, Any]) -> None:
+        pairs["tokenizer.ggml.tokens"].value[-1] = "</s>"
+        pairs["tokenizer.ggml.token_type"].value[-1] = 1
+
+    assert opened(tmp_path / "model.gguf", change).stop == {260}

@@ -6,10 +6,11 @@ import json
 import os
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.refusals import refused
@@ -66,13 +67,61 @@ def test_streamed_text_is_the_whole_text(byte: Tokenizer, tokens: list[int]) -> 
     assert "".join(streamed(byte, tokens)) == byte.decode(tokens)
 
 
+@given(tokens=st.lists(st.integers(0, 262), max_size=40))
+def test_streamed_words_and_stray_bytes_are_the_whole_text(
+    words: Tokenizer, tokens: list[int]
+) -> None:
+    assert "".join(streamed(words, tokens)) == words.decode(tokens)
+
+
 @given(text=st.text(st.sampled_from("ab token é🙂")))
 def test_streamed_text_keeps_the_spaces_between_words(words: Tokenizer, text: str) -> None:
-    # Only for text: this decoder shows a whole run of bytes as broken once one of them is, also
-    # those already streamed.
     tokens = words.encode(text)
     assert "".join(streamed(words, tokens)) == words.decode(tokens)
+    assert words.decode(tokens) == words.backend.decode(tokens)
     assert words.decode(words.encode("a b")) == "a b"
+
+
+@given(data=st.binary(max_size=40))
+def test_bytes_are_shown_as_a_decoder_of_utf8_shows_them(
+    byte: Tokenizer, words: Tokenizer, data: bytes
+) -> None:
+    whole = data.decode(errors="replace")
+    assert byte.decode([*data]) == whole == byte.backend.decode([*data])
+    # not a whole run of them as broken; a space at the start is not part of a word
+    assert words.decode([7 + one for one in data]) == whole.removeprefix(" ")
+    for tokenizer, first, start in ((byte, 0, ""), (words, 7, " ")):
+        shown = ""
+        detokenizer = tokenizer.detokenizer()
+        for count, one in enumerate(data, 1):
+            shown += detokenizer.push(first + one)
+            due = data[:count].decode(errors="replace").removeprefix(start)
+            assert due.startswith(shown)
+            assert len(due) - len(shown) <= 2, "the beginning of a character, and what looks so"
+
+
+def test_a_token_costs_the_same_however_many_bytes_are_stray(
+    words: Tokenizer, byte: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    whole = Tokenizer.decode_whole
+
+    def counted(tokenizer: Tokenizer, tokens: list[int]) -> str:
+        asked.append(len(tokens))
+        return whole(tokenizer, tokens)
+
+    monkeypatch.setattr(Tokenizer, "decode_whole", counted)
+    for tokenizer, stray in ((byte, [0x80]), (words, [7 + 0x80]), (words, [7 + 0x80, 3])):
+        asked.clear()
+        detokenizer = tokenizer.detokenizer()
+        shown = "".join(detokenizer.push(token) for token in stray * 500)
+        assert shown.count("\ufffd") == 500
+        assert sum(asked) <= 4 * 500 * len(stray)
+
+
+def test_a_character_that_a_prompt_begins_is_shown_once_it_is_whole(byte: Tokenizer) -> None:
+    first, *rest = "é".encode()
+    assert byte.detokenizer([97, first]).push(*rest) == "é"
 
 
 def test_text_after_a_prompt_keeps_its_first_space(words: Tokenizer) -> None:
@@ -91,16 +140,118 @@ def test_special_tokens_have_no_text(byte: Tokenizer) -> None:
     assert byte.decode([256, 65, 257, 300]) == "A"
 
 
-def test_stop_tokens_come_from_the_first_file_that_names_them(tmp_path: Path) -> None:
+PLACES = ["generation_config.json", "config.json", "text_config", "tokenizer_config.json"]
+PLACES += ["special_tokens_map.json", "chat_template.jinja"]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    named=st.dictionaries(
+        st.sampled_from(PLACES), st.sampled_from(["<eos>", "<|im_end|>", "<|eot_id|>"])
+    )
+)
+def test_every_token_that_a_file_of_the_folder_ends_a_text_with_ends_it(
+    named: dict[str, str],
+) -> None:
+    with TemporaryDirectory() as place:
+        folder = with_ends(Path(place))
+        opened = open_tokenizer(folder)
+        for where, text in named.items():
+            names(folder, where, text, opened.special[text])
+        found = open_tokenizer(folder)
+    assert found.stop == {opened.special[text] for text in named.values()}
+
+
+def with_ends(folder: Path) -> Path:
+    """The byte tokenizer with ends of turns, of which no file says what they are."""
+    make_byte_tokenizer(folder)
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.add_special_tokens(["<|im_end|>", "<|eot_id|>", "<|end|>", "<|return|>", "<|call|>"])
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text("{}")
+    return folder
+
+
+def names(folder: Path, where: str, text: str, token: int) -> None:
+    """Writes an end where a file of the folder has it."""
+    if where == "chat_template.jinja":
+        (folder / where).write_text("{{ messages[0].content }}" + text)
+        return
+    file = folder / ("config.json" if where == "text_config" else where)
+    said = json.loads(file.read_text()) if file.exists() else {}
+    by_id = {"eos_token_id": token}
+    if where in ("tokenizer_config.json", "special_tokens_map.json"):
+        said |= {"eos_token": text}
+    else:
+        said |= {"text_config": by_id} if where == "text_config" else by_id
+    file.write_text(json.dumps(said))
+
+
+def test_a_chat_ends_with_the_tokenizers_own_end_and_with_the_models(tmp_path: Path) -> None:
+    """A published pair: the model names <|endoftext|>, its tokenizer what ends each turn."""
+    with_ends(tmp_path)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 257}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 257}')
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    assert open_tokenizer(tmp_path).stop == {257, 258}
+
+
+def test_what_only_ends_a_thought_ends_no_answer(tmp_path: Path) -> None:
+    """GPT-OSS writes <|end|> between what it thinks and what it says."""
+    template = with_ends(tmp_path) / "chat_template.jinja"
+    template.write_text("<|end|>")
+    assert open_tokenizer(tmp_path).stop == {260}
+    template.write_text("<|end|><|return|><|call|>")
+    assert open_tokenizer(tmp_path).stop == {261, 262}
+
+
+def test_a_named_end_that_the_vocabulary_lacks_matters_where_there_is_no_other(
+    tmp_path: Path,
+) -> None:
     make_byte_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<gone>"}')
+    refused(TwinError, lambda: open_tokenizer(tmp_path), "'<gone>'", "download both again")
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 257}')
     assert open_tokenizer(tmp_path).stop == {257}
-    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
-    assert open_tokenizer(tmp_path).stop == {7}
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
-    assert open_tokenizer(tmp_path).stop == {1, 2}
+
+
+def test_ends_beyond_what_a_block_compares_are_refused(tmp_path: Path) -> None:
+    make_byte_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [*range(60)]}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [*range(60, 90)]}))
+    refused(TwinError, lambda: open_tokenizer(tmp_path), "91 tokens", "up to 64")
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": "end"}')
     with pytest.raises(CheckpointError, match="eos_token_id is 'end'"):
         open_tokenizer(tmp_path)
+
+
+def test_special_tokens_are_called_what_their_files_call_them(tmp_path: Path) -> None:
+    make_byte_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "special_tokens_map.json").write_text('{"bos_token": {"content": "<bos>"}}')
+    assert open_tokenizer(tmp_path).names == {"bos_token": "<bos>"}
+    config = {"eos_token": "<eos>", "pad_token": None, "extra_special_tokens": {"x_token": "<x>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"add_bos_token": True}))
+    said = {"bos_token": "<bos>", "eos_token": "<eos>", "x_token": "<x>"}
+    assert open_tokenizer(tmp_path).names == said
+
+
+def test_a_template_is_found_where_checkpoints_keep_it(tmp_path: Path) -> None:
+    make_byte_tokenizer(tmp_path)
+    assert open_tokenizer(tmp_path).template is None
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "zero"}')
+    assert open_tokenizer(tmp_path).template == "zero"
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": "one"}))
+    assert open_tokenizer(tmp_path).template == "one"
+    both = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "two"}]
+    config.write_text(json.dumps({"chat_template": both}))
+    assert open_tokenizer(tmp_path).template == "two"
+    (tmp_path / "chat_template.jinja").write_text("three")
+    assert open_tokenizer(tmp_path).template == "three"
+    config.write_text(json.dumps({"chat_template": 5}))
+    (tmp_path / "chat_template.jinja").unlink()
+    refused(CheckpointError, lambda: open_tokenizer(tmp_path), "chat_template")
 
 
 def test_bos_is_added_only_where_asked_for_and_once(tmp_path: Path) -> None:
@@ -187,10 +338,6 @@ def test_a_prompt_is_neither_cut_nor_filled_up(tmp_path: Path) -> None:
 
 
 PANICS: list[tuple[str, object]] = [
-    (
-        "pre_tokenizer",
-        {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},
-    ),
     ("pre_tokenizer", {"type": "FixedLength", "length": 0}),
     ("normalizer", {"type": "Replace", "pattern": {"String": ""}, "content": "xy"}),
     ("normalizer", {"type": "Prepend", "prepend": ""}),
@@ -223,33 +370,27 @@ def test_a_character_map_that_lies_about_its_length_does_not_end_the_process(
 
 
 @pytest.mark.parametrize(("part", "value"), PANICS)
-def test_a_panic_of_the_library_is_a_refusal_and_writes_nothing(
+def test_a_panic_of_the_library_is_a_refusal_when_the_file_is_opened_and_writes_nothing(
     tmp_path: Path, part: str, value: object, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tokenizer = open_tokenizer(changed(tmp_path, **{part: value}))
-    refused(
-        TwinError,
-        lambda: tokenizer.encode("ab <bos> " + "a" * 40 + "!"),
-        "cannot be encoded",
-        "--prompt-tokens",
-    )
-    assert capfd.readouterr().err == ""
-
-
-def test_messages_of_this_process_are_written_again_after_a_refusal(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    tokenizer = open_tokenizer(
-        changed(tmp_path, pre_tokenizer={"type": "FixedLength", "length": 0})
-    )
-    refused(TwinError, lambda: tokenizer.encode("ab"))
+    changed(tmp_path, **{part: value})
+    refused(TwinError, lambda: open_tokenizer(tmp_path), "cannot be used", "--prompt-tokens")
     os.write(2, b"heard")
     assert capfd.readouterr().err == "heard"
 
 
+def test_a_panic_at_one_text_is_a_refusal_of_that_text(tmp_path: Path) -> None:
+    """The library may say more on stderr: silencing it would lose what other threads say."""
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
+    tokenizer = open_tokenizer(changed(tmp_path, pre_tokenizer=split | {"invert": False}))
+    hard = "a" * 40 + "!"
+    refused(TwinError, lambda: tokenizer.encode(hard), "cannot be encoded", "--prompt-tokens")
+    assert tokenizer.decode(tokenizer.encode("ab")) == "ab"
+
+
 def test_an_interrupt_is_not_taken_for_a_panic(byte: Tokenizer) -> None:
     class Interrupted:
-        def encode(self, text: str) -> None:
+        def encode_batch_fast(self, texts: list[str], **_: bool) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.refusals import refused
 from tests.server.serving import TEMPLATE
-from twin.errors import CheckpointError, ConfigError
+from twin.errors import ConfigError
 from twin.server.problem import Problem
-from twin.server.template import Template, find_template, special_tokens
+from twin.server.template import Template
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -144,21 +142,20 @@ def test_a_text_that_is_no_template_is_refused_at_the_start() -> None:
     refused(ConfigError, lambda: Template("{% for %}", {}), "chat template")
 
 
-def test_a_template_is_found_where_checkpoints_keep_it(tmp_path: Path) -> None:
-    assert find_template(tmp_path) is None
-    config = tmp_path / "tokenizer_config.json"
-    eos = {"content": "</s>"}
-    config.write_text(json.dumps({"chat_template": "one", "bos_token": "<s>", "eos_token": eos}))
-    assert find_template(tmp_path) == "one"
-    assert special_tokens(tmp_path) == {"bos_token": "<s>", "eos_token": "</s>"}
-    both = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "two"}]
-    config.write_text(json.dumps({"chat_template": both}))
-    assert find_template(tmp_path) == "two"
-    (tmp_path / "chat_template.jinja").write_text("three")
-    assert find_template(tmp_path) == "three"
-    config.write_text(json.dumps({"chat_template": 5}))
-    (tmp_path / "chat_template.jinja").unlink()
-    refused(CheckpointError, lambda: find_template(tmp_path), "chat_template")
+@pytest.mark.parametrize(
+    ("source", "mark"),
+    [
+        ("{% for m in messages %}{{ m.content }}<|x_end|>\n{% endfor %}", "<|x_end|>"),
+        ("{% for m in messages %}<|x|>{{ m.content }} <|x_end|><|x|>{% endfor %}", "<|x_end|>"),
+        ("{% for m in messages %}<|x|>{{ m.content }}\n{% endfor %}", None),
+        ("{% for m in messages %}<|x|>{{ m.content | upper }}<|x_end|>{% endfor %}", None),
+        ("{{ raise_exception('no') }}", None),
+        (TEMPLATE, None),
+    ],
+)
+def test_what_a_template_writes_behind_an_answer_ends_one(source: str, mark: str | None) -> None:
+    with opened(source) as template:
+        assert template.end_mark(["<|x|>", "<|x_end|>", "<|x"]) == mark
 
 
 def test_libraries_may_lie_where_only_the_server_looks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ from pathlib import Path
 from twin.bench.source import hold
 from twin.engine.gguf_weights import MISSING
 from twin.engine.opening import open_source
-from twin.engine.tokenizer import TOKENIZER_CONFIG, Tokenizer, make_byte_tokenizer, open_tokenizer
+from twin.engine.tokenizer import Tokenizer, make_byte_tokenizer, open_tokenizer
 from twin.engine.weights import open_checkpoint, random_weights, save_checkpoint
+from twin.engine.words import TOKENIZER_CONFIG
 from twin.errors import CheckpointError, TwinError
 from twin.models.spec import ModelSpec, Rope
 from twin.plan.shards import Weights

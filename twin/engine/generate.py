@@ -17,6 +17,8 @@ from twin.engine.session import Generation, Session
 from twin.engine.tokenizer import Detokenizer, Tokenizer
 from twin.errors import EngineError
 
+MARK = 0xD800  # the first character that no text has: half of a pair in UTF-16
+
 
 class Stop(Enum):
     """What ended a generation."""
@@ -90,7 +92,7 @@ def complete(
         found = None
         if request.logprobs is not None:
             found = scored(logits.pop(), token, request.logprobs)
-        tell(Piece(text.push(token), token, found))
+        tell(Piece(text.push(token, shown=token not in request.stop_tokens), token, found))
         if text.found is not None:
             session.cancel()
 
@@ -117,31 +119,45 @@ def _stop(made: Generation, text: Text) -> Stop:
 
 
 class Text:
-    """Text as it grows, up to the first stop text. What may be the beginning of one is held
-    back.
+    """Text as it grows, up to the first stop text. What may be the beginning of one is held back.
+
+    A stop text may name special tokens, which have no text: a mark stands for each of them.
     """
 
     def __init__(self, detokenizer: Detokenizer | None, stops: Sequence[str]) -> None:
         self.found: str | None = None  # the stop text that ended it
         self._detokenizer = detokenizer
-        self._stops = tuple(stops)
+        self._stops = {stop: stop for stop in stops}  # what is looked for -> what was asked for
+        self._marks: dict[int, str] = {}  # a special token that a stop text names -> its mark
+        for text, token in sorted((detokenizer.tokenizer.special if detokenizer else {}).items()):
+            if any(text in stop for stop in stops):
+                self._marks[token] = chr(MARK + len(self._marks))
+                self._stops |= {
+                    looked.replace(text, self._marks[token]): stop
+                    for looked, stop in self._stops.items()
+                }
         self._given: list[str] = []
         self._held = ""  # back
 
     @property
     def whole(self) -> str:
         """Without the stop text, and what came after it."""
-        return "".join(self._given) + self._held
+        return "".join(self._given) + self._visible(self._held)
 
-    def push(self, token: int) -> str:
-        """What may be shown since the last call."""
-        return self.add(self._detokenizer.push(token) if self._detokenizer else f"{token} ")
+    def push(self, token: int, *, shown: bool = True) -> str:
+        """What may be shown since the last call; of a token that is not `shown`, nothing."""
+        if not shown:
+            return ""
+        mark = self._marks.get(token, "")
+        text = self._detokenizer.push(token) if self._detokenizer else f"{token} "
+        return self.add(mark + text)
 
     def add(self, piece: str) -> str:
         """The same, of text."""
         text = self._held + piece
         if found := [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]:
-            first, self.found = min(found)
+            first, looked = min(found)
+            self.found = self._stops[looked]
             return self._give(text[:first], "")
         end = len(text) - self._begun(text)
         return self._give(text[:end], text[end:])
@@ -154,9 +170,14 @@ class Text:
         return shown + self._give(self._held, "")
 
     def _give(self, text: str, held: str) -> str:
-        self._held = held
+        self._held, text = held, self._visible(text)
         if text:
             self._given.append(text)
+        return text
+
+    def _visible(self, text: str) -> str:
+        for mark in self._marks.values():
+            text = text.replace(mark, "")
         return text
 
     def _begun(self, text: str) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
 
-from twin.engine.tokenizer import MOST_STOPS, Tokenizer, refused
+from twin.engine.tokenizer import Tokenizer, refused, silent, tried
+from twin.engine.words import MOST_STOPS, WORD, checked_template, ends_of
 from twin.errors import CheckpointError
 from twin.models.gguf_file import GgufFile
 from twin.text import shown
@@ -16,20 +17,14 @@ from twin.text import shown
 ADVICE = (
     "give the folder of the model's tokenizer.json with --tokenizer, or ids with --prompt-tokens"
 )
-LONGEST_TEMPLATE = 2**16  # characters of a chat template; published ones have up to 17,000
 LONGEST_WORD = 512  # characters of a word with a score, each of whose cuts is looked at
 _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4  # types of tokens
-_ENDS = {  # control tokens that end a text or a turn, whatever the file says of them
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<end_of_turn>",
-    "<|return|>",
-}
+# Special tokens by what templates call them; "seperator" is the format's own spelling
+_NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_NAMES |= {"sep_token": "seperator", "cls_token": "cls", "mask_token": "mask"}
+# where a SentencePiece file has them that does not say so
+_USUAL = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _CONTRACTIONS = r"'s|'t|'re|'ve|'m|'ll|'d"
 _ANY_CASE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -64,22 +59,16 @@ _BEGIN = _WHOLE_WORDS  # whose texts begin with a token of their own unless the 
 def gguf_tokenizer(file: GgufFile, vocabulary: int) -> Tokenizer:
     """The tokenizer of a file. Raises CheckpointError where it has none that is understood."""
     words = _Words(file, vocabulary)
-    with refused(f"{file.path}: its tokenizer cannot be used", ADVICE, CheckpointError):
+    with silent(), refused(f"{file.path}: its tokenizer cannot be used", ADVICE, CheckpointError):
         backend = words.backend()
-    return Tokenizer(backend, words.begin(), words.stops())
+        tried(backend)
+    return Tokenizer(backend, words.begin(), words.stops(), words.names(), chat_template(file))
 
 
 def chat_template(file: GgufFile) -> str | None:
-    """The template of conversations, as the file holds it: a program of somebody else's."""
+    """The template of conversations, as the file holds it."""
     found = file.metadata.get("tokenizer.chat_template")
-    if found is None:
-        return None
-    if not isinstance(found, str) or len(found) > LONGEST_TEMPLATE:
-        raise CheckpointError(
-            f"{shown(file.path)}: tokenizer.chat_template is {shown(found)}; "
-            f"allowed: a text of up to {LONGEST_TEMPLATE} characters; download it again"
-        )
-    return found
+    return checked_template(f"{shown(file.path)}: tokenizer.chat_template", found)
 
 
 class _Words:
@@ -99,12 +88,16 @@ class _Words:
         self.ids = {token: number for number, token in enumerate(self.tokens)}
         if len(self.ids) != len(self.tokens):
             raise self._refusal("tokens", "a list with a token twice", "different tokens")
+        special = {token for _, token in self._typed(_CONTROL, _UNKNOWN)}
+        self.ends = ends_of(special | (self.ids.keys() - {WORD}))  # whatever their type
+        self.special = special | self.ends
 
     def backend(self) -> Any:
         made = self._bpe() if self.model == "gpt2" else self._pieces()
-        special = [self._added(number, token) for number, token in self._typed(_CONTROL, _UNKNOWN)]
-        made.add_special_tokens(special)
-        made.add_tokens([self._added(number, token) for number, token in self._typed(_USER)])
+        own = [token for token in self.tokens if token in self.special]
+        made.add_special_tokens([self._added(token, special=True) for token in own])
+        users = [token for _, token in self._typed(_USER) if token not in self.special]
+        made.add_tokens([self._added(token, special=False) for token in users])
         return made
 
     def begin(self) -> int | None:
@@ -116,8 +109,13 @@ class _Words:
 
     def stops(self) -> frozenset[int]:
         named = (self._id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id"))
-        control = {number for number, token in self._typed(_CONTROL) if token in _ENDS}
-        return frozenset(sorted({n for n in named if n is not None} | control)[:MOST_STOPS])
+        found = {n for n in named if n is not None} | {self.ids[end] for end in self.ends}
+        return frozenset(sorted(found)[:MOST_STOPS])
+
+    def names(self) -> dict[str, str]:
+        """The texts of special tokens, by what templates call them."""
+        found = {name: self._id(f"{key}_token_id") for name, key in _NAMES.items()}
+        return {name: self.tokens[number] for name, number in found.items() if number is not None}
 
     def _bpe(self) -> Any:
         merges = [self._pair(text) for text in self._list("merges", str)]
@@ -169,14 +167,15 @@ class _Words:
         pairs = zip(enumerate(self.tokens), self.types, strict=False)
         return (token for token, kind in pairs if kind in types)
 
-    def _added(self, number: int, token: str) -> Any:
-        special = self.types[number] in (_CONTROL, _UNKNOWN)
+    def _added(self, token: str, *, special: bool) -> Any:
         return tokenizers.AddedToken(token, special=special, normalized=False)
 
     def _id(self, key: str) -> int | None:
         found = self._get(key)
         if found is None:
-            return None
+            usual = _USUAL.get(key) if self.model == "llama" else None
+            named = usual is not None and usual < len(self.tokens)
+            return usual if named and self.tokens[usual or 0] in self.special else None
         if type(found) is not int or not 0 <= found < len(self.tokens):
             raise self._refusal(key, found, f"a token's number below {len(self.tokens)}")
         return found

@@ -5,19 +5,15 @@ The probabilities are the model's own: before temperature, top-k and top-p, as v
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.engine.tokenizer import Tokenizer, byte_characters
+from twin.engine.tokenizer import BYTE, Tokenizer, bytes_of
 
 SPACE = "▁"  # of SentencePiece
-_BYTES = {character: byte for byte, character in enumerate(byte_characters())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ def scored(logits: NDArray[np.float32], token: int, top: int) -> Scored:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Spelling:
     """The bytes of each token: what a byte-level or SentencePiece vocabulary spells."""
 
@@ -54,40 +50,18 @@ class Spelling:
 
     def bytes_of(self, token: int) -> bytes:
         """Empty for a row of the vocabulary without a token."""
-        piece = self.tokenizer.backend.id_to_token(token)
+        piece = self.tokenizer.piece(token)
         if piece is None:
             return b""
-        if token in self._added:
-            return str(piece).encode()
-        if "ByteLevel" in self._kinds:
-            try:
-                return bytes(_BYTES[character] for character in piece)
-            except KeyError:  # a word that was put in as it is
-                return str(piece).encode()
-        if len(piece) == len("<0x00>") and piece.startswith("<0x") and piece.endswith(">"):
+        if token in self.tokenizer.added:
+            return piece.encode()
+        if self.tokenizer.byte_level:
+            return bytes_of(piece)
+        if BYTE.fullmatch(piece):
             return bytes([int(piece[3:5], 16)])
-        return str(piece).replace(SPACE, " ").encode()
+        return piece.replace(SPACE, " ").encode()
 
     def special(self, token: int) -> bool:
         """Such a token stands for no text."""
-        found = self._added.get(token)
+        found = self.tokenizer.added.get(token)
         return found is not None and bool(found.special)
-
-    @cached_property
-    def _added(self) -> dict[int, Any]:
-        found: dict[int, Any] = self.tokenizer.backend.get_added_tokens_decoder()
-        return found
-
-    @cached_property
-    def _kinds(self) -> set[str]:
-        decoder = self.tokenizer.backend.decoder
-        return _types(json.loads(decoder.__getstate__())) if decoder is not None else set()
-
-
-def _types(state: Any) -> set[str]:
-    """The kinds of decoders in one that may be a sequence of them."""
-    if isinstance(state, list):
-        return set().union(*map(_types, state)) if state else set()
-    if not isinstance(state, dict):
-        return set()
-    return {str(state.get("type"))} | _types(state.get("decoders", []))

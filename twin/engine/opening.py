@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from twin.engine.choose import check_present, compile_all, open_engine, open_random
-from twin.engine.gguf_tokenizer import chat_template, gguf_tokenizer
+from twin.engine.gguf_tokenizer import gguf_tokenizer
 from twin.engine.session import Session
 from twin.engine.tokenizer import (
     TOKENIZER,
@@ -54,7 +54,11 @@ class Source:
     tokenizer: Tokenizer | None
     seed: int | None = None  # of random weights
     note: str = ""  # what a user should know of the weights, in a line
-    chat_template: str | None = None  # that a GGUF file holds: a program of somebody else's
+
+    @property
+    def chat_template(self) -> str | None:
+        """Of conversations: a program of whoever made the checkpoint."""
+        return self.tokenizer.template if self.tokenizer else None
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a prompt. Raises ConfigError where there are none, and for one that the
@@ -93,10 +97,7 @@ def open_source(
     if seed is None:
         checkpoint = named_checkpoint(model, dtype)
         tokenizer = _tokenizer(folder, checkpoint.spec, text)
-        template = chat_template(read_gguf(checkpoint.path)) if is_gguf(checkpoint.path) else None
-        return Source(
-            checkpoint.spec, checkpoint.weights, tokenizer, None, checkpoint.note, template
-        )
+        return Source(checkpoint.spec, checkpoint.weights, tokenizer, None, checkpoint.note)
     if not 0 <= seed <= MOST_SEED:
         raise ConfigError(f"--random {shown(seed)}: a seed is at least 0 and at most {MOST_SEED}")
     spec = load_model(model, runs=True)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from twin.engine.words import TOKENIZER_CONFIG, FolderWords
 from twin.errors import CheckpointError, ConfigError, TwinError
 from twin.files import write
-from twin.models.bounds import LARGEST_VOCABULARY
-from twin.models.files import find, read, read_json
+from twin.models.files import find, read
 from twin.text import shown
 
-TOKENIZER, TOKENIZER_CONFIG, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
-MOST_STOPS = 64  # tokens that end a generation; every block compares each of them in every step
+# A text is encoded by the thread that asks: the library's own threads have no owner and no
+# priority, and it warns on stderr once a process that used them forks.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+TOKENIZER = "tokenizer.json"
 # of tokenizer.json: twice to three times the largest published
 MOST_BYTES, MOST_COLONS, MOST_COMMAS = 64 * 2**20, 2**20, 2**22
 # of SentencePiece; it begins with the trie's bytes as 32 bits
@@ -32,67 +37,133 @@ ESCAPED = re.compile(rb"\\u00[2-7][0-9a-fA-F]")
 BROKEN = "\ufffd"  # what a decoder shows for bytes that are not (yet) a character
 # of the prompt, decoded again before its continuation: more than one character or word needs
 CONTEXT_TOKENS = 8
+MOST_PENDING = 3  # tokens of an incomplete character: UTF-8 has at most four bytes
+TRIAL = "ab <bos> 1\n é 🙂"
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # a SentencePiece token for a byte
+BYTE_LEVEL, BYTE_FALLBACK = "ByteLevel", "ByteFallback"  # decoders of the library
 _QUIET = threading.RLock()  # descriptor 2 belongs to the whole process
 BOS, EOS = "<bos>", "<eos>"  # of the byte tokenizer
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORD_LETTERS = 4  # of a made-up word, at least
 
 
-@dataclass(slots=True)
-class Detokenizer:
-    """Text of a token sequence as it grows; a character appears once all of its bytes are there."""
+def byte_characters() -> list[str]:
+    """The printable character that byte-level BPE writes for each byte: itself, or the next free
+    one from 256 on.
+    """
+    plain = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
+    hidden = iter(range(256, 512))
+    return [chr(byte if byte in plain else next(hidden)) for byte in range(256)]
 
-    tokenizer: Tokenizer
-    tokens: list[int] = field(default_factory=list)
-    # first token decoded again: some decoders treat the start of a text differently
-    context: int = 0
-    shown: int = 0  # tokens whose text is out
+
+_BYTES = {character: byte for byte, character in enumerate(byte_characters())}
+
+
+class Detokenizer:
+    """Text of a token sequence as it grows. A character appears once all of its bytes are there; a
+    byte that belongs to none as U+FFFD, after three more bytes at most.
+
+    A token costs the same however long the text is. The pieces, joined, are what `decode` says of
+    all tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        """`prompt`: what the text follows. Without it the first word would lose the space before
+        it in some tokenizers.
+        """
+        self.tokenizer = tokenizer
+        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        # words whose text is out, decoded again: some decoders treat a text's start differently
+        self._before: list[int] = []
+        self._words: list[int] = []  # those whose text ends within a character
+        for token in list(prompt)[-CONTEXT_TOKENS:]:
+            self.push(token)
 
     def push(self, token: int) -> str:
         """The text that this token completes, often empty inside a character."""
-        self.tokens.append(token)
-        text = self._pending()
-        if not text or text.endswith(BROKEN):
+        spelt = self.tokenizer.spelt(token)
+        if spelt is None:
+            return self._broken() + self._word(token)
+        if not spelt:
             return ""
-        self.context, self.shown = self.shown, len(self.tokens)
-        return text
+        left, first, self._before = self._left(), not self._before, [token]
+        if first and not self.tokenizer.word(token):
+            return ""  # a space that this decoder takes from a text's start
+        return left + self._bytes.decode(spelt)
 
     def finish(self) -> str:
         """What is left, incomplete characters shown as U+FFFD."""
-        text = self._pending()
-        self.context = self.shown = len(self.tokens)
+        return self._broken() + self._left()
+
+    def _word(self, token: int) -> str:
+        """Of a token that only the library can spell."""
+        self._words.append(token)
+        text = self._undecoded()
+        if text.endswith(BROKEN) and len(self._words) <= MOST_PENDING:
+            return ""
+        self._before, self._words = self._words, []
         return text
 
-    def _pending(self) -> str:
-        known = self.tokens[self.context : self.shown]  # most often one token
-        before = self.tokenizer.word(known[0]) if len(known) == 1 else self.tokenizer.decode(known)
-        return self.tokenizer.decode(self.tokens[self.context :])[len(before) :]
+    def _left(self) -> str:
+        text, self._words = self._undecoded() if self._words else "", []
+        return text
+
+    def _undecoded(self) -> str:
+        before, decode = self._before, self.tokenizer.decode_whole
+        known = self.tokenizer.word(before[0]) if len(before) == 1 else decode(before)
+        return decode([*before, *self._words])[len(known) :]
+
+    def _broken(self) -> str:
+        return self._bytes.decode(b"", final=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tokenizer:
     backend: Any
     # put before every prompt, None: the checkpoint asks for none beyond what tokenizer.json adds
     bos: int | None
     stop: frozenset[int]  # tokens that end a generation
+    names: Mapping[str, str] = field(default_factory=dict)  # "bos_token" -> its text, and others
+    template: str | None = None  # of conversations: a program of whoever made the checkpoint
     # of tokens that were asked for, because a text that grows asks for each of them once more
     _words: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
+    _spelt: dict[int, bytes | None] = field(default_factory=dict, repr=False, compare=False)
 
     def encode(self, text: str) -> list[int]:
         with refused(
             "this text cannot be encoded", "give token ids with --prompt-tokens", ConfigError
         ):
-            tokens: list[int] = self.backend.encode(text).ids
+            tokens = self._ids(text, special=True)
         return tokens if self.bos is None or tokens[:1] == [self.bos] else [self.bos, *tokens]
 
     def encode_plain(self, text: str) -> list[int]:
         """Without what the tokenizer puts around a text: a chat template has written it."""
         with refused("this text cannot be encoded", "send another text", ConfigError):
-            tokens: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+            return self._ids(text, special=False)
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
+        """As a batch, because the library holds Python's lock while it encodes a single text: 5 s
+        for a megabyte.
+        """
+        (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
+        tokens: list[int] = encoded.ids
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text without special tokens; padding rows of the vocabulary have none."""
+        text = self.decode_whole(tokens)
+        if BROKEN in text and BYTE_FALLBACK in self._decoders:
+            # The library shows a whole run of bytes as broken where one of them is.
+            growing = Detokenizer(self)
+            return "".join([*map(growing.push, tokens), growing.finish()])
+        return text
+
+    def decode_whole(self, tokens: Sequence[int]) -> str:
+        """As the library does it."""
         with refused(
             "the generated tokens cannot be decoded",
             "use a checkpoint's own tokenizer",
@@ -102,18 +173,79 @@ class Tokenizer:
         return text
 
     def word(self, token: int) -> str:
-        """Of one token, as `decode`."""
+        """Of one token, as the library does it."""
         found = self._words.get(token)
         if found is None:
-            found = self._words[token] = self.decode([token])
+            found = self._words[token] = self.decode_whole([token])
+        return found
+
+    def spelt(self, token: int) -> bytes | None:
+        """The bytes that a token adds to a text: none for a special one or a padding row of the
+        vocabulary. None where they depend on its neighbours.
+        """
+        if token not in self._spelt:
+            self._spelt[token] = self._spell(token)
+        return self._spelt[token]
+
+    def _spell(self, token: int) -> bytes | None:
+        piece, added = self.piece(token), self.added.get(token)
+        if piece is None or (added is not None and added.special):
+            return b""
+        if self._decoders == {BYTE_LEVEL}:
+            return bytes_of(piece)
+        if BYTE_FALLBACK in self._decoders and BYTE.fullmatch(piece):
+            return bytes([int(piece[3:5], 16)])
+        return None
+
+    def piece(self, token: int) -> str | None:
+        """As the vocabulary has it; None for a row without a token."""
+        with refused("the token cannot be looked up", "check its number", CheckpointError):
+            found: str | None = self.backend.id_to_token(token)
         return found
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
-        """Text that follows a prompt: without it the first word would lose the space before it in
-        some tokenizers.
-        """
-        tokens = list(prompt)[-CONTEXT_TOKENS:]
-        return Detokenizer(self, tokens, shown=len(tokens))
+        """Text that follows a prompt."""
+        return Detokenizer(self, prompt)
+
+    @cached_property
+    def added(self) -> dict[int, Any]:
+        """Tokens besides the vocabulary's words."""
+        found: dict[int, Any] = self.backend.get_added_tokens_decoder()
+        return found
+
+    @cached_property
+    def special(self) -> dict[str, int]:
+        """Tokens that stand for no text, by what they are called."""
+        return {token.content: n for n, token in self.added.items() if token.special}
+
+    @cached_property
+    def byte_level(self) -> bool:
+        return BYTE_LEVEL in self._decoders
+
+    @cached_property
+    def _decoders(self) -> set[str]:
+        decoder = self.backend.decoder
+        return _types(json.loads(decoder.__getstate__())) if decoder is not None else set()
+
+
+def bytes_of(piece: str) -> bytes:
+    """What a word of a byte-level vocabulary stands for; one that was put in as it is for its own
+    text.
+    """
+    try:
+        return bytes(_BYTES[character] for character in piece)
+    except KeyError:
+        return piece.encode()
+
+
+def _types(state: Any) -> set[str]:
+    """The kinds of decoders in one that may be a sequence of them."""
+    if isinstance(state, list):
+        return set().union(*map(_types, state)) if state else set()
+    if not isinstance(state, dict):
+        return set()
+    inner = state.get("decoders")
+    return {str(state.get("type"))} if inner is None else _types(inner)
 
 
 def open_tokenizer(path: str | Path) -> Tokenizer:
@@ -136,25 +268,24 @@ def open_tokenizer(path: str | Path) -> Tokenizer:
             f"{file}: has too many parts; allowed: up to {limit}; download it again"
         )
     _check_tries(file, content)
-    with refused(
-        f"{file}: cannot be used",
-        "download it again, or give token ids with --prompt-tokens",
-        CheckpointError,
-    ):
+    advice = "download it again, or give token ids with --prompt-tokens"
+    with silent(), refused(f"{file}: cannot be used", advice, CheckpointError):
         backend = tokenizers.Tokenizer.from_buffer(content)
         # What was set when the file was saved would cut or fill up every prompt in silence.
         backend.no_truncation()
         backend.no_padding()
         if getattr(backend.model, "dropout", None):
             raise ValueError("its dropout would encode the same text in many ways")
-    config, model = _optional_json(path, TOKENIZER_CONFIG), _optional_json(path, CONFIG)
-    vocabulary = _vocabulary(model)
-    bos = (
-        _named(path, backend, config.get("bos_token"), vocabulary)
-        if config.get("add_bos_token") is True
-        else None
-    )
-    return Tokenizer(backend, bos, _stop_tokens(path, backend, config, vocabulary))
+        tried(backend)
+    words = FolderWords(path, backend)
+    return Tokenizer(backend, words.begin(), words.stops(), words.names(), words.template())
+
+
+def tried(backend: Any) -> None:
+    """What panics at every text does so while a file is opened, not for each request."""
+    with suppress(Exception):
+        (encoded,) = backend.encode_batch_fast([TRIAL])
+        backend.decode(encoded.ids)
 
 
 def _check_tries(file: Path, content: bytes) -> None:
@@ -250,76 +381,13 @@ def _write_tokenizer(path: Path, tokens: Sequence[str], *, whole_words: bool = F
     )
 
 
-def _stop_tokens(
-    path: Path, backend: Any, config: dict[str, Any], vocabulary: int
-) -> frozenset[int]:
-    """The first that says: generation_config.json, config.json, then the tokenizer's own end
-    token.
-    """
-    for name in ("generation_config.json", CONFIG):
-        found = _optional_json(path, name).get("eos_token_id")
-        tokens = found if isinstance(found, list) else [] if found is None else [found]
-        if len(tokens) > MOST_STOPS or not all(
-            type(t) is int and 0 <= t < vocabulary for t in tokens
-        ):
-            limit = (
-                f"a token id below {vocabulary}, the size of the vocabulary, or a list of up to "
-                f"{MOST_STOPS} of them"
-            )
-            raise CheckpointError(
-                f"{path / name}: eos_token_id is {shown(found)}; expected {limit}; correct it"
-            )
-        if tokens:
-            return frozenset(tokens)
-    own = _named(path, backend, config.get("eos_token"), vocabulary)
-    return frozenset() if own is None else frozenset([own])
-
-
-def _named(path: Path, backend: Any, token: Any, vocabulary: int) -> int | None:
-    """The id of a special token, which is written as its text or as a mapping with its content."""
-    text = token.get("content") if isinstance(token, dict) else token
-    if text is None:
-        return None
-    file = path / TOKENIZER_CONFIG
-    with refused(
-        f"{file}: the special token {shown(text)} cannot be looked up",
-        "download it again",
-        CheckpointError,
-    ):
-        found: int | None = backend.token_to_id(text) if isinstance(text, str) else None
-    if found is None:
-        raise CheckpointError(
-            f"{file}: names the special token {shown(text)}, which {TOKENIZER} does not have; "
-            "download both again"
-        )
-    if found >= vocabulary:
-        limit = f"below {vocabulary}, the size of the model's vocabulary"
-        raise CheckpointError(
-            f"{file}: the special token {shown(text)} is number {found}; allowed: {limit}; use "
-            "the model's own tokenizer"
-        )
-    return found
-
-
-def _vocabulary(config: dict[str, Any]) -> int:
-    """Tokens of the model beside the tokenizer; without one, the most that any model has."""
-    size = config.get("vocab_size")
-    return size if type(size) is int and 0 < size <= LARGEST_VOCABULARY else LARGEST_VOCABULARY
-
-
-def _optional_json(folder: Path, name: str) -> dict[str, Any]:
-    file = find(folder, name)
-    return read_json(file) if file else {}
-
-
 @contextmanager
 def refused(what: str, next_step: str, refusal: type[TwinError]) -> Iterator[None]:
     """Errors of the library as ours. It has no narrow types, and a panic of its Rust code is no
     Exception at all.
     """
     try:
-        with _QUIET, _without_stderr():
-            yield
+        yield
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
@@ -327,10 +395,17 @@ def refused(what: str, next_step: str, refusal: type[TwinError]) -> Iterator[Non
 
 
 @contextmanager
-def _without_stderr() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """A panic writes its own lines, file contents among them, straight to descriptor 2; what it
-    says is in the exception, too.
+    says is in the exception, too. Only while a file is opened: no request waits for another's
+    text, and no thread's messages get lost.
     """
+    with _QUIET, _without_stderr():
+        yield
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
     try:
         kept = os.dup(2)
     except OSError:  # there is none
@@ -344,16 +419,3 @@ def _without_stderr() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(nowhere)
         os.close(kept)
-
-
-def byte_characters() -> list[str]:
-    """The printable character that byte-level BPE writes for each byte: itself, or the next free
-    one from 256 on.
-    """
-    plain = {
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    }
-    hidden = iter(range(256, 512))
-    return [chr(byte if byte in plain else next(hidden)) for byte in range(256)]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from twin.engine.generate import Request
 from twin.engine.logprobs import Spelling
@@ -25,6 +29,9 @@ from twin.server.wire import Chat, Completion, Detokenize, Tokenize, read
 from twin.server.worker import Worker
 from twin.text import shown
 
+NICE = 10  # of the thread for long texts: a tenth of a core that the engine uses, too
+Words = TypeVar("Words")
+Made = TypeVar("Made")
 PAGE = Path(__file__).with_name("page")
 
 
@@ -132,12 +139,24 @@ class App(Application):
 
     # ---- words ---------------------------------------------------------------------------------
 
+    async def _aside(self, body: bytes, work: Callable[[Words], Made], asked: Words) -> Made:
+        """Work on a request's words in a thread. Long texts take turns in one that gives way to the
+        engine's: no stream and no short request waits for them.
+        """
+        lane = self._lane if len(body) >= self.limits.long_bytes else None
+        return await asyncio.get_running_loop().run_in_executor(lane, work, asked)
+
+    @cached_property
+    def _lane(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "long texts", initializer=_give_way)
+
     async def _tokenize(self, exchange: Exchange) -> None:
-        asked = read(await exchange.body(), Tokenize)
+        body = await exchange.body()
+        asked = read(body, Tokenize)
         self.served.check_name(asked.model)
         if (asked.prompt is None) == (asked.messages is None):
             raise Problem("send one of prompt and messages", param="prompt")
-        tokens = await asyncio.to_thread(self._tokens, asked)
+        tokens = await self._aside(body, self._tokens, asked)
         await exchange.json(
             {"count": len(tokens), "max_model_len": self.served.context, "tokens": tokens}
         )
@@ -149,7 +168,8 @@ class App(Application):
         return self.served.encode(asked.prompt or "", special=asked.add_special_tokens is not False)
 
     async def _detokenize(self, exchange: Exchange) -> None:
-        asked = read(await exchange.body(), Detokenize)
+        body = await exchange.body()
+        asked = read(body, Detokenize)
         self.served.check_name(asked.model)
         if len(asked.tokens) > self.limits.tokens:
             raise Problem(
@@ -157,19 +177,21 @@ class App(Application):
                 param="tokens",
             )
         tokens = self.served.check_tokens("tokens", asked.tokens)
-        text = await asyncio.to_thread(self.served.tokenizer.decode, tokens)
+        text = await self._aside(body, self.served.tokenizer.decode, tokens)
         await exchange.json({"prompt": text})
 
     # ---- generation ----------------------------------------------------------------------------
 
     async def _chat(self, exchange: Exchange) -> None:
-        asked = read(await exchange.body(), Chat)
-        work = await asyncio.to_thread(self.served.chat_work, asked)
+        body = await exchange.body()
+        asked = read(body, Chat)
+        work = await self._aside(body, self.served.chat_work, asked)
         await self._generate(exchange, asked, work, chat=True)
 
     async def _completions(self, exchange: Exchange) -> None:
-        asked = read(await exchange.body(), Completion)
-        work = await asyncio.to_thread(self.served.completion_work, asked)
+        body = await exchange.body()
+        asked = read(body, Completion)
+        work = await self._aside(body, self.served.completion_work, asked)
         await self._generate(exchange, asked, work, chat=False)
 
     async def _generate(
@@ -241,3 +263,8 @@ class App(Application):
         if not failed:
             await exchange.stream(reply.last_chunks(job))
         await exchange.end_stream()
+
+
+def _give_way() -> None:
+    if sys.platform == "linux":  # where a thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

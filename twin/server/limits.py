@@ -20,6 +20,7 @@ class Limits:
     logprobs: int = 20  # of the most probable tokens at each place, as OpenAI's API allows
     messages: int = 1024
     text_per_token: int = 128  # characters: longer prompts are refused before they are tokenized
+    long_bytes: int = 2**16  # of a request's body, from which on texts are encoded in turn
     tokens: int = 2**18  # to be detokenized: more would hold up other answers
     # between two pieces of a stream, each of which takes its part of a core (studies/server)
     gap_s: float = 0.008

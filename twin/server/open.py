@@ -22,12 +22,13 @@ from twin.server.limits import Limits
 from twin.server.metrics import Metrics
 from twin.server.served import Served, served
 from twin.server.worker import Worker
+from twin.text import shown
 
 
 @contextmanager
 def opened(
     source: Source,
-    folder: Path,
+    place: Path,
     node: Node,
     chosen: Mapping[str, Any],
     show: Show,
@@ -37,11 +38,11 @@ def opened(
     template: Path | None = None,
     reuse: bool = True,
 ) -> Iterator[tuple[Served, Session, Plan]]:
-    """The model and its engine; both are closed at the end."""
+    """The model at a place and its engine; both are closed at the end."""
     if source.tokenizer is None:
-        raise ConfigError(f"{source.spec.name} has no tokenizer: what is served is text")
+        raise ConfigError(f"{shown(place)}: has no tokenizer, and what is served is text")
     plan = plan_served(source, node, chosen, greedy=greedy)
-    model = served(source, folder, plan, name=name, template=template, reuse=reuse)
+    model = served(source, plan, name=name, template=template, reuse=reuse)
     try:
         with open_session(node, plan, source, show) as session:
             yield replace(model, logits=session.gives_logits), session, plan

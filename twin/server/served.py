@@ -12,11 +12,12 @@ from twin.engine.generate import Request
 from twin.engine.opening import Source
 from twin.engine.sampling import SamplingParams
 from twin.engine.tokenizer import Tokenizer
+from twin.engine.words import MOST_STOPS, read_template
 from twin.errors import TwinError
 from twin.plan.types import Plan, Sampling
 from twin.server.limits import Limits
 from twin.server.problem import Problem
-from twin.server.template import Template, find_template, read_template, special_tokens
+from twin.server.template import Template
 from twin.server.wire import Chat, Completion, Message, check_lacking, within
 from twin.text import shown
 
@@ -35,6 +36,7 @@ class Served:
     context: int  # positions
     greedy: bool  # the plan can do nothing else
     template: Template | None
+    ends: frozenset[int]  # tokens that end a text, the template's mark behind an answer among them
     reuse: bool = True  # keys and values of the last request, also for another client
     logits: bool = False  # the engine gives them while it runs
     limits: Limits = field(default_factory=Limits)
@@ -68,8 +70,9 @@ class Served:
             raise Problem(str(error), param="prompt") from error
 
     def check_tokens(self, name: str, tokens: list[int]) -> list[int]:
-        wrong = next((token for token in tokens if not 0 <= token < self.vocab), None)
-        if wrong is not None:
+        # at the speed of C: a text of a megabyte has as many tokens, and streams wait meanwhile
+        if tokens and (min(tokens) < 0 or max(tokens) >= self.vocab):
+            wrong = next(token for token in tokens if not 0 <= token < self.vocab)
             raise Problem(
                 f"{name}: token {wrong} is unknown, {self.name} knows 0 to {self.vocab - 1}",
                 param=name,
@@ -214,7 +217,8 @@ class Served:
         seed = within("seed", asked.seed, -MOST_SEED - 1, MOST_SEED)
         seed = secrets.randbits(63) if seed is None else seed % 2**64
         stops = self._stops(asked.stop)
-        ends = frozenset[int]() if asked.ignore_eos else self.tokenizer.stop
+        ends = frozenset() if asked.ignore_eos else self.ends
+        ends |= self._stop_tokens(asked.stop_token_ids or [])
         made: list[Request] = []
         for prompt in prompts:
             tokens = self._tokens(prompt, most, usual)
@@ -261,6 +265,14 @@ class Served:
         except TwinError as error:
             raise Problem(str(error), param=str(error).partition("=")[0]) from error
 
+    def _stop_tokens(self, tokens: list[int]) -> frozenset[int]:
+        most = MOST_STOPS - len(self.ends)
+        if len(tokens) > most:
+            raise Problem(
+                f"stop_token_ids: {len(tokens)} of them; at most {most}", param="stop_token_ids"
+            )
+        return frozenset(self.check_tokens("stop_token_ids", tokens))
+
     def _stops(self, stop: str | list[str] | None) -> tuple[str, ...]:
         stops = [stop] if isinstance(stop, str) else stop or []
         limits = self.limits
@@ -278,24 +290,28 @@ class Served:
 
 def served(
     source: Source,
-    folder: Path,
     plan: Plan,
     *,
     name: str = "",
     template: Path | None = None,
     reuse: bool = True,
 ) -> Served:
-    """The model of a source as it is served. Raises CheckpointError, ConfigError."""
-    assert source.tokenizer is not None
-    there = folder.is_dir()
-    found = read_template(template) if template else find_template(folder) if there else None
-    special = special_tokens(folder) if there else {}
+    """The model of a source as it is served; `template`: instead of its own. Raises
+    CheckpointError, ConfigError.
+    """
+    words = source.tokenizer
+    assert words is not None
+    text = read_template(template) if template else words.template
+    made = Template(text, words.names) if text is not None else None
+    named = {token.content: number for number, token in words.added.items()}
+    mark = made.end_mark(named) if made else None
     return Served(
         name=name or source.spec.name,
-        tokenizer=source.tokenizer,
+        tokenizer=words,
         vocab=source.spec.vocab,
         context=plan.options.max_context,
         greedy=plan.options.sampling is Sampling.GREEDY,
-        template=Template(found, special) if found is not None else None,
+        template=made,
+        ends=words.stop if mark is None else words.stop | {named[mark]},
         reuse=reuse,
     )

@@ -9,59 +9,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from twin.errors import CheckpointError, ConfigError
-from twin.models.files import find, read, read_json
+from twin.errors import ConfigError
 from twin.server.problem import Problem
 from twin.text import shown
 
-JINJA, CONFIG = "chat_template.jinja", "tokenizer_config.json"
-MOST_BYTES = 2**18  # of a template: ten times the largest published
 MOST_CHARACTERS = 2**22  # rendered
 MEMORY_BYTES = 2**29
 SECONDS = 2.0  # of a rendering
+ASKED, ANSWER = "a question", "an answer to it"  # of a conversation that tells how turns end
 START_S = 20.0  # of the child: its first import may find a cold disk
 _CHILD = Path(__file__).with_name("template_child.py")
 _LIBRARIES = ("jinja2", "markupsafe")
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
-
-
-def find_template(folder: Path) -> str | None:
-    """The template of a checkpoint, None where it has none. Raises CheckpointError."""
-    if file := find(folder, JINJA):
-        return read_template(file)
-    config = find(folder, CONFIG)
-    found = read_json(config).get("chat_template") if config else None
-    if isinstance(found, list):  # several by name
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default")
-    if found is not None and (not isinstance(found, str) or len(found) > MOST_BYTES):
-        raise CheckpointError(
-            f"{config}: chat_template is {shown(found)}; expected a text of up to {MOST_BYTES} "
-            "characters; download it again, or give --chat-template FILE"
-        )
-    return found
-
-
-def read_template(file: Path) -> str:
-    try:
-        return read(file, MOST_BYTES).decode()
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{file}: is not UTF-8; give a jinja template") from error
-
-
-def special_tokens(folder: Path) -> dict[str, str]:
-    """The texts that templates name."""
-    file = find(folder, CONFIG)
-    config = read_json(file) if file else {}
-    found = {name: config.get(name) for name in _SPECIAL}
-    texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in found.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _folders() -> list[str]:
@@ -83,7 +47,9 @@ class Template:
         try:
             self._start()
         except Problem as error:
-            raise ConfigError(f"the chat template cannot be used: {error}") from error
+            raise ConfigError(
+                f"the chat template cannot be used: {error}; give another with --chat-template FILE"
+            ) from error
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, generate: bool = True) -> str:
         """The prompt's text. Raises Problem: what the template refuses is the request's mistake."""
@@ -92,6 +58,17 @@ class Template:
             if self._child is None or self._child.poll() is not None:
                 self._start()
             return self._ask({"values": values, "most": MOST_CHARACTERS}, self._seconds)
+
+    def end_mark(self, special: Iterable[str]) -> str | None:
+        """Which of the special tokens it writes behind an answer, if it writes one there."""
+        asked = {"role": "user", "content": ASKED}
+        try:
+            text = self.render([asked, {"role": "assistant", "content": ANSWER}], generate=False)
+        except Problem:
+            return None
+        _, there, rest = text.rpartition(ANSWER)
+        found = [one for one in special if there and rest.lstrip().startswith(one)]
+        return max(found, key=len, default=None)
 
     def close(self) -> None:
         if self._child is not None:

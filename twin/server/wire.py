@@ -33,6 +33,7 @@ class _Generation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     min_p: float | None = None  # vLLM's
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None  # vLLM's
     n: int | None = None
     ignore_eos: bool | None = None  # vLLM's
     step_times: bool | None = None  # ours: each token's time, at the end
