@@ -286,8 +286,6 @@ def plan(
         kv_page=page,
         sampling=sampling,
         collective=collective,
-        context=8,
-        max_context=32,
-        **more,
+        **{"context": 8, "max_context": 32, **more},
     )
     return build(spec, options, Limits(64, 1, 2**30, 2**40, True))

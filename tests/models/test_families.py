@@ -190,7 +190,7 @@ def test_layers_without_positions() -> None:
     assert of("smollm3", no_rope_layers=[1] * 4).ropes == ()
     spec = of("smollm3", no_rope_layers=[0, 1, 1, 1])
     assert [spec.rotation(layer) for layer in range(4)] == [0, 1, 1, 1]
-    (cos, sin), _ = rope_tables(spec, 5)
+    (cos, sin), _ = rope_tables(spec, 5, present=5)
     assert (cos == 1).all()
     assert (sin == 0).all()
 
@@ -279,8 +279,8 @@ def test_phis_long_rope_has_a_factor_a_pair_and_grows_queries(kind: str) -> None
         "rope_parameters": {"rope_type": kind, "partial_rotary_factor": 0.5, **LONG},
     }
     assert of("phi3", **{**changes, **moved}).rope == spec.rope
-    for positions, factors in ((64, (1.0, 1.5)), (65, (2.0, 4.0))):
-        cos, sin = rope_table(spec, positions)
+    for present, factors in ((64, (1.0, 1.5)), (65, (2.0, 4.0))):
+        cos, sin = rope_table(spec, 2, present=present)
         angles = np.array([1.0, 1e4**-0.5]) / factors
         assert np.allclose(cos[1], [*grown * np.cos(angles), 1, 1], atol=1e-7)
         assert np.allclose(sin[1], [*grown * np.sin(angles), 0, 0], atol=1e-7)

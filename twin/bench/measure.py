@@ -474,6 +474,7 @@ def generated(engine: Session, prompt: Sequence[int], tokens: int) -> Steps:
 def reference_logits(plan: Plan, weights: Weights, tokens: Sequence[int]) -> NDArray[Any]:
     """[tokens, vocab] of the NumPy reference."""
     reference = Reference(plan, weights)
+    reference.turn(len(tokens))
     return np.array([reference.step(token) for token in tokens])
 
 

@@ -230,7 +230,8 @@ def speed_line(plan: Plan, prompt: int, made: Generation, reason: str) -> str:
         if speed
         else "too short to time"
     )
-    return f"{first}; {len(made.tokens)} tokens generated, {rate} (measured); ended by {reason}"
+    done = f"{len(made.tokens)} tokens generated, {rate} (measured)"
+    return f"{first}; {done}; ended by {reason}{made.remark}"
 
 
 def ending(args: argparse.Namespace, ended: Completion) -> str:

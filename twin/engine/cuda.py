@@ -235,6 +235,13 @@ class CudaEngine(Session):
         if state:
             gpu.cleared.append((memory.state, state, 0))
 
+    def _write_constants(self, at: int, vector: NDArray[np.float32]) -> None:
+        for rank in range(self.plan.ranks):
+            if constants := self._launch.ranks[rank].constants:
+                gpu = self._gpu_of(rank)
+                gpu.use()
+                gpu.write(constants + 4 * at, np.ascontiguousarray(vector))
+
     def _stream_bytes(self) -> int:
         """Of a rank."""
         return int(layout(self.plan).sizes["stream_pages"]) * PAGE_BYTES

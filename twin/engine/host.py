@@ -101,6 +101,10 @@ class HostEngine(Session):
         self._kept.append(array)
         return address(array)
 
+    def _write_constants(self, at: int, vector: NDArray[np.float32]) -> None:
+        for constants in self._memory.constants:
+            constants[at : at + vector.size] = vector.reshape(-1)
+
     def fill_random(self, seed: int) -> None:
         self._memory.fill(seed)
 
@@ -163,6 +167,7 @@ class _Arenas:
         )
         self.ranks = (RankMemory * plan.ranks)()
         self._streams, self._exchange, self._counts, self._kept = [], [], [], []
+        self.constants: list[NDArray[np.float32]] = []  # of each rank; none without weights
         table = embedding(plan, weights) if weights is not None else np.zeros(1, np.uint8)
         self._kept.append(table)
         for rank, memory in enumerate(self.ranks):
@@ -171,6 +176,7 @@ class _Arenas:
             if weights is not None:
                 pack(plan, weights, rank, stream)
                 constants = _aligned(pack_constants(plan, weights, rank))
+                self.constants.append(constants)
             exchange = _arena(self._exchange_floats * 4).view(np.int32)
             counters = _arena(self._counters * LINE_FLOATS * 4).view(np.int32)
             kv, shelves = _arena(cache_bytes(plan)), _arena(shelves_floats(plan) * 4)

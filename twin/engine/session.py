@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from twin.engine.sampling import SamplingParams
 from twin.errors import EngineError
 from twin.kernel.coded import STORAGE
+from twin.kernel.constants import rope_vectors
 from twin.kernel.header import (
     LOGITS_TAKEN,
     MAX_RANKS,
@@ -32,6 +33,7 @@ from twin.kernel.header import (
     Status,
 )
 from twin.kernel.recurrent import has_delta
+from twin.plan.shards import factors_change
 from twin.plan.types import Plan, Sampling
 
 PROBE_SCALE = 0.02  # spread of a probe's random weights
@@ -40,6 +42,8 @@ MOST_WATCHDOG_S = 1e9  # the kernel counts nanoseconds in 64 bits
 # Steps whose logits wait for the host: at 2,000 tokens/s it may do something else for 3 ms. Two at
 # least, because a GPU hands a token out while the next step has begun.
 LOGIT_ROWS = 8
+# A sequence that is read again draws from here on: its kernel counts its draws anew.
+LONG_SEED = 0x6C6F6E67726F7065
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +59,23 @@ class Generation:
     # [passes] duration of each prompt pass
     pass_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     kept: int = 0  # tokens of the prompt that were not read again
+    reread: int = 0  # tokens read once more, because LongRoPE's factors changed behind them
 
     @property
     def tokens_per_s(self) -> float:
         """Of the steps after the prompt; 0 when there are none."""
         total = float(self.step_ns[1:].sum())
         return (len(self.step_ns) - 1) / total * 1e9 if total else 0.0
+
+    @property
+    def remark(self) -> str:
+        """What a user should know of it, as a clause; empty where there is nothing."""
+        if not self.reread:
+            return ""
+        return (
+            f"; {self.reread} tokens were read again with LongRoPE's long factors, since the "
+            "sequence outgrew the short ones"
+        )
 
 
 class Session(ABC):
@@ -94,6 +109,10 @@ class Session(ABC):
         self._in_use = threading.Lock()
         self._cancelled = False  # the present request
         self._held: list[int] = []  # tokens whose keys and values the cache holds, from position 0
+        # the longest sequence with LongRoPE's short factors, where the plan reaches beyond it
+        last = factors_change(plan.spec) if plan.spec else None
+        self._short = last if last is not None and last < plan.options.max_context else None
+        self._long = True  # as the constants are packed
 
     def __enter__(self) -> Self:
         return self
@@ -160,6 +179,9 @@ class Session(ABC):
         `reuse`: of a prompt that begins as the request before did, only the rest is read, but of
         models with recurrent states, which read all of it. A pass
         and a step round differently, so what a step wrote may differ from a pass in the last bits.
+        A sequence that outgrows LongRoPE's short factors is read again with the long ones, as
+        transformers does (`Generation.reread`), and the rest of it drawn with a seed derived from
+        the sampling's.
         `on_logits`: gets the logits [vocab] of each token before `on_token` gets the token. The
         kernel waits for who is LOGIT_ROWS tokens behind, but no longer than half its watchdog.
 
@@ -167,9 +189,23 @@ class Session(ABC):
         hangs or finds no token to choose.
         """
         with self._alone("generate"):
-            return self._generate(
-                prompt, max_tokens, sampling, frozenset(stop), on_token, on_logits, reuse
-            )
+            self._check(prompt, max_tokens, stop)
+            stops = frozenset(stop)
+            # the last token is never read
+            if self._short is None or not (
+                len(prompt) <= self._short < len(prompt) + max_tokens - 1
+            ):
+                return self._generate(
+                    prompt, max_tokens, sampling, stops, on_token, on_logits, reuse
+                )
+            before = self._short + 1 - len(prompt)
+            made = self._generate(prompt, before, sampling, stops, on_token, on_logits, reuse)
+            if made.stop_reason != "length":
+                return made
+            drawn = replace(sampling, seed=sampling.seed ^ LONG_SEED)
+            whole, left = [*prompt, *made.tokens], max_tokens - before
+            rest = self._generate(whole, left, drawn, stops, on_token, on_logits, False)
+            return _joined(made, rest, len(prompt) + before)
 
     def _generate(
         self,
@@ -181,12 +217,12 @@ class Session(ABC):
         on_logits: Callable[[NDArray[np.float32]], None] | None,
         reuse: bool,
     ) -> Generation:
-        self._check(prompt, max_tokens, stop)
         if not sampling.greedy and self.plan.options.sampling is Sampling.GREEDY:
             raise EngineError(
                 f"temperature={sampling.temperature}: this plan samples greedily in every block; "
                 "plan with sampling=full, or use temperature 0"
             )
+        self._turn(len(prompt))
         # a recurrent state cannot be taken back to where two prompts part
         kept = _agreeing(self._held, prompt[:-1]) if reuse and not has_delta(self.plan) else 0
         self._held = list(prompt[:kept])  # whatever comes of this request
@@ -267,6 +303,7 @@ class Session(ABC):
         self._check(whole, 1)
         assert self.plan.spec is not None
         self._held = []
+        self._turn(len(whole))
         request, _ = self._read_request(whole, 1, (), most=len(after))
         out = self._zeros((request.forced, self.plan.spec.vocab), np.float32)
         out[:] = np.nan
@@ -311,6 +348,17 @@ class Session(ABC):
         return seconds
 
     # ---- one run ---------------------------------------------------------------------------------
+
+    def _turn(self, present: int) -> None:
+        """LongRoPE's tables for a sequence of `present` tokens; keys turned by others are not kept.
+        Beyond the positions of the short factors a table never changes.
+        """
+        if self._short is None or self._long == (present > self._short):
+            return
+        self._held = []
+        for at, table in rope_vectors(self.plan, self._short, present=present):
+            self._write_constants(at, table)
+        self._long = not self._long
 
     def _check(self, prompt: Sequence[int], max_tokens: int, stop: Iterable[int] = ()) -> None:
         if self.plan.spec is None:
@@ -486,6 +534,12 @@ class Session(ABC):
         return np.full(self.plan.ranks, self._control.started, np.int64)
 
     @abstractmethod
+    def _write_constants(self, at: int, vector: NDArray[np.float32]) -> None:
+        """Between runs: the constants of all ranks from float `at` on. Does nothing without
+        weights.
+        """
+
+    @abstractmethod
     def fill_random(self, seed: int) -> None:
         """Random weights in every stream."""
 
@@ -526,6 +580,24 @@ def _check_token(name: str, token: int, vocab: int) -> None:
         raise EngineError(f"{name} is {token!r}: must be a whole number") from None
     if not 0 <= token < vocab:
         raise EngineError(f"{name} is {token}: must lie between 0 and {vocab - 1}")
+
+
+def _joined(made: Generation, rest: Generation, reread: int) -> Generation:
+    """A sequence of which `reread` tokens were read again after `made`."""
+    steps = rest.step_ns.copy()
+    steps[:1] += rest.prompt_ns  # what reading it again took
+    return Generation(
+        tokens=made.tokens + rest.tokens,
+        step_ns=np.concatenate([made.step_ns, steps]),
+        prompt_ns=made.prompt_ns,
+        stop_reason=rest.stop_reason,
+        trace=None
+        if made.trace is None or rest.trace is None
+        else np.concatenate([made.trace, rest.trace]),
+        pass_ns=np.concatenate([made.pass_ns, rest.pass_ns]),
+        kept=made.kept,
+        reread=reread,
+    )
 
 
 def _agreeing(held: Sequence[int], prompt: Sequence[int]) -> int:

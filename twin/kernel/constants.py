@@ -5,7 +5,7 @@ hold. Offsets count floats.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,11 +107,22 @@ def pack_constants(plan: Plan, weights: Weights, rank: int) -> NDArray[np.float3
             vector = _vector(plan, stage, name, rank, weights)
             ordered = plan.limits.teams and name in RESIDUAL_NORMS
             put(at, in_norm_order(plan, vector) if ordered else vector)
-    assert plan.spec is not None
-    for number, tables in enumerate(shards.rope_tables(plan.spec, plan.options.max_context)):
-        for at, table in zip(_rope_offsets(plan, vectors[-1]["rope"], number), tables, strict=True):
-            put(at, table)
+    reach = plan.options.max_context
+    for at, table in rope_vectors(plan, reach, present=reach):
+        put(at, table)
     return out
+
+
+def rope_vectors(
+    plan: Plan, positions: int, *, present: int
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """(offset, vector) of the first `positions` of each rotary table, for a sequence of `present`
+    tokens.
+    """
+    assert plan.spec is not None
+    begin = constant_offsets(plan)[1][-1]["rope"]
+    for number, tables in enumerate(shards.rope_tables(plan.spec, positions, present=present)):
+        yield from zip(_rope_offsets(plan, begin, number), tables, strict=True)
 
 
 def _vector(

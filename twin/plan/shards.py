@@ -24,6 +24,7 @@ from twin.plan.types import Matrix, Plan, Shard, Span, Stage, StageKind
 
 Array = NDArray[Any]
 Vector = NDArray[np.float32]
+RopeTable = tuple[Vector, Vector]  # cosines and sines, each [positions, head_dim / 2]
 
 
 class Weights(Protocol):
@@ -301,24 +302,27 @@ def query_key_norms(stage: Stage, weights: Weights) -> tuple[Vector, Vector] | N
     return q, k
 
 
-def rope_tables(spec: ModelSpec, positions: int) -> list[tuple[Vector, Vector]]:
-    """The tables of `spec.rotations`, in order."""
+def rope_tables(spec: ModelSpec, positions: int, *, present: int) -> list[RopeTable]:
+    """The tables of `spec.rotations`, in order, for a sequence of `present` tokens."""
     return [
-        rope_table(spec, positions, rope) if rope else _standing(spec, positions)
+        rope_table(spec, positions, rope, present=present) if rope else _standing(spec, positions)
         for rope in spec.rotations
     ]
 
 
-def rope_table(spec: ModelSpec, positions: int, rope: Rope | None = None) -> tuple[Vector, Vector]:
+def rope_table(
+    spec: ModelSpec, positions: int, rope: Rope | None = None, *, present: int = 1
+) -> RopeTable:
     """(cos, sin), each [positions, head_dim / 2], pair i in column i for both pairing styles.
-    `rope`: the model's own unless given.
+    `rope`: the model's own unless given. `present`: tokens of the sequence, which choose LongRoPE's
+    factors.
 
     Pairs that are not rotated stand still: cosine one, sine zero.
     """
     rope = rope or spec.rope
     rotated = rope.rotated or spec.head_dim
     pairs = np.arange(0, rotated, 2, dtype=np.float64)
-    frequencies = _scaled(rope.theta ** (-pairs / rotated), rope, positions)
+    frequencies = _scaled(rope.theta ** (-pairs / rotated), rope, present)
     angles = np.outer(np.arange(positions, dtype=np.float64), frequencies)
     factor = _magnitude(rope.scaling)
     cos, sin = _standing(spec, positions)
@@ -336,7 +340,19 @@ def _magnitude(scaling: RopeScaling | None) -> float:
     return scaling.factor if scaling.kind == "longrope" else scaling.magnitude
 
 
-def _standing(spec: ModelSpec, positions: int) -> tuple[Vector, Vector]:
+def factors_change(spec: ModelSpec) -> int | None:
+    """Tokens of the longest sequence that has LongRoPE's short factors; a longer one has the long
+    ones at all its positions (transformers, `dynamic_rope_update`). None: the factors never change.
+    """
+    ends = {
+        rope.scaling.original_context
+        for rope in spec.rotations
+        if rope and rope.scaling and rope.scaling.short != rope.scaling.long
+    }
+    return min(ends, default=None)
+
+
+def _standing(spec: ModelSpec, positions: int) -> RopeTable:
     shape = (positions, spec.head_dim // 2)
     return np.ones(shape, np.float32), np.zeros(shape, np.float32)
 
@@ -379,11 +395,10 @@ def _head_matrix(shard: Shard, rank: int, weights: Weights) -> Array:
     return padded(table, rank * shard.vocab, shard.vocab)
 
 
-def _scaled(frequencies: NDArray[np.float64], rope: Rope, positions: int) -> NDArray[np.float64]:
+def _scaled(frequencies: NDArray[np.float64], rope: Rope, present: int) -> NDArray[np.float64]:
     """Llama 3: long wavelengths are divided by the factor, short ones kept, those between blended.
 
-    LongRoPE: each pair's own factor, by how far the plan reaches. A sequence keeps its factors:
-    cached keys are turned already.
+    LongRoPE: each pair's own factor, by the tokens present.
     """
     scaling = rope.scaling
     if scaling is None:
@@ -399,7 +414,7 @@ def _scaled(frequencies: NDArray[np.float64], rope: Rope, positions: int) -> NDA
         )
     if scaling.kind == "longrope":
         own: NDArray[np.float64] = frequencies / np.array(
-            scaling.long if positions > scaling.original_context else scaling.short
+            scaling.long if present > scaling.original_context else scaling.short
         )
         return own
     if scaling.kind == "linear":

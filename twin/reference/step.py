@@ -61,8 +61,6 @@ class Reference:
         self.spec: ModelSpec = plan.spec
         self.weights = weights
         self.dtype = dtype
-        self.memory = Memory(plan, dtype)
-        self.position = 0
         self.sampled = -1  # what the plan's own SAMPLE chose greedily, -1 if a logit is NaN
         # [n, hidden]; n is 1 when all blocks agree
         self.residual: list[Array] = [np.empty(0, dtype)] * plan.ranks
@@ -77,12 +75,8 @@ class Reference:
         # by layer, [ranks][items][positions][head_dim]
         self.keys = {layer: np.zeros(shape, stored) for layer, shape in shapes.items()}
         self.values = {layer: np.zeros(shape, stored) for layer, shape in shapes.items()}
-        self.turns = [
-            (cos.astype(dtype), sin.astype(dtype))
-            for cos, sin in shards.rope_tables(self.spec, plan.options.max_context)
-        ]
+        self.turn(plan.options.max_context)
         self.experts = Experts(plan, weights, dtype)
-        self.states = States(plan, weights, dtype)
         # [n, hidden] that a router and its experts see
         self.normed: list[Array] = [np.empty(0, dtype)] * plan.ranks
         self.choices: list[Choices] = [()] * plan.ranks  # of the last router
@@ -112,6 +106,16 @@ class Reference:
         self.position += 1
         return self.logits
 
+    def turn(self, present: int) -> None:
+        """Start again with a sequence of `present` tokens, which choose LongRoPE's factors; by
+        default those of the longest one.
+        """
+        tables = shards.rope_tables(self.spec, self.plan.options.max_context, present=present)
+        self.turns = [(cos.astype(self.dtype), sin.astype(self.dtype)) for cos, sin in tables]
+        self.memory = Memory(self.plan, self.dtype)
+        self.states = States(self.plan, self.weights, self.dtype)
+        self.position = 0
+
     def generate(
         self,
         prompt: Sequence[int],
@@ -120,19 +124,28 @@ class Reference:
         stop: Container[int] = (),
     ) -> list[int]:
         """Up to `max_tokens` tokens after `prompt`, a stop token included; greedy without a
-        sampler.
+        sampler. Where LongRoPE's factors change, all tokens are read again.
         """
         if not prompt:
             raise EngineError("the prompt is empty: give at least one token")
-        for token in prompt:
-            logits = self.step(token)
+        logits = self._read(prompt)
         tokens: list[int] = []
         while len(tokens) < max_tokens:
             tokens.append(sampler(logits, len(tokens)) if sampler else self.sampled)
             if tokens[-1] in stop or len(tokens) == max_tokens:
                 break
-            logits = self.step(tokens[-1])
+            if self.position == shards.factors_change(self.spec):
+                logits = self._read([*prompt, *tokens])
+            else:
+                logits = self.step(tokens[-1])
         return tokens
+
+    def _read(self, tokens: Sequence[int]) -> Array:
+        if shards.factors_change(self.spec) is not None:
+            self.turn(len(tokens))
+        for token in tokens:
+            logits = self.step(token)
+        return logits
 
     def _publish_token(self, token: int) -> None:
         """What SAMPLE published at the end of the previous step, known only now: a prompt overrides

@@ -71,5 +71,5 @@ class Talk:
             f"{len(made.tokens)} tokens, {rate}; prompt {self.prompt} tokens, {made.kept} of them "
             f"kept, {read} read in {made.prompt_ns / 1e6:.2f} ms; ended by "
             f"{why.get(self.last.stop, 'the model')}; {self.session.held} of "
-            f"{self.model.context} positions in use"
+            f"{self.model.context} positions in use{made.remark}"
         )
