@@ -1,47 +1,59 @@
-"""The zoo: public dense shapes of shapes.csv, and what is asked of each of them."""
+"""The zoo: public dense models, and what is measured of each of them."""
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
+from dataclasses import replace
 
 from twin.bench.rows import cut
 from twin.hardware.types import Node
 from twin.kernel.defaults import plan_for
-from twin.models.load import from_config, load_model
-from twin.models.spec import ModelSpec
+from twin.models.load import load_model
+from twin.models.spec import DType, ModelSpec
 from twin.plan.types import Plan
 
-HERE = Path(__file__).resolve().parent
 PROMPT, TOKENS, WARMUP = 32, 128, 8  # tokens; the first of those decoded are not timed
-FURTHER: dict[str, dict[str, object]] = {"phi-4-mini": {"partial_rotary_factor": 0.75}}
-NUMBERS = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "ffn": "intermediate_size",
-    "vocab": "vocab_size",
-}
+NAMES = (  # by size
+    "smollm2-360m",
+    "qwen2.5-0.5b",
+    "qwen3-0.6b",
+    "gemma-3-1b",
+    "tinyllama-1.1b",
+    "llama-3.2-1b",
+    "deepseek-coder-1.3b",
+    "qwen2.5-1.5b",
+    "falcon3-1b",
+    "smollm2-1.7b",
+    "qwen3-1.7b",
+    "gemma-2-2b",
+    "qwen2.5-3b",
+    "smollm3-3b",
+    "llama-3.2-3b",
+    "falcon3-3b",
+    "phi-4-mini",
+    "qwen3-4b",
+    "yi-1.5-6b",
+    "deepseek-coder-6.7b",
+    "llama-2-7b",
+    "mistral-7b",
+    "qwen2.5-7b",
+    "olmo-2-7b",
+    "falcon3-7b",
+    "ministral-8b",
+    "llama-3.1-8b",
+    "qwen3-8b",
+    "granite-3.1-8b",
+    "internlm3-8b",
+    "mistral-nemo-12b",
+    "llama-2-13b",
+    "qwen3-14b",
+    "qwen2.5-14b",
+    "phi-4",
+)
 
 
 def shapes() -> list[ModelSpec]:
-    """In the file's order: by size."""
-    with (HERE / "shapes.csv").open(encoding="utf-8") as file:
-        return [_spec(row) for row in csv.DictReader(file)]
-
-
-def _spec(row: dict[str, str]) -> ModelSpec:
-    """Of a row without numbers: that of hwmodels, whose family has more of them."""
-    if not row["layers"]:
-        return load_model(row["name"])
-    config: dict[str, object] = {key: int(row[column]) for column, key in NUMBERS.items()}
-    config |= {"model_type": row["model_type"], "tie_word_embeddings": row["tied"] == "1"}
-    config |= {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
-    config |= {"hidden_act": "silu", "torch_dtype": "bfloat16", "sliding_window": None}
-    config |= FURTHER.get(row["name"], {})
-    return from_config(config, row["name"])
+    """Each with weights in BF16, whatever it was published in."""
+    return [replace(load_model(name), dtype=DType.BF16) for name in NAMES]
 
 
 def timed_plan(spec: ModelSpec, node: Node) -> Plan:
