@@ -42,7 +42,7 @@ def base(family: str, **changes: object) -> dict[str, Any]:
     if family == "mistral":
         config["sliding_window"] = None
     if family.startswith("laneformer"):
-        config |= {"num_lanes": 4, "broadcast_delay": 1}
+        config |= {"num_lanes": 4, "broadcast_delay": 1, "norm_eps": config.pop("rms_norm_eps")}
     config |= changes
     return {key: value for key, value in config.items() if value is not ...}
 

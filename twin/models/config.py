@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from twin.errors import ConfigError
 from twin.models.bounds import FIELDS, LONGEST_TEXT, MOST_LISTED, MOST_TEXTS, quantity, whole
@@ -15,17 +15,66 @@ from twin.text import shown
 _DTYPES = {"float16": DType.FP16, "bfloat16": DType.BF16, "float32": DType.FP32}
 
 
+@dataclass(slots=True)
+class Record:
+    """Which keys of a mapping a reader looked at, and the records of the parts that it opened."""
+
+    keys: set[str] = field(default_factory=set)
+    parts: dict[str, Record] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """A configuration mapping and the name that its errors carry. A field set to null counts as
     absent.
+
+    `record` notes what is read, so that `unread` can name what nobody looked at.
     """
 
     name: str
     values: Mapping[str, object]
+    record: Record = field(default_factory=Record, compare=False, repr=False)
 
     def __contains__(self, key: str) -> bool:
         return self.values.get(key) is not None
+
+    def get(self, key: str) -> object:
+        """The value as it stands, unchecked; None: absent."""
+        self.record.keys.add(key)
+        return self.values.get(key)
+
+    def unused(self, *keys: str) -> None:
+        """Keys that say nothing here, because of what another key says."""
+        self.record.keys.update(keys)
+
+    def ignored(self) -> None:
+        """All keys of this part, and of the parts in it."""
+        self.record.parts.clear()
+        self.unused(*self)
+
+    def changed(
+        self, values: Mapping[str, object] | None = None, without: Collection[str] = ()
+    ) -> Config:
+        """The same with other values, read on behalf of this one."""
+        self.record.keys.update(without)
+        kept = {key: value for key, value in self.values.items() if key not in without}
+        return replace(self, values={**kept, **(values or {})})
+
+    def holding(self, key: str, part: Config) -> Config:
+        """A configuration with nothing but a part of this one, under another key."""
+        return Config(self.name, {key: part.values}, Record(parts={key: part.record}))
+
+    def unread(self) -> Iterator[tuple[Config, str]]:
+        """What nobody looked at: a configuration (this one, or one of its parts) and a key."""
+        for key in self:
+            part, value = self.record.parts.get(key), self.values[key]
+            if part is not None and isinstance(value, Mapping):
+                yield from Config(f"{self.name}: {key}", value, part).unread()
+            elif key not in self.record.keys:
+                yield self, key
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key, value in self.values.items() if value is not None)
 
     def refuse(
         self, key: str, allowed: str, next_step: str = "correct the configuration"
@@ -59,7 +108,7 @@ class Config:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of texts; empty where the field is absent."""
-        value = self.values.get(key)
+        value = self.get(key)
         if value is None:
             return ()
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
@@ -122,7 +171,7 @@ class Config:
         value = self.values[key]
         if not isinstance(value, Mapping):
             raise self.refuse(key, "a mapping or null")
-        return Config(f"{self.name}: {key}", value)
+        return Config(f"{self.name}: {key}", value, self.record.parts.setdefault(key, Record()))
 
     def require(
         self, key: str, default: object, allowed: tuple[object, ...], next_step: str
@@ -130,7 +179,8 @@ class Config:
         """Refuse a field that selects something the engine does not do. Types count: 0 is not
         false, 1.0 is not 1.
         """
-        value = default if self.values.get(key) is None else self.values[key]
+        said = self.get(key)
+        value = default if said is None else said
         if not any(type(value) is type(a) and value == a for a in allowed):
             raise self.refuse(key, " or ".join(repr(a) for a in allowed), next_step)
 
@@ -157,13 +207,37 @@ class Config:
         return value
 
     def _get(self, key: str, default: object, allowed: str) -> object:
-        value = self.values.get(key)
+        value = self.get(key)
         if value is None and default is None:
             raise ConfigError(
                 f"{self.name}: {key} is missing; allowed: {allowed}; take it from the model's "
                 "config.json"
             )
         return default if value is None else value
+
+
+_SHARED = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings")
+
+
+def text_of(config: Config, kinds: tuple[str, ...]) -> Config:
+    """The text model's configuration in that of a model with other towers: its `text_config`, with
+    what the whole says of all parts. Raises ConfigError where the two contradict each other.
+    """
+    text = config.part("text_config")
+    if text is None:
+        raise ConfigError(
+            f"{config.name}: text_config is missing; allowed: a {kinds[0]} configuration; take it "
+            "from the model's config.json"
+        )
+    text.require(
+        "model_type", kinds[0], kinds, "other text models behind such a tower are not described"
+    )
+    shared = {key: config.get(key) for key in _SHARED if key in config}
+    for key, value in shared.items():
+        if key in text and text.values[key] != value:
+            said = f"the same as text_config.{key}, {shown(text.values[key])}"
+            raise config.refuse(key, said, "remove one of the two")
+    return Config(config.name, {"model_type": kinds[0], **text.values, **shared}, text.record)
 
 
 def refuse_quantized(config: Config) -> None:

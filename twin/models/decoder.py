@@ -81,7 +81,7 @@ def layer_types(config: Config, window: int) -> tuple[int, ...] | None:
     """
     if "layer_types" not in config:
         return None
-    types, layers = config.values["layer_types"], config.count("num_hidden_layers")
+    types, layers = config.get("layer_types"), config.count("num_hidden_layers")
     allowed = ("full_attention", "sliding_attention")
     if not isinstance(types, list | tuple) or any(t not in allowed for t in types):
         raise config.refuse("layer_types", f"a list of {' or '.join(allowed)}")

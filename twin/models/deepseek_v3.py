@@ -7,10 +7,6 @@ model; a vision tower is not described.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from twin.errors import ConfigError
-from twin.models.class_defaults import completed
 from twin.models.config import Config, rope
 from twin.models.feeds import ExpertFeed, Scoring
 from twin.models.formats import Role
@@ -28,9 +24,8 @@ _MODULES = {
 _METHODS = ("noaux_tc", "greedy", "group_limited_greedy")
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `deepseek_v3` or `kimi_k2` configuration describes."""
-    fields = Config(name, config)
     fields.require(
         "attention_bias",
         False,
@@ -43,6 +38,8 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     fields.require(
         "moe_layer_freq", 1, (1,), "experts in every layer after the dense ones are described"
     )
+    # drafts; heads that latent attention does not have
+    fields.unused("num_nextn_predict_layers", "num_key_value_heads", "head_dim", "qk_head_dim")
     attention = LatentAttention(
         heads=fields.count("num_attention_heads"),
         q_rank=fields.whole("q_lora_rank", 0),
@@ -65,28 +62,6 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
         head_dim=attention.latent_dim,
         ffn=experts.width,
     )
-
-
-def from_multimodal(config: Mapping[str, object], name: str) -> ModelSpec:
-    """The text model of a Kimi configuration with a vision tower (`text_config`)."""
-    text = Config(name, config).part("text_config")
-    if text is None:
-        raise ConfigError(
-            f"{name}: text_config is missing; allowed: a kimi_k2 configuration; take it from the "
-            "model's config.json"
-        )
-    text.require(
-        "model_type",
-        None,
-        ("deepseek_v3", "kimi_k2"),
-        "other text models behind a vision tower are not described",
-    )
-    shared = {
-        key: config[key]
-        for key in ("quantization_config", "dtype", "torch_dtype")
-        if config.get(key) is not None
-    }
-    return from_config({**shared, **completed(text.text("model_type"), text.values)}, name)
 
 
 def deepseek_experts(config: Config) -> ExpertFeed:

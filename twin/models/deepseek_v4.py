@@ -4,7 +4,6 @@ hashed routing in the first layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from twin.errors import ConfigError
@@ -34,9 +33,9 @@ _MODULES = {
 }
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `deepseek_v4` configuration describes."""
-    fields = _of_layers(Config(name, config))
+    fields = _of_layers(fields)
     fields.require(
         "attention_bias",
         False,
@@ -49,6 +48,7 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
             f"up to head_dim = {fields.count('head_dim')}",
             "correct one of the two",
         )
+    fields.unused("num_nextn_predict_layers", "hc_eps")  # drafts; what moves no bytes
     ratios = _ratios(fields)
     experts = check_experts(
         fields, deepseek_experts(fields), "n_routed_experts", "num_experts_per_tok"
@@ -96,27 +96,30 @@ def _attention(config: Config, ratio: int) -> CompressedAttention:
 
 def _of_layers(config: Config) -> Config:
     """The same, with what transformers 5 writes by kind of layer in the published file's words."""
-    plain = dict(config.values)
+    plain: dict[str, object] = {}
     if "layer_types" in config and "compress_ratios" not in config:
         rates = config.part("compress_rates")
         kinds = kinds_of_layers(config, "layer_types", tuple(_RATES)) or ()
+        if rates:
+            rates.unused(*rates)
         if rates:
             sparse = "compressed_sparse_attention"
             rates.require(sparse, SPARSE_RATIO, (SPARSE_RATIO,), "only this ratio has an indexer")
         said = _RATES | (dict(rates.values) if rates else {})
         plain["compress_ratios"] = [said[kind] for kind in kinds]
+    config.unused("partial_rotary_factor")  # the same, where it says so itself
     if "qk_rope_head_dim" not in config and "head_dim" in config:
         share = config.real("partial_rotary_factor", _SHARE)
         plain["qk_rope_head_dim"] = int(config.count("head_dim") * share)
     parameters = config.part("rope_parameters")
     if parameters and "compress" in parameters:  # of layers that compress; the others have theta
+        parameters.unused("main", "compress")
         plain["rope_scaling"], plain["rope_parameters"] = parameters.values["compress"], None
-    scaling = Config(config.name, plain).part("rope_scaling")
+    scaling = config.changed(plain).part("rope_scaling")
     if scaling:  # YaRN, whose factor of rotated elements the published code leaves out
-        theirs = ("rope_theta", "partial_rotary_factor")
-        kept = {key: value for key, value in scaling.values.items() if key not in theirs}
+        kept = scaling.changed(without=("rope_theta", "partial_rotary_factor")).values
         plain["rope_scaling"] = {"attention_factor": 1.0, **kept}
-    return Config(config.name, plain)
+    return config.changed(plain)
 
 
 def _hashed(config: Config) -> int:

@@ -5,7 +5,6 @@ are what is added to one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -28,11 +27,10 @@ _TYPES: dict[DType, Any] = {
 }
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `gemma` configuration describes."""
-    fields = Config(name, config)
-    if fields.values.get("hidden_act") == "gelu":  # of the first releases, which meant this one
-        fields = Config(name, {**config, "hidden_act": Activation.GELU.value})
+    if fields.get("hidden_act") == "gelu":  # of the first releases, which meant this one
+        fields = fields.changed({"hidden_act": Activation.GELU.value})
     refuse_others(fields)
     variant = Variant(activation=Activation.GELU, embedding=embedding(fields))
     return dense(

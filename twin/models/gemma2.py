@@ -4,8 +4,6 @@ other layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from twin.models.config import Config, rope
 from twin.models.decoder import Tensor, dense, layer_types, tensors
 from twin.models.gemma import HEAD_DIM, THETA, canonical, embedding, refuse_others
@@ -18,9 +16,8 @@ _SCORE_CAP, _LOGIT_CAP = 50.0, 30.0  # class defaults
 _SCALAR, _WINDOW, _EVERY = 256, 4096, 2
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `gemma2` configuration describes."""
-    fields = Config(name, config)
     refuse_others(fields)
     variant = Variant(
         activation=Activation.GELU,

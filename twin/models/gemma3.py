@@ -7,7 +7,6 @@ vision tower is left alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from twin.errors import ConfigError
@@ -35,9 +34,8 @@ _THETA, _LOCAL_THETA = 1e6, 1e4
 _KINDS = ("full_attention", "sliding_attention")
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `gemma3_text` configuration describes."""
-    fields = Config(name, config)
     refuse_others(fields)
     fields.require(
         "attn_logit_softcapping",
@@ -68,18 +66,10 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
     )
 
 
-def from_multimodal(config: Mapping[str, object], name: str) -> ModelSpec:
-    """The text model of a Hugging Face `gemma3` configuration: its `text_config`."""
-    text = Config(name, config).part("text_config")
-    if text is None:
-        raise ConfigError(
-            f"{name}: text_config is missing; allowed: a mapping; take it from the model's "
-            "config.json"
-        )
-    outer = {
-        key: config[key] for key in ("torch_dtype", "dtype", "tie_word_embeddings") if key in config
-    }
-    return replace(from_config({**outer, **_TEXT, **text.values}, name), family="gemma3")
+def from_multimodal(fields: Config) -> ModelSpec:
+    """The text model of a Hugging Face `gemma3` configuration, from its `text_config`."""
+    whole = replace(fields, values={**_TEXT, **fields.values})
+    return replace(from_config(whole), family="gemma3")
 
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:
@@ -98,7 +88,10 @@ def _windows(config: Config) -> tuple[int, ...]:
         config.count("sliding_window", _WINDOW),
         config.count("sliding_window_pattern", _EVERY),
     )
-    return layer_types(config, window) or tuple(
+    if types := layer_types(config, window):
+        config.unused("_sliding_window_pattern")
+        return types
+    return tuple(
         window if (layer + 1) % every else 0 for layer in range(config.count("num_hidden_layers"))
     )
 
@@ -120,8 +113,7 @@ def _ropes(config: Config) -> tuple[Rope, Rope]:
 
 
 def _of_kind(config: Config, parts: Config, kind: str) -> Config:
-    own = parts.part(kind)
+    own = parts.part(kind) or Config(parts.name, {})
     default = _THETA if kind == _KINDS[0] else _LOCAL_THETA
-    return Config(
-        config.name, {"rope_parameters": {"rope_theta": default, **(own.values if own else {})}}
-    )
+    whole = replace(own, values={"rope_theta": default, **own.values})
+    return config.holding("rope_parameters", whole)

@@ -7,10 +7,7 @@ none of them moves weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from twin.errors import ConfigError
-from twin.models.class_defaults import completed
 from twin.models.config import Config, rope
 from twin.models.feeds import DenseFeed
 from twin.models.formats import Role
@@ -22,17 +19,14 @@ _MODULES = {
     Role.ATTENTION: "model.layers.0.self_attn.q_proj",
     Role.DENSE: "model.layers.0.mlp.gate_proj",
 }
+# "proportional" scales the rotated share of a head: nothing that moves bytes
+_TURNED = ("rope_type", "partial_rotary_factor")
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
-    """The text model that a Hugging Face `gemma4` configuration (its text_config, if any)
-    describes.
-    """
-    outer = Config(name, config)
-    text = outer.part("text_config")
-    inner = text.values if text else {}
-    fields = _by_kind(Config(name, completed("gemma4_text", {**config, **inner})))
+def from_config(fields: Config) -> ModelSpec:
+    """The text model that a Hugging Face `gemma4_text` configuration describes."""
+    fields = _by_kind(fields)
     fields.require(
         "attention_bias",
         False,
@@ -55,6 +49,7 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
         "layers that borrow another layer's cache are not described",
     )
     fields.require("hidden_size_per_layer_input", 0, (0,), "embeddings per layer are not described")
+    fields.unused("vocab_size_per_layer_input", "num_global_key_value_heads")
     kinds = kinds_of_layers(fields, "layer_types", (_SLIDING, _FULL))
     if kinds is None:
         raise fields.refuse(
@@ -94,9 +89,9 @@ def _by_kind(config: Config) -> Config:
     for key in said.values:
         if key not in names:
             raise said.refuse(key, f"nothing; only {' and '.join(names)} differ by kind of layer")
-    return Config(
-        config.name, {**config.values, **{names[key]: said.count(key) for key in said.values}}
-    )
+    for part in parts:
+        part.unused(*part)
+    return config.changed({names[key]: said.count(key) for key in said.values})
 
 
 def _sliding(config: Config) -> GroupedAttention:
@@ -127,11 +122,10 @@ def _full_rope(config: Config) -> Config:
     """`rope_parameters` by kind of layer: those of full attention."""
     kinds = config.part("rope_parameters")
     parameters = kinds.part(_FULL) if kinds else None
-    if parameters is None:
+    if kinds is None or parameters is None:
         raise ConfigError(
             f"{config.name}: rope_parameters.{_FULL} is missing; allowed: a mapping; take it from "
             "the model's config.json"
         )
-    # its rope_type, "proportional", scales the rotated share of a head: nothing that moves bytes
-    plain = {key: value for key, value in parameters.values.items() if key != "rope_type"}
-    return Config(config.name, {"rope_parameters": plain})
+    kinds.unused(_SLIDING)
+    return config.holding("rope_parameters", parameters.changed(without=_TURNED))

@@ -4,7 +4,7 @@ stored in MXFP4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,8 @@ _SCALING = {  # of the class, where a configuration has neither rope_scaling nor
 }
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `gpt_oss` configuration describes."""
-    fields = Config(name, config)
     heads = fields.count("num_attention_heads")
     kv_heads, head_dim = fields.count("num_key_value_heads"), fields.count("head_dim")
     fields.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
@@ -85,6 +84,14 @@ def _scaled(config: Config) -> Config:
 
 def _experts(config: Config) -> ExpertFeed:
     """Softmax over the chosen logits only, which equals renormalising; the router has a bias."""
+    config.unused("initial_context_length")  # which the rotation says, too
+    if "experts_per_token" in config:
+        config.require(
+            "experts_per_token",
+            None,
+            (config.count("num_experts_per_tok"),),
+            "it must be num_experts_per_tok",
+        )
     return ExpertFeed(
         experts=config.count("num_local_experts"),
         top_k=config.count("num_experts_per_tok"),

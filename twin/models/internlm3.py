@@ -4,8 +4,6 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from twin.models.config import Config, rope
 from twin.models.decoder import Tensor, dense, no_windows, tensors
 from twin.models.spec import ModelSpec
@@ -13,9 +11,8 @@ from twin.models.spec import ModelSpec
 __all__ = ["Tensor", "from_config", "tensors"]
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `internlm3` configuration describes."""
-    fields = Config(name, config)
     for key in ("qkv_bias", "bias", "attention_bias"):
         fields.require(key, False, (False,), "biases in this family's layers are not supported")
     turned = rope(_within_context(fields), theta=None)
@@ -26,11 +23,9 @@ def _within_context(config: Config) -> Config:
     """Without "dynamic" scaling: it changes nothing up to max_position_embeddings, and no plan goes
     beyond.
     """
-    plain = dict(config.values)
     for key in ("rope_scaling", "rope_parameters"):
         part = config.part(key)
-        if part and "dynamic" in (part.values.get("rope_type"), part.values.get("type")):
-            plain[key] = {
-                k: v for k, v in part.values.items() if k not in ("rope_type", "type", "factor")
-            } or None
-    return Config(config.name, plain)
+        if part and "dynamic" in (part.get("rope_type"), part.get("type")):
+            plain = part.changed(without=("rope_type", "type", "factor"))
+            config = config.changed({key: plain.values or None})
+    return config

@@ -6,7 +6,6 @@ of the released model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,15 +24,14 @@ _COLUMNS_BY_LANE = ("o", "down")  # row-parallel [lanes, out, in/lanes]
 _HEADS = {"replicate": LaneHead.MEAN, "vocab_parallel": LaneHead.VOCABULARY}
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a `laneformer` (or `laneformer_tp`) configuration describes."""
-    fields = Config(name, config)
     _refuse_unsupported(fields)
     heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
     kv_heads = fields.count("num_key_value_heads", heads)
     fields.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     spec = ModelSpec(
-        name=name,
+        name=fields.name,
         family="laneformer",
         layers=fields.count("num_hidden_layers"),
         hidden=hidden,
@@ -151,12 +149,13 @@ def _windows(config: Config) -> tuple[int, ...]:
         )
         return (0,) * layers
     chosen = _windowed_layers(config, keys[0], layers)
+    config.unused("sliding_window")
     window = config.count("sliding_window") if chosen else 0
     return tuple(window if layer in chosen else 0 for layer in range(layers))
 
 
 def _windowed_layers(config: Config, key: str, layers: int) -> set[int]:
-    value = config.values[key]
+    value = config.get(key)
     if isinstance(value, int) and not isinstance(value, bool) and -layers <= value <= layers:
         return set(range(value) if value >= 0 else range(layers + value, layers))
     listed = value if isinstance(value, list | tuple) and key == "swa_layers" else [-1]

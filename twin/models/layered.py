@@ -94,6 +94,8 @@ def feed_of(
     elsewhere intermediate_size wide.
     """
 
+    config.unused("intermediate_size")  # of a model whose layers all have experts
+
     def feed(index: int) -> Feed:
         if index >= first_dense and (index + 1) % step == 0 and index not in dense_layers:
             return experts

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from twin.models.config import Config, rope
 from twin.models.decoder import Tensor, dense, layer_types, no_windows, tensors
 from twin.models.spec import ModelSpec
@@ -13,9 +11,8 @@ __all__ = ["Tensor", "from_config", "tensors"]
 _THETA = 10000.0  # Llama 2 and the first Mistral were published without rope_theta
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `llama` or `mistral` configuration describes."""
-    fields = Config(name, config)
     family = fields.text("model_type")
     fields.require(
         "attention_bias",

@@ -5,7 +5,7 @@ file).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,7 +39,8 @@ from twin.models import (
 )
 from twin.models.bounds import MOST_BYTES, quantity
 from twin.models.class_defaults import completed as with_defaults
-from twin.models.config import Config
+from twin.models.classes import check_classes
+from twin.models.config import Config, text_of
 from twin.models.decoder import Tensor, canonical_shape
 from twin.models.files import find, is_there, read_json
 from twin.models.foreign import INSTEAD, format_of_file, format_of_folder
@@ -49,6 +50,7 @@ from twin.models.gguf_file import is_gguf, read_gguf
 from twin.models.published import check_published
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
+from twin.models.unread import refuse_unread
 from twin.text import shown
 
 _Canonical = Callable[[ModelSpec, str, npt.NDArray[Any]], npt.NDArray[Any]]
@@ -69,7 +71,7 @@ class _Family:
     tensors (None: it is only simulated).
     """
 
-    from_config: Callable[[Mapping[str, object], str], ModelSpec]
+    from_config: Callable[[Config], ModelSpec]
     tensors: Callable[[ModelSpec], dict[str, Tensor]] | None = None
     canonical: _Canonical = _as_stored
     beside: tuple[str, ...] = ()  # how names of tensors begin that are no part of the model
@@ -79,6 +81,8 @@ class _Family:
     joined: Callable[[Sequence[str], Sequence[npt.NDArray[Any]]], npt.NDArray[Any]] | None = None
     # shapes of tensors whose codes and scales a checkpoint holds packed, in their places
     packed: Callable[[ModelSpec], dict[str, tuple[int, int, int]]] | None = None
+    # model_types of the `text_config` that is taken of a model with other towers
+    text: tuple[str, ...] = ()
 
 
 _LLAMA = _Family(llama.from_config, llama.tensors)
@@ -101,7 +105,12 @@ _FAMILIES = {  # by model_type
         gemma3.from_config, gemma3.tensors, gemma3.canonical, stored=gemma.stored
     ),
     "gemma3": _Family(
-        gemma3.from_multimodal, gemma3.tensors, gemma3.canonical, gemma3.VISION, gemma.stored
+        gemma3.from_multimodal,
+        gemma3.tensors,
+        gemma3.canonical,
+        gemma3.VISION,
+        gemma.stored,
+        text=("gemma3_text",),
     ),
     "mixtral": _Family(mixtral.from_config, mixtral.tensors),
     "qwen2_moe": _Family(qwen2_moe.from_config, qwen2_moe.tensors),
@@ -122,9 +131,9 @@ _FAMILIES = {  # by model_type
     ),
     "deepseek_v3": _Family(deepseek_v3.from_config),
     "kimi_k2": _Family(deepseek_v3.from_config),
-    "kimi_k25": _Family(deepseek_v3.from_multimodal),
+    "kimi_k25": _Family(deepseek_v3.from_config, text=("deepseek_v3", "kimi_k2")),
     "deepseek_v4": _Family(deepseek_v4.from_config),
-    "gemma4": _Family(gemma4.from_config),
+    "gemma4": _Family(gemma4.from_config, text=("gemma4_text",)),
     "gemma4_text": _Family(gemma4.from_config),
 }
 
@@ -230,7 +239,17 @@ def from_config(config: Mapping[str, object], name: str, *, runs: bool = False) 
             "" if runs else f"; the engine runs {', '.join(engine)}, the others are only simulated"
         )
         raise ConfigError(f"{name}: model_type is {shown(kind)}; {known}{others}")
-    return _countable(_FAMILIES[kind].from_config(with_defaults(kind, config), name))
+    outer = Config(name, config)
+    outer.unused("model_type")
+    inner = text_of(outer, _FAMILIES[kind].text) if _FAMILIES[kind].text else outer
+    parts = (outer,) if inner is outer else (inner, outer)
+    for part in parts:
+        check_classes(part, part.text("model_type", kind))
+    said = with_defaults(inner.text("model_type", kind), inner.values)
+    spec = _countable(_FAMILIES[kind].from_config(replace(inner, values=said)))
+    for part in parts:
+        refuse_unread(part, kind)
+    return spec
 
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:

@@ -4,8 +4,6 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from twin.models.config import Config, rope
 from twin.models.decoder import Tensor, dense, no_windows, tensors
 from twin.models.spec import ModelSpec
@@ -16,9 +14,8 @@ __all__ = ["Tensor", "from_config", "tensors"]
 _THETA = 10000.0
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `olmo2` configuration describes."""
-    fields = Config(name, config)
     fields.require(
         "attention_bias",
         False,

@@ -5,7 +5,6 @@ may be rotated in part.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy.typing as npt
@@ -23,9 +22,8 @@ _MODULES = {"qkv": "self_attn.qkv_proj", "gate_up": "mlp.gate_up_proj"}
 _LONG = ("longrope", "su", "yarn")
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `phi3` configuration describes."""
-    fields = Config(name, config)
     fields.require(
         "attention_bias",
         False,
@@ -76,24 +74,21 @@ def _rope(config: Config) -> Rope:
     share = (part if part and "partial_rotary_factor" in part else config).real(
         "partial_rotary_factor", 1.0
     )
-    long = part is not None and (
-        part.values.get("rope_type") in _LONG or part.values.get("type") in _LONG
-    )
+    long = part is not None and (part.get("rope_type") in _LONG or part.get("type") in _LONG)
     dropped = ("partial_rotary_factor", *(("rope_type", "type") if long else ()))
-    plain = {
-        key: value
-        for key, value in config.values.items()
-        if key not in ("partial_rotary_factor", "rope_scaling")
+    parts = {
+        key: found.changed(without=dropped).values
+        for key in ("rope_parameters", "rope_scaling")
+        if (found := config.part(key))
     }
-    for key in ("rope_parameters", "rope_scaling"):
-        if found := config.part(key):
-            plain[key] = {k: v for k, v in found.values.items() if k not in dropped}
-    turned = rope(Config(config.name, plain), theta=_THETA)
+    plain = config.changed(parts, without=("partial_rotary_factor", "rope_scaling"))
+    turned = rope(plain, theta=_THETA)
     rotated = int(_head_dim(config) * share)
     if rotated < 2 or rotated % 2:
         raise config.refuse(
             "partial_rotary_factor", "a share that is an even number of a head's elements"
         )
+    config.unused("original_max_position_embeddings")  # of LongRoPE alone
     scaling = _long(config, part, rotated // 2) if long and part else turned.scaling
     return Rope(
         turned.theta, turned.style, scaling, None if rotated == _head_dim(config) else rotated

@@ -44,6 +44,7 @@ def stored_formats(config: Config, modules: Mapping[Role, str]) -> Formats | Non
     if fields is None:
         return kept if kept.chosen else None
     format = _format(fields)
+    fields.ignored()
     left_out = Patterns(fields.name, [text for key in _EXCEPTIONS for text in fields.texts(key)])
     for role, module in modules.items():
         if role not in _KEPT and not left_out.match(module):

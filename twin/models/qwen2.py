@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from twin.errors import ConfigError
 from twin.models.config import Config, rope
 from twin.models.decoder import Tensor, dense, layer_types, no_windows, tensors
@@ -12,9 +10,8 @@ from twin.models.spec import ModelSpec
 __all__ = ["Tensor", "from_config", "tensors", "windows"]
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `qwen2` configuration describes."""
-    fields = Config(name, config)
     return dense(
         fields,
         family="qwen2",
@@ -29,9 +26,11 @@ def windows(config: Config) -> tuple[int, ...]:
     max_window_layers on.
     """
     if not config.flag("use_sliding_window", False):
+        config.unused("sliding_window", "max_window_layers")
         return layer_types(config, 0) or no_windows(config)
     window = config.count("sliding_window")
     if types := layer_types(config, window):
+        config.unused("max_window_layers")
         return types
     layers = config.count("num_hidden_layers")
     first = config.whole("max_window_layers")  # the first layer with a window

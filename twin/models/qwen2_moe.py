@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from twin.models import decoder
@@ -30,9 +29,8 @@ def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     return decoder.tensors(spec, NAMES)
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `qwen2_moe` configuration describes."""
-    fields = Config(name, config)
     heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
     kv_heads = fields.count("num_key_value_heads", heads)
     fields.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)

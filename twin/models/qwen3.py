@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from twin.models.config import Config, rope
 from twin.models.decoder import Tensor, dense, tensors
 from twin.models.qwen2 import windows
@@ -14,9 +12,8 @@ __all__ = ["Tensor", "from_config", "tensors"]
 _HEAD_DIM = 128  # class default: hidden / heads would be wrong for several sizes
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `qwen3` configuration describes."""
-    fields = Config(name, config)
     fields.require(
         "attention_bias",
         False,

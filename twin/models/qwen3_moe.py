@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from twin.models import decoder
 from twin.models.config import Config, rope
 from twin.models.decoder import Tensor, layer_types
@@ -29,9 +27,8 @@ def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     return decoder.tensors(spec, _NAMES)
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `qwen3_moe` configuration describes."""
-    fields = Config(name, config)
     fields.require(
         "attention_bias",
         False,
@@ -74,6 +71,7 @@ def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
 
 def _window(config: Config) -> int:
     """Of every layer, whatever max_window_layers says; 0: full attention, which null means."""
+    config.unused("max_window_layers", "sliding_window")
     slides = config.flag("use_sliding_window", False)
     if slides and "sliding_window" in config.values:
         slides = "sliding_window" in config

@@ -4,7 +4,6 @@ beside a gated shared one. Norms are stored less their one, but for those of Del
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -76,9 +75,8 @@ def stored(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[A
     return array if name.endswith(linear.NORM) else gemma.stored(spec, name, array)
 
 
-def from_config(config: Mapping[str, object], name: str) -> ModelSpec:
+def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `qwen3_next` configuration describes."""
-    fields = Config(name, config)
     fields.require(
         "attention_bias",
         False,
@@ -154,6 +152,7 @@ def _linear(config: Config) -> DeltaNet:
 def _kinds(config: Config) -> tuple[str, ...]:
     """`layer_types`, or full attention in every full_attention_interval-th layer."""
     if kinds := kinds_of_layers(config, "layer_types", (_LINEAR, _FULL)):
+        config.unused("full_attention_interval")
         return kinds
     every, layers = config.count("full_attention_interval"), config.count("num_hidden_layers")
     if every > layers:

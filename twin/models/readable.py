@@ -52,6 +52,7 @@ def dense_formats(config: Config) -> Formats | None:
     fields = config.part("quantization_config")
     if fields is None:
         return None
+    fields.ignored()
     if fields.values.get("quant_method") == "gptq" and fields.values.get("desc_act"):
         raise fields.refuse(
             "desc_act",
