@@ -21,7 +21,7 @@ LAYERS = (  # a package imports from its own line and from those below
     ("plan",),
     ("hardware", "models"),
     ("toolchain",),
-    ("data", "files", "units"),
+    ("data", "files", "units", "workers"),
     ("text",),
     ("errors",),
 )

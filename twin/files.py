@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import os
 import re
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from stat import S_IMODE
 from uuid import uuid4
@@ -46,6 +48,18 @@ def check_file(path: Path) -> Path:
 def check_folder(path: Path) -> Path:
     """`path`, a folder in which files can be written; it may be missing. Raises OutputError."""
     return _writable(path, _standing(path))
+
+
+def new_folder(parent: Path, stamp: str, name: str) -> Path:
+    """An empty folder STAMP-NAME in `parent`; where another program made it in the same second,
+    STAMP-2-NAME and so on. Raises OSError.
+    """
+    for number in itertools.count(1):
+        folder = parent / (f"{stamp}-{name}" if number == 1 else f"{stamp}-{number}-{name}")
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise AssertionError
 
 
 def expanded(path: Path) -> Path:

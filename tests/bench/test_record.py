@@ -57,6 +57,13 @@ def test_a_record_reads_back_and_keeps_every_sample(tmp_path: Path) -> None:
     ]
 
 
+def test_records_of_one_second_are_kept_each(tmp_path: Path) -> None:
+    made = [record.write(tmp_path, RESULT | {"context": 7}, SAMPLES, []) for _ in range(3)]
+    assert len({*made}) == 3
+    assert all(record.read(one) == RESULT | {"context": 7} for one in made)
+    assert all(one.name.endswith("-7") for one in made)
+
+
 @pytest.mark.parametrize("name", record.FIELDS)
 def test_every_field_is_needed(name: str, tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match=f"without {name}"):

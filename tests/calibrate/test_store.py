@@ -56,6 +56,25 @@ def test_runs_that_name_a_device_or_a_node_of_one_are_adopted(
         store.adopt_run(home / "run", "8xh200-sxm", "probes")
 
 
+def test_runs_of_one_second_keep_their_samples_each(home: Path) -> None:
+    made = [
+        store.write_run("h200-sxm", "probes", {"device": "h200-sxm"}, {"a": [n]})
+        for n in (1.0, 2.0, 3.0)
+    ]
+    assert len({run.folder for run in made}) == 3
+    assert all(run.folder.name.endswith("-probes") for run in made)
+    assert [store.read_run(run.folder).samples["a"] for run in made] == [[1.0], [2.0], [3.0]]
+    date = {"device": "h200-sxm", "date": "2026-11-21T10:00:00+00:00"}
+    for name, value in (("one", 1.0), ("other", 2.0)):
+        store.save_run(home / name, date, {"a": [value]})
+    for _ in range(2):  # the second time both are there
+        adopted = [
+            store.adopt_run(home / name, "1xh200-sxm", "probes") for name in ("one", "other")
+        ]
+        assert [run.samples["a"] for run in adopted] == [[1.0], [2.0]]
+    assert len({run.folder for run in adopted}) == 2
+
+
 def fitted(value: float) -> Number:
     return Number(value, Kind.FITTED, "test", value / 2, value * 2)
 

@@ -61,6 +61,24 @@ def test_each_row_is_that_of_its_token_however_late_the_host(
         assert again.tokens == silent.tokens
 
 
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("sampling", [Sampling.FULL, Sampling.GREEDY])
+def test_no_request_is_too_short_for_logits(chunk: int, sampling: Sampling) -> None:
+    """A kernel that waits for a row which only the next token could free would hang here."""
+    params = FULL if sampling is Sampling.FULL else SamplingParams()
+    with engine(planned(sampling=sampling, prompt_chunk=chunk), watchdog_s=10) as running:
+        for prompt in range(1, 4):
+            for most in (1, 2, 3, session.LOGIT_ROWS, session.LOGIT_ROWS + 1):
+                rows = list[NDArray[np.float32]]()
+                words = TOKENS[:prompt]
+                made = running.generate(
+                    words, max_tokens=most, sampling=params, on_logits=rows.append
+                )
+                assert made.stop_reason == "length"
+                read = [words[-1], *made.tokens[:-1]]
+                assert np.array_equal(rows, running.logits(read, after=words[:-1]))
+
+
 @pytest.mark.parametrize("rows", [2, 3])
 def test_as_few_rows_as_the_kernel_needs_will_do(
     rows: int, monkeypatch: pytest.MonkeyPatch

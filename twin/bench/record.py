@@ -45,24 +45,24 @@ def write(
     """Store a checked result under a new folder of `parent`. Raises CalibrationError."""
     check(result)
     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H%M%S")
-    folder = (
-        parent / f"{stamp}-{re.sub(r'[^A-Za-z0-9._-]+', '-', result['model'])}-{result['context']}"
-    )
+    name = f"{re.sub(r'[^A-Za-z0-9._-]+', '-', result['model'])}-{result['context']}"
     contents = {
-        folder / RESULT: json.dumps(result, indent=1, allow_nan=False) + "\n",
-        folder / SAMPLES: files.csv_text(("variant", "repeat", "step", "ns"), _step_rows(samples)),
+        RESULT: json.dumps(result, indent=1, allow_nan=False) + "\n",
+        SAMPLES: files.csv_text(("variant", "repeat", "step", "ns"), _step_rows(samples)),
     }
     if judged:
         header = ("prompt", "position", *(field.name for field in fields(Judged)))
-        contents[folder / FIDELITY] = files.csv_text(
+        contents[FIDELITY] = files.csv_text(
             header, (row for prompt, one in enumerate(judged) for row in fidelity.rows(one, prompt))
         )
+    folder = parent
     try:
-        folder.mkdir(parents=True, exist_ok=False)
-        files.write(contents)
+        folder = files.new_folder(parent, stamp, name)
+        files.write({folder / file: text for file, text in contents.items()})
     except (OSError, OutputError) as error:
-        with suppress(OSError):
-            folder.rmdir()  # it is empty, or another record's
+        if folder != parent:
+            with suppress(OSError):
+                folder.rmdir()  # it is empty
         raise CalibrationError(
             f"{folder}: cannot be written ({error}); give another folder with --out"
         ) from error

@@ -22,10 +22,10 @@ from typing import Any
 
 import yaml
 
+from twin import files
 from twin.calibrate.published import is_published, samples_of
 from twin.data import data_dir
 from twin.errors import CalibrationError
-from twin.files import csv_text, write
 from twin.hardware.types import Kind, Number
 from twin.text import said, shown
 
@@ -160,22 +160,20 @@ def save_run(
     ]
     contents = {folder / "meta.yaml": yaml.safe_dump(meta, sort_keys=False)}
     if not is_published(meta):  # whose figures are in the meta data
-        contents[folder / SAMPLES] = csv_text(FIELDS, rows)
+        contents[folder / SAMPLES] = files.csv_text(FIELDS, rows)
     if stages:
         traced = [
             (s.run, s.stage, *(f"{seconds:.6g}" for seconds in (s.span_s, s.wait_s, s.work_s)))
             for s in stages
         ]
-        contents[folder / STAGES] = csv_text(STAGE_FIELDS, traced)
-    write(contents)
+        contents[folder / STAGES] = files.csv_text(STAGE_FIELDS, traced)
+    files.write(contents)
     return Run(folder, meta, samples, tuple(stages))
 
 
 def new_folder(node: str, name: str) -> Path:
     """An empty folder for a run that begins now; an existing one is never touched."""
-    folder = runs_folder(node) / f"{datetime.now(UTC).strftime(STAMP)}-{name}"
-    folder.mkdir(parents=True, exist_ok=False)
-    return folder
+    return files.new_folder(runs_folder(node), datetime.now(UTC).strftime(STAMP), name)
 
 
 def write_run(
@@ -207,10 +205,13 @@ def adopt_run(folder: Path, node: str, name: str) -> Run:
         raise CalibrationError(
             f"{folder / 'meta.yaml'}: no date in ISO format; measure again with --measure-only"
         ) from error
-    target = runs_folder(node) / f"{stamp}-{name}"
-    return (
-        read_run(target) if target.exists() else save_run(target, run.meta, run.samples, run.stages)
-    )
+    parent = runs_folder(node)
+    # others may have begun in the same second
+    for folder in sorted([*parent.glob(f"{stamp}-{name}"), *parent.glob(f"{stamp}-*-{name}")]):
+        if (there := read_run(folder)).samples == run.samples:
+            return there
+    made = files.new_folder(parent, stamp, name)
+    return save_run(made, run.meta, run.samples, run.stages)
 
 
 def pooled(run: Run, others: Sequence[Run]) -> Run:
@@ -287,7 +288,7 @@ def write_fit(node: str, numbers: dict[str, Number], meta: dict[str, Any]) -> Pa
         **meta,
         "numbers": {path: _entry(number) for path, number in numbers.items()},
     }
-    write({file: yaml.safe_dump(fit, sort_keys=False, default_flow_style=None, width=140)})
+    files.write({file: yaml.safe_dump(fit, sort_keys=False, default_flow_style=None, width=140)})
     return file
 
 
@@ -318,7 +319,7 @@ def held_out_file(node: str) -> Path:
 def write_held_out(node: str, errors: dict[str, Any]) -> Path:
     """Store how far a node's fit was from its held-out runs; the only writer of held-out/."""
     file = held_out_file(node)
-    write({file: yaml.safe_dump(errors, sort_keys=False)})
+    files.write({file: yaml.safe_dump(errors, sort_keys=False)})
     return file
 
 

@@ -28,6 +28,7 @@ from twin.errors import EngineError, TwinError
 from twin.hardware.types import HOST, Device
 from twin.plan.shards import Weights
 from twin.plan.types import Plan
+from twin.workers import end_with_parent
 
 # relative difference of memory sizes up to which a GPU is taken for the device: drivers count in
 # other units
@@ -183,7 +184,7 @@ def compile_all(
     refused = {}
     workers = min(len(plans), len(os.sched_getaffinity(0)))
     # a fork would inherit an initialised driver
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent) as pool:
         running = {
             pool.submit(_compile, plan, device.isa, trace): at for at, plan in enumerate(plans)
         }
@@ -206,7 +207,7 @@ def compiled_in_turn(
         yield from [""] * len(plans)
         return
     workers = max(1, min(len(plans), len(os.sched_getaffinity(0)) - 1))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent) as pool:
         running = [pool.submit(_compile, plan, device.isa, False) for plan in plans]
         try:
             for one in running:

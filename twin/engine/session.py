@@ -39,11 +39,13 @@ from twin.plan.types import Plan, Sampling
 PROBE_SCALE = 0.02  # spread of a probe's random weights
 PROBE_VALUES = 1 << 20  # random values made; the rest repeats them
 MOST_WATCHDOG_S = 1e9  # the kernel counts nanoseconds in 64 bits
-# Steps whose logits wait for the host: at 2,000 tokens/s it may do something else for 3 ms. Two at
-# least, because a GPU hands a token out while the next step has begun.
+# Steps whose logits wait for the host: at 2,000 tokens/s it may do something else for 3 ms.
 LOGIT_ROWS = 8
 # A sequence that is read again draws from here on: its kernel counts its draws anew.
 LONG_SEED = 0x6C6F6E67726F7065
+# Rows of any request, however short: before a step's token is handed out the kernel waits for the
+# row of the step after it, which with one row only that token could free.
+FEWEST_ROWS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +276,7 @@ class Session(ABC):
                 "with sampling=full for an NVIDIA GPU, or use `logits` afterwards"
             )
         assert self.plan.spec is not None
-        count = min(LOGIT_ROWS, request.steps)
+        count = min(LOGIT_ROWS, max(FEWEST_ROWS, request.steps))
         rows = self._zeros((count, self.plan.spec.vocab), np.float32)
         request.logits, request.logit_rows = address(rows), count
         steps = itertools.count(request.forced - 1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from twin.study.local import cores
 from twin.study.point import Point, Row, compute
+from twin.workers import end_with_parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Aside:
             if self._pool is None:
                 # Not fork: threads of the server and of Arrow do not survive it.
                 context = multiprocessing.get_context("spawn")
-                self._pool = ProcessPoolExecutor(self.workers, context)
+                self._pool = ProcessPoolExecutor(self.workers, context, end_with_parent)
             try:
                 future = self._pool.submit(_compute, point)
                 self._under_way += 1

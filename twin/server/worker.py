@@ -159,17 +159,18 @@ class Worker:
         made = self._in_kernel(
             job, partial(complete, self._session, self._tokenizer, request, take)
         )
-        if made is None:
-            return False
-        self._broken = ""
-        saved_s = self._watcher.ended(job, request, made, tokens)
-        if made.stop is Stop.CANCELLED:
-            job.put(Failed(Problem("the server is going down", status=503, code="cancelled")))
-            return False
-        job.put(Ended(choice, made, tokens, saved_s))
-        return True
+        if made is not None:
+            self._broken = ""
+            saved_s = self._watcher.ended(job, request, made, tokens)
+            if made.stop is not Stop.CANCELLED:
+                job.put(Ended(choice, made, tokens, saved_s))
+                return True
+        # also between two choices: a client that left reads it no more
+        job.put(Failed(Problem("the server is going down", status=503, code="cancelled")))
+        return False
 
     def _in_kernel(self, job: Job, run: Callable[[], Completion]) -> Completion | None:
+        """None: the job was cancelled before."""
         with self._changed:
             if job.cancelled:
                 return None

@@ -15,6 +15,7 @@ from multiprocessing.context import BaseContext
 
 from twin.errors import EngineError
 from twin.study.point import Point, Row, compute
+from twin.workers import end_with_parent
 
 Batch = tuple[Point, ...]
 LOSSES = 3  # workers that may be lost without any batch done in between
@@ -55,7 +56,7 @@ def on_cores(batches: Sequence[Batch], workers: int) -> Iterator[tuple[int, list
 def _attempt(left: dict[int, Batch], workers: int) -> Iterator[tuple[int, list[Row]]]:
     before = set(multiprocessing.active_children())
     with pool_of(workers) as pool:
-        futures = {pool.submit(_compute, batch): index for index, batch in left.items()}
+        futures = {pool.submit(compute, batch): index for index, batch in left.items()}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -86,23 +87,11 @@ def _context() -> BaseContext:
     return multiprocessing.get_context("spawn")
 
 
-def _compute(batch: Batch) -> list[Row]:
-    """A worker whose parent was killed has nobody to work for: it ends after the point that it is
-    at.
-    """
-    rows: list[Row] = []
-    parent = multiprocessing.parent_process()
-    for point in batch:
-        if parent is not None and not parent.is_alive():
-            os._exit(1)
-        rows += compute([point])
-    return rows
-
-
 def _begin(environment: dict[str, str]) -> None:
     """The environment is the parent's, not what it was when the server of workers began. Ctrl-C
     reaches the whole group: a worker ends without a word, the parent keeps what is done.
     """
+    end_with_parent()
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
