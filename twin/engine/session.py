@@ -64,6 +64,13 @@ class Generation:
     reread: int = 0  # tokens read once more, because LongRoPE's factors changed behind them
 
     @property
+    def first_ns(self) -> int:
+        """From the start to the first token: of the prompt's last token and of those before it that
+        were not kept.
+        """
+        return self.prompt_ns + int(self.step_ns[:1].sum())
+
+    @property
     def tokens_per_s(self) -> float:
         """Of the steps after the prompt; 0 when there are none."""
         total = float(self.step_ns[1:].sum())

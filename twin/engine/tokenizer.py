@@ -172,6 +172,14 @@ class Tokenizer:
             text: str = self.backend.decode(list(tokens), skip_special_tokens=True)
         return text
 
+    def spelling(self, tokens: Sequence[int]) -> str:
+        """Text with special tokens. As a batch, because the library holds Python's lock while it
+        decodes a single one.
+        """
+        with refused("the tokens cannot be decoded", "send others", CheckpointError):
+            (text,) = self.backend.decode_batch([list(tokens)], skip_special_tokens=False)
+        return str(text)
+
     def word(self, token: int) -> str:
         """Of one token, as the library does it."""
         found = self._words.get(token)

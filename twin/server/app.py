@@ -212,6 +212,7 @@ class App(Application):
             fingerprint=f"monotwin-{self.version}",
             requests=work,
             usage_chunk=options is not None and bool(options.include_usage),
+            usage_always=options is not None and bool(options.continuous_usage_stats),
             step_times=bool(asked.step_times),
             spelling=self._spelling,
         )

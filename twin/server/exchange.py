@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,7 +29,8 @@ class Exchange:
     def __init__(self, scope: Message, receive: Receive, send: Send, limits: Limits) -> None:
         # its answer is that of GET without the body, which uvicorn leaves out
         self.method: str = "GET" if scope["method"] == "HEAD" else scope["method"]
-        self.path: str = scope["path"]
+        path: str = scope["path"]
+        self.path = path.removesuffix("/") or path
         self.query: bytes = scope.get("query_string", b"")
         self.client: str = (scope.get("client") or ("",))[0]
         self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
@@ -36,6 +38,9 @@ class Exchange:
         self._head_bytes += sum(len(name) + len(value) for name, value in scope["headers"])
         self.extra: list[tuple[bytes, bytes]] = []  # headers of the answer
         self.begun = False
+        self._version: str = scope.get("http_version", "1.1")
+        self._closing = False  # the connection ends with the answer
+        self._whole = False  # the body has arrived to its end
         self._receive, self._send, self._limits = receive, send, limits
 
     @property
@@ -49,11 +54,21 @@ class Exchange:
     def check_head(self) -> None:
         """Raises Problem where it is too large. What came in one piece was read whole."""
         if self._head_bytes > self._limits.head_bytes:
-            self._close_after()
+            self.close_after()
             raise Problem(
                 f"address and headers have {self._head_bytes} bytes; at most "
                 f"{self._limits.head_bytes}: send less",
                 status=431,
+            )
+        # A proxy that finds another end of the body takes what follows for the next request, or
+        # the other way round: RFC 9112, 6.1 and 6.3.
+        if "transfer-encoding" in self.headers and (
+            "content-length" in self.headers or self._version == "1.0"
+        ):
+            self.close_after()
+            raise Problem(
+                "Transfer-Encoding together with Content-Length, or in HTTP/1.0, leaves open where "
+                "the body ends; send one of them in HTTP/1.1"
             )
 
     async def body(self) -> bytes:
@@ -68,32 +83,51 @@ class Exchange:
                 f"Content-Encoding {shown(packed)} is not read here; send the body as it is",
                 status=415,
             )
-        late = asyncio.timeout(limits.body_s)
-        parts, size = [], 0
         try:
-            async with late:
-                while True:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise Gone
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > limits.body_bytes:
-                        self._close_after()
-                        raise Problem(
-                            f"the body is larger than {limits.body_bytes} bytes; send less",
-                            status=413,
-                        )
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
+            async with asyncio.timeout(limits.body_s):
+                parts = [part async for part in self._parts()]
         except TimeoutError:
-            self._close_after()
+            self.close_after()
             raise Problem(
                 f"the body took more than {limits.body_s:g} s to arrive", status=408
             ) from None
+        return b"".join(parts)
 
-    def _close_after(self) -> None:
+    async def _parts(self) -> AsyncIterator[bytes]:
+        size = 0
+        while not self._whole:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self._limits.body_bytes:
+                self.close_after()
+                raise Problem(
+                    f"the body is larger than {self._limits.body_bytes} bytes; send less",
+                    status=413,
+                )
+            self._whole = not message.get("more_body", False)
+            yield part
+
+    async def _leave_body(self) -> None:
+        """Before an answer that needs no body: what has come of it is dropped. One that does not
+        end at once is not waited for, and its connection ends with the answer.
+        """
+        if self._whole or self._closing:
+            return
+        # who waits for "100 Continue" has sent nothing and is to send nothing
+        if "expect" not in self.headers:
+            with suppress(TimeoutError, Problem):
+                async with asyncio.timeout(self._limits.unread_s):
+                    async for _ in self._parts():
+                        pass
+        if not self._whole and not self._closing:
+            self.close_after()
+
+    def close_after(self) -> None:
         """The rest of the body is not read: nothing more can follow on this connection."""
+        self._closing = True
         self.extra.append((b"connection", b"close"))
 
     async def gone(self) -> None:
@@ -126,6 +160,7 @@ class Exchange:
         await self._write({"type": "http.response.body", "body": b""})
 
     async def _begin(self, status: int, kind: bytes, more: list[tuple[bytes, bytes]]) -> None:
+        await self._leave_body()
         self.begun = True
         headers = [(b"content-type", kind), (b"cache-control", b"no-store"), *more, *self.extra]
         await self._write({"type": "http.response.start", "status": status, "headers": headers})

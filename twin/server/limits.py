@@ -9,6 +9,7 @@ from dataclasses import dataclass
 class Limits:
     body_bytes: int = 4 * 2**20
     body_s: float = 10.0  # for all of a request's body to arrive
+    unread_s: float = 1.0  # for one that nobody reads, as of a refused request
     head_bytes: int = 32 * 1024  # of a request's first line and headers
     head_s: float = 10.0  # for these to arrive
     write_s: float = 30.0  # for a client to take what was sent

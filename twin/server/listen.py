@@ -1,9 +1,12 @@
-"""The application on a socket: uvicorn, with a limit on how slowly a head may come."""
+"""The application on a socket: uvicorn, with limits on connections and on how slowly a head may
+come, and refusals of its own in our words.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import Any, Protocol
 
 import h11
@@ -11,7 +14,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from twin.errors import ConfigError
+from twin.server.exchange import JSON, Exchange, Gone, Message, Receive, Send
 from twin.server.limits import Limits
+from twin.server.problem import Problem
+from twin.server.replies import encoded
 from twin.text import shown
 
 GRACE_S = 3  # for answers under way when the server is told to end
@@ -34,15 +40,47 @@ class Application(Protocol):
     def worker(self) -> Worker: ...
 
 
-def protocol(head_s: float) -> type[H11Protocol]:
-    """uvicorn's own waits for ever for a head that has begun, or that never begins."""
+def protocol(limits: Limits) -> type[H11Protocol]:
+    """uvicorn's own waits for ever for a head that has begun, or that never begins. Where there are
+    too many connections it refuses all of them; here those that came last.
+    """
+
+    async def crowded(scope: Message, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, limits)
+        exchange.close_after()
+        with suppress(Gone):
+            await exchange.refuse(
+                Problem(
+                    f"{limits.connections} connections are open, as many as this server takes; "
+                    "try again later",
+                    status=503,
+                    code="connections",
+                    retry_s=1,
+                )
+            )
 
     class Timed(H11Protocol):
         _late: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            if len(self.connections) > limits.connections:
+                self.app = crowded  # type: ignore[assignment]
             self._watch()
+
+        def send_400_response(self, msg: str) -> None:
+            """Of what is no HTTP. Where an answer is under way already, it ends there."""
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                said = encoded(Problem(f"{msg} Send HTTP/1.1").body())
+                headers = [
+                    (b"content-type", JSON),
+                    (b"content-length", b"%d" % len(said)),
+                    (b"connection", b"close"),
+                ]
+                head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+                for event in (head, h11.Data(data=said), h11.EndOfMessage()):
+                    self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -61,7 +99,7 @@ def protocol(head_s: float) -> type[H11Protocol]:
             if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
                 self._forget()
             elif self._late is None and (self.cycle is None or self.conn.trailing_data[0]):
-                self._late = self.loop.call_later(head_s, self.transport.close)
+                self._late = self.loop.call_later(limits.head_s, self.transport.close)
 
         def _forget(self) -> None:
             if self._late is not None:
@@ -102,7 +140,7 @@ class _Server(uvicorn.Server):
 
 def server(app: Application) -> uvicorn.Server:
     limits = app.limits
-    kind: Any = protocol(limits.head_s)
+    kind: Any = protocol(limits)
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]  # it is called as well
         http=kind,
@@ -113,7 +151,6 @@ def server(app: Application) -> uvicorn.Server:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=limits.connections,
         timeout_keep_alive=KEEP_S,
         timeout_graceful_shutdown=GRACE_S,
         h11_max_incomplete_event_size=limits.head_bytes,

@@ -157,7 +157,7 @@ class Metrics:
         now["request_generation_tokens"].add(tokens)
         now["inter_token_latency_seconds"].add_all(times)
         now["request_queue_time_seconds"].add(job.queued_s)
-        now["request_prefill_time_seconds"].add(made.prompt_ns / 1e9)
+        now["request_prefill_time_seconds"].add(made.first_ns / 1e9)
         now["request_decode_time_seconds"].add(float(times.sum()))
         now["e2e_request_latency_seconds"].add(job.age_s)
         if job.first_s is not None:

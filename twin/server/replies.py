@@ -33,12 +33,14 @@ class Reply:
     fingerprint: str
     requests: Sequence[Request]
     usage_chunk: bool = False  # stream_options.include_usage
+    usage_always: bool = False  # of what was made so far in each chunk, besides
     step_times: bool = False
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     ended: list[Ended] = field(default_factory=list)
     _begun: set[int] = field(default_factory=set)
     spelling: Spelling | None = None  # where log probabilities may be asked for
+    _told: int = 0  # tokens in chunks so far
     _owed: dict[int, int] = field(default_factory=dict)  # tokens by choice whose text is held back
     _scored: dict[int, list[Scored]] = field(default_factory=dict)  # by choice, not yet written
     _scores: dict[int, Scores] = field(default_factory=dict)
@@ -134,7 +136,10 @@ class Reply:
     ) -> bytes:
         name = b'"delta":' if self.chat else b'"text":'
         head = encoded(self._head(self._object()))[:-1]
+        self._told += tokens
         usage = b',"usage":null' if self.usage_chunk else b""
+        if self.usage_always:
+            usage = b',"usage":' + encoded(self._counts(self._told))
         count = b',"tokens":%d' % tokens if tokens else b""
         return (
             b'data: %s,"choices":[{"index":%d,%s%s,"logprobs":%s,"finish_reason":%s}]%s%s}\n\n'
@@ -156,17 +161,23 @@ class Reply:
         }
 
     def usage(self) -> dict[str, Any]:
-        """A prompt with several choices counts once; what was kept, by its first choice."""
-        firsts = {id(r.prompt): i for i, r in reversed([*enumerate(self.requests)])}
-        prompt = sum(len(self.requests[at].prompt) for at in firsts.values())
-        kept = sum(one.completion.made.kept for one in self.ended if one.choice in firsts.values())
+        """What was kept of a prompt with several choices, by its first one."""
+        firsts = self._firsts().values()
+        kept = sum(one.completion.made.kept for one in self.ended if one.choice in firsts)
         made = sum(one.tokens for one in self.ended)
+        return self._counts(made) | {"prompt_tokens_details": {"cached_tokens": kept}}
+
+    def _counts(self, made: int) -> dict[str, Any]:
+        prompt = sum(len(self.requests[at].prompt) for at in self._firsts().values())
         return {
             "prompt_tokens": prompt,
             "completion_tokens": made,
             "total_tokens": prompt + made,
-            "prompt_tokens_details": {"cached_tokens": kept},
         }
+
+    def _firsts(self) -> dict[int, int]:
+        """The first choice of each prompt: one with several counts once."""
+        return {id(r.prompt): i for i, r in reversed([*enumerate(self.requests)])}
 
     def timings(self, job: Job) -> dict[str, Any]:
         """Ours: by the kernel's clock, but for the queue and the first token."""
@@ -177,7 +188,7 @@ class Reply:
         said: dict[str, Any] = {
             "queue_ms": round(job.queued_s * 1e3, 3),
             "first_token_ms": round(first_s * 1e3, 3),
-            "prompt_ms": sum(made.prompt_ns for made in mades) / 1e6,
+            "prompt_ms": sum(made.first_ns for made in mades) / 1e6,
             "decode_ms": decode_s * 1e3,
             "tokens_per_s": steps / decode_s if decode_s else 0.0,
             "kept_tokens": sum(made.kept for made in mades),

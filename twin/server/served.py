@@ -18,7 +18,7 @@ from twin.plan.types import Plan, Sampling
 from twin.server.limits import Limits
 from twin.server.problem import Problem
 from twin.server.template import Template
-from twin.server.wire import Chat, Completion, Message, check_lacking, within
+from twin.server.wire import Chat, Completion, Message, Part, Whole, check_lacking, prompts, within
 from twin.text import shown
 
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -79,7 +79,10 @@ class Served:
             )
         return tokens
 
-    def chat_prompt(self, messages: Sequence[Message], *, generate: bool = True) -> list[int]:
+    def chat_prompt(
+        self, messages: Sequence[Message], *, generate: bool = True, effort: str | None = None
+    ) -> list[int]:
+        """`effort`: how much a model that reasons should, as its template takes it."""
         if self.template is None:
             raise Problem(
                 f"{self.name} has no chat template; use /v1/completions, or start the server with "
@@ -97,7 +100,9 @@ class Served:
                 f"context of {self.context}; shorten them",
                 code="context_length_exceeded",
             )
-        return self.encode(self.template.render(plain, generate=generate), special=False)
+        more = {} if effort is None else {"reasoning_effort": effort}
+        text = self.template.render(plain, generate=generate, more=more)
+        return self.encode(text, special=False)
 
     def _plain(self, at: int, message: Message) -> dict[str, Any]:
         where = f"messages[{at}]."
@@ -106,7 +111,7 @@ class Served:
                 f"{where}role is {shown(message.role)}; allowed: {', '.join(ROLES)}",
                 param=f"{where}role",
             )
-        check_lacking(message, where)
+        check_lacking(message, Message, where)
         content = message.content
         if isinstance(content, list):
             for number, part in enumerate(content):
@@ -116,8 +121,10 @@ class Served:
                         "parts of type text, which have a text",
                         param=f"{where}content",
                     )
-                check_lacking(part, f"{where}content[{number}].")
+                check_lacking(part, Part, f"{where}content[{number}].")
             content = "".join(part.text or "" for part in content)
+        if content is None and message.role == "assistant":
+            content = ""  # of a turn that only called tools, or said nothing
         if content is None:
             raise Problem(f"{where}content is missing; give a text", param=f"{where}content")
         plain = {"role": ROLES[message.role], "content": content}
@@ -134,7 +141,7 @@ class Served:
                 param="max_completion_tokens",
             )
         self._choices(asked, 1)
-        prompt = self.chat_prompt(asked.messages)
+        prompt = self.chat_prompt(asked.messages, effort=asked.reasoning_effort)
         wanted = asked.max_tokens if most is None else most
         return self._requests(asked, [prompt], wanted, None, self._chat_logprobs(asked))
 
@@ -146,7 +153,7 @@ class Served:
 
     def _chat_logprobs(self, asked: Chat) -> int | None:
         """How many of the most probable tokens are told beside each; None: not even its own."""
-        if asked.top_logprobs is not None and not asked.logprobs:
+        if asked.top_logprobs and not asked.logprobs:
             raise Problem("top_logprobs needs logprobs=true", param="top_logprobs")
         if not asked.logprobs:
             return None
@@ -163,7 +170,7 @@ class Served:
             )
         return self._told("logprobs", asked.logprobs)
 
-    def _told(self, name: str, count: int) -> int:
+    def _told(self, name: str, count: Whole) -> int:
         if not self.logits:
             raise Problem(
                 "logprobs are not supported here: "
@@ -177,23 +184,16 @@ class Served:
                 param="logprobs",
                 code="unsupported_parameter",
             )
-        within(name, count, 0, self.limits.logprobs)
-        return count
+        return within(name, count, 0, self.limits.logprobs) or 0
 
     def _prompts(self, asked: Completion) -> list[list[int]]:
-        prompt: Any = asked.prompt
-        if isinstance(prompt, str) or {*map(type, prompt)} == {int}:
-            prompt = [prompt]
-        if len({*map(type, prompt)}) > 1:
-            raise Problem(
-                "prompt mixes texts and tokens; send a text, a list of tokens, or a list of either",
-                param="prompt",
-            )
+        prompt = prompts(asked.prompt, self.limits.choices)
         self._choices(asked, len(prompt))
-        return [
-            self.encode(one) if isinstance(one, str) else self.check_tokens("prompt", one)
-            for one in prompt
-        ]
+        return [self.encode(one) if isinstance(one, str) else self._read(one) for one in prompt]
+
+    def _read(self, prompt: list[int]) -> list[int]:
+        """A prompt of tokens. One beyond the context is refused by its length alone."""
+        return prompt if len(prompt) > self.context else self.check_tokens("prompt", prompt)
 
     def _choices(self, asked: Chat | Completion, prompts: int) -> int:
         n = within("n", asked.n, 1, self.limits.choices) or 1
@@ -209,7 +209,7 @@ class Served:
         self,
         asked: Chat | Completion,
         prompts: list[list[int]],
-        most: int | None,
+        most: Whole | None,
         usual: int | None,
         told: int | None,
     ) -> list[Request]:
@@ -227,12 +227,12 @@ class Served:
                 made.append(Request(prompt, tokens, sampling, ends, stops, self.reuse, told))
         return made
 
-    def _tokens(self, prompt: list[int], most: int | None, usual: int | None) -> int:
+    def _tokens(self, prompt: list[int], limit: Whole | None, usual: int | None) -> int:
         """How many may be made: as asked, or what is left of the context."""
         if not prompt:
             raise Problem("the prompt is empty; give at least one token", param="prompt")
         room = self.context + 1 - len(prompt)  # the last token is never read
-        within("max_tokens", most, 1)
+        most = within("max_tokens", limit, 1)
         wanted = 1 if most is None else most
         if wanted > room:
             asked = "" if most is None else f" and max_tokens={most}"
@@ -258,10 +258,13 @@ class Served:
                 param="temperature",
                 code="unsupported_value",
             )
-        top_k = asked.top_k if asked.top_k not in (None, -1) else 0  # -1: vLLM's "all"
+        top_k = within("top_k", asked.top_k, -1) or 0
+        top_k = 0 if top_k == -1 else top_k  # vLLM's "all"
         top_p = 1.0 if asked.top_p is None else asked.top_p
+        if top_p == 0:  # as OpenAI's API allows: the most probable token alone
+            top_k, top_p = 1, 1.0
         try:
-            return SamplingParams(temperature, top_k or 0, top_p, seed, asked.min_p or 0.0)
+            return SamplingParams(temperature, top_k, top_p, seed, asked.min_p or 0.0)
         except TwinError as error:
             raise Problem(str(error), param=str(error).partition("=")[0]) from error
 
@@ -275,13 +278,14 @@ class Served:
 
     def _stops(self, stop: str | list[str] | None) -> tuple[str, ...]:
         stops = [stop] if isinstance(stop, str) else stop or []
+        stops = [one for one in stops if one]  # an empty one asks for nothing
         limits = self.limits
         if len(stops) > limits.stops:
             raise Problem(f"stop: {len(stops)} texts; at most {limits.stops}", param="stop")
         for one in stops:
-            if not 1 <= len(one) <= limits.stop_characters:
+            if len(one) > limits.stop_characters:
                 raise Problem(
-                    f"stop: a text of {len(one)} characters; each has 1 to "
+                    f"stop: a text of {len(one)} characters; each has at most "
                     f"{limits.stop_characters}",
                     param="stop",
                 )

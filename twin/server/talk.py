@@ -69,7 +69,7 @@ class Talk:
         rate = f"{made.tokens_per_s:.0f} tokens/s" if made.tokens_per_s else "too short to time"
         return (
             f"{len(made.tokens)} tokens, {rate}; prompt {self.prompt} tokens, {made.kept} of them "
-            f"kept, {read} read in {made.prompt_ns / 1e6:.2f} ms; ended by "
+            f"kept, {read} read in {made.first_ns / 1e6:.2f} ms; ended by "
             f"{why.get(self.last.stop, 'the model')}; {self.session.held} of "
             f"{self.model.context} positions in use{made.remark}"
         )

@@ -51,9 +51,18 @@ class Template:
                 f"the chat template cannot be used: {error}; give another with --chat-template FILE"
             ) from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, generate: bool = True) -> str:
-        """The prompt's text. Raises Problem: what the template refuses is the request's mistake."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        generate: bool = True,
+        more: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text; `more` of what templates read. Raises Problem: what the template
+        refuses is the request's mistake.
+        """
         values = {"messages": list(messages), "add_generation_prompt": generate, **self._special}
+        values |= more or {}
         with self._turn:
             if self._child is None or self._child.poll() is not None:
                 self._start()

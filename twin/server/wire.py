@@ -3,60 +3,66 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 
 from twin.server.problem import Problem
-from twin.text import shown
+from twin.text import said, shown
 
 _AT = re.compile(r" - at `\$\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+_BEGINS = re.compile(rb"\s*(\[?)\s*(.?)", re.DOTALL)
 _INT32 = 2**31 - 1
+
+
+# JSON that is not read yet. What nobody asks for costs nothing, whatever a client puts into it: a
+# list of a million lists takes the JSON reader a second, in which no stream moves.
+Unread = msgspec.Raw
+NOTHING = msgspec.Raw()
+Whole = int | float  # `within` refuses what is not whole: some clients send 8.0
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: usage in every chunk
     include_obfuscation: bool | None = None
 
 
-class _Generation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Generation(msgspec.Struct, kw_only=True):
     """What both ways of generating share."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
+    max_tokens: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None  # vLLM's
-    seed: int | None = None
+    seed: Whole | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None  # vLLM's
-    n: int | None = None
+    n: Whole | None = None
     ignore_eos: bool | None = None  # vLLM's
     step_times: bool | None = None  # ours: each token's time, at the end
     # Known and harmless: nothing that is generated depends on them.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Unread = NOTHING
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    # Known and lacking: only the value that changes nothing is taken (LACKING).
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
-    repetition_penalty: Any = None
-    logit_bias: Any = None
-    store: Any = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Unread = NOTHING
+    store: bool | None = None
+    request_id: str | None = None  # vLLM's
+    cache_salt: str | None = None  # vLLM's
 
 
 class Completion(_Generation, kw_only=True):
-    prompt: str | list[str | int | list[int]]
-    logprobs: int | bool | None = None  # how many of the most probable tokens, 0 too
-    best_of: Any = None
-    echo: Any = None
-    suffix: Any = None
+    prompt: Unread  # `prompts` reads it
+    logprobs: Whole | bool | None = None  # how many of the most probable tokens, 0 too
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,46 +70,35 @@ class Part(msgspec.Struct, forbid_unknown_fields=True):
 
     type: str
     text: str | None = None
-    cache_control: Any = None  # harmless: nothing that is generated depends on it
-    image_url: Any = None
-    input_audio: Any = None
-    file: Any = None
-    refusal: Any = None
+    cache_control: Unread = NOTHING  # harmless: nothing that is generated depends on it
+    image_url: Unread = NOTHING
+    input_audio: Unread = NOTHING
+    file: Unread = NOTHING
+    refusal: Unread = NOTHING
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     role: str
     content: str | list[Part] | None = None
     name: str | None = None
-    refusal: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
-    function_call: Any = None
-    audio: Any = None
-    annotations: Any = None
-    reasoning_content: Any = None
+    refusal: Unread = NOTHING
+    tool_calls: Unread = NOTHING
+    tool_call_id: Unread = NOTHING
+    function_call: Unread = NOTHING
+    audio: Unread = NOTHING
+    annotations: Unread = NOTHING
+    reasoning_content: Unread = NOTHING
 
 
 class Chat(_Generation, kw_only=True):
     messages: list[Message]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
+    top_logprobs: Whole | None = None
+    reasoning_effort: str | None = None  # what the chat template makes of it
 
 
-class Tokenize(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Tokenize(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
@@ -111,101 +106,210 @@ class Tokenize(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     add_generation_prompt: bool | None = None
 
 
-class Detokenize(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Detokenize(msgspec.Struct, kw_only=True):
     tokens: list[int]
     model: str | None = None
 
 
-# Values besides null that ask for nothing.
-LACKING: dict[str, tuple[Any, ...]] = {
+Values = tuple[Any, ...]
+# What this engine lacks: fields of OpenAI's API, and those of vLLM's and llama.cpp's that clients
+# send by default, each with the values that ask for nothing, as null does.
+_EITHER: dict[str, Values] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "store": (False,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none",),
+    "logit_bias": ({}, []),
     "response_format": ({"type": "text"},),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "modalities": (["text"],),
-    "audio": (),
-    "image_url": (),
-    "input_audio": (),
-    "file": (),
-    "prediction": (),
-    "web_search_options": (),
-    "include_obfuscation": (False,),
-    # Of a message.
-    "tool_calls": ([],),
-    "tool_call_id": (),
-    "refusal": (),
-    "annotations": ([],),
-    "reasoning_content": ("",),
+    # vLLM's
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+    "use_beam_search": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "prompt_logprobs": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "logits_processors": (),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "priority": (0,),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    # llama.cpp's
+    "n_predict": (-1,),
+    "n_probs": (0,),
+    "n_keep": (0,),
+    "min_keep": (0,),
+    "id_slot": (-1,),
+    "cache_prompt": (True,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "repeat_penalty": (1,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "dynatemp_range": (0,),
+    "mirostat": (0,),
+    "grammar": ("",),
+    "json_schema": ({},),
+    "t_max_predict_ms": (0, -1),
+    "timings_per_token": (False,),
+    "post_sampling_probs": (False,),
+    "return_progress": (False,),
+    "return_tokens": (False,),
+    "lora": ([],),
+}
+LACKING: dict[type[msgspec.Struct], dict[str, Values]] = {
+    Completion: _EITHER
+    | {"best_of": (1,), "echo": (False,), "suffix": ("",), "add_special_tokens": (True,)},
+    Chat: _EITHER
+    | {
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "parallel_tool_calls": (True, False),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "verbosity": ("medium",),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "moderation": (),
+        "web_search_options": (),
+        # vLLM's
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "add_special_tokens": (False,),
+        "echo": (False,),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "documents": ([],),
+        "include_reasoning": (True,),
+        "mm_processor_kwargs": ({},),
+        # llama.cpp's
+        "reasoning_format": ("none", "auto"),
+        "parse_tool_calls": (True, False),
+    },
+    Tokenize: {
+        "tools": ([],),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+        "return_token_strs": (False,),
+        "with_pieces": (False,),  # llama.cpp's
+        "parse_special": (True,),  # llama.cpp's
+    },
+    Detokenize: {},
+    Message: {
+        "tool_calls": ([],),
+        "tool_call_id": (),
+        "function_call": (),
+        "audio": (),
+        "refusal": ("",),
+        "annotations": ([],),
+        "reasoning_content": ("",),
+    },
+    Part: {"image_url": (), "input_audio": (), "file": (), "refusal": ("",)},
 }
 _REASONS = {
     "tools": "tool calls are not parsed",
 }
+_LONGEST_NEUTRAL = 64  # bytes of JSON
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
+@cache
+def whole(kind: type[Body]) -> type[Body]:
+    """A kind of body with all that it lacks, unread. Other fields are unknown."""
+    lacking = [(name, Unread, NOTHING) for name in LACKING[kind]]
+    return msgspec.defstruct(  # type: ignore[return-value]  # it is the class of its bases
+        kind.__name__, lacking, bases=(kind,), forbid_unknown_fields=True, kw_only=True
+    )
+
+
 def read(body: bytes, kind: type[Body]) -> Body:
     """A request's body. Raises Problem."""
+    found: Body = _decoded(body, whole(kind))
+    check_lacking(found, kind)
+    return found
+
+
+def _decoded(body: bytes | Unread, kind: Any, where: str | None = None) -> Any:
+    """`where`: the field whose value the body is. Raises Problem."""
     try:
-        found = msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from error
+        raise _invalid(str(error), where) from error
     except (msgspec.DecodeError, UnicodeError) as error:
         raise Problem(
             f"the body is not JSON ({shown(str(error))}); send one JSON object"
         ) from error
     except RecursionError as error:
         raise Problem("the body is nested too deeply; send one JSON object") from error
-    check_lacking(found)
+
+
+def prompts(raw: Unread, most: int) -> list[str] | list[list[int]]:
+    """One prompt or several, at most about `most`, each a text or its tokens. Raises Problem."""
+    several, first = _BEGINS.match(bytes(raw)).groups()  # type: ignore[union-attr]  # it always does
+    if not several:
+        return [_decoded(raw, str, "prompt")]
+    if first not in (b'"', b"[", b"]"):
+        return [_decoded(raw, list[int], "prompt")]
+    # each of a million empty lists takes a millionth of a second to make, and to forget
+    if first == b"[" and bytes(raw).count(b"[") > most + 1:
+        raise Problem(f"prompt: more than {most} of them; send fewer", param="prompt")
+    kind: Any = list[list[int]] if first == b"[" else list[str]
+    found: list[str] | list[list[int]] = _decoded(raw, kind, "prompt")
     return found
 
 
-def check_lacking(found: msgspec.Struct, where: str = "") -> None:
+def check_lacking(found: msgspec.Struct, kind: type[msgspec.Struct], where: str = "") -> None:
     """Refuses what this engine has not, unless its value asks for nothing. Raises Problem."""
-    for name in found.__struct_fields__:
-        value = getattr(found, name)
-        if (
-            name in LACKING
-            and value is not None
-            and not any(_same(value, one) for one in LACKING[name])
-        ):
-            neutral = [msgspec.json.encode(one).decode() for one in LACKING[name]]
-            allowed = " or ".join(["leave it out", *(f"send {one}" for one in neutral)])
-            reason = f": {_REASONS[name]}" if name in _REASONS else ""
-            raise Problem(
-                f"{where}{name}={shown(value)} is not supported by this engine{reason}; {allowed}",
-                param=f"{where}{name}",
-                code="unsupported_parameter",
-            )
+    for name, neutral in LACKING[kind].items():
+        raw = bytes(getattr(found, name))
+        if not raw or raw == b"null":
+            continue
+        value: Any = raw.decode(errors="replace")
+        if len(raw) <= _LONGEST_NEUTRAL:
+            value = _decoded(raw, Any, f"{where}{name}")
+            if any(_same(value, one) for one in neutral):
+                continue
+        asked = shown(value) if len(raw) <= _LONGEST_NEUTRAL else said(value, 80)
+        sent = [msgspec.json.encode(one).decode() for one in neutral]
+        allowed = " or ".join(["leave it out", *(f"send {one}" for one in sent)])
+        reason = f": {_REASONS[name]}" if name in _REASONS else ""
+        raise Problem(
+            f"{where}{name}={asked} is not supported by this engine{reason}; {allowed}",
+            param=f"{where}{name}",
+            code="unsupported_parameter",
+        )
 
 
-def within(name: str, value: int | None, low: int, high: int = _INT32) -> int | None:
+def within(name: str, value: Whole | None, low: int, high: int = _INT32) -> int | None:
     """A whole number in its range. Raises Problem."""
-    if value is not None and not low <= value <= high:
-        raise Problem(f"{name}={value}: must lie between {low} and {high}", param=name)
-    return value
+    if value is None:
+        return None
+    if not low <= value <= high:
+        raise Problem(f"{name}={shown(value)}: must lie between {low} and {high}", param=name)
+    if value != int(value):
+        raise Problem(f"{name}={value}: must be a whole number", param=name)
+    return int(value)
 
 
 def _same(value: Any, neutral: Any) -> bool:
     return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
-def _invalid(message: str) -> Problem:
+def _invalid(message: str, field: str | None) -> Problem:
     at = _AT.search(message)
-    said = shown(message[: at.start()] if at else message, 200).strip("'\"")
-    where = shown(at[1], 60).strip("'\"") if at and at[1] else None
+    told = shown(message[: at.start()] if at else message, 200).strip("'\"")
+    where = f"{field or ''}{shown(at[1], 60)[1:-1] if at else ''}" or None
     unknown = _UNKNOWN.search(message)
     if unknown:
         name = shown(unknown[1], 60).strip("'\"")
@@ -214,4 +318,4 @@ def _invalid(message: str) -> Problem:
             param=f"{where}.{name}" if where else name,
             code="unknown_parameter",
         )
-    return Problem(f"{where or 'the body'}: {said}", param=where, code="invalid_value")
+    return Problem(f"{where or 'the body'}: {told}", param=where, code="invalid_value")
