@@ -243,7 +243,9 @@ def check(got: Answer | None, method: bytes = b"POST") -> str:
         return "ended"
     if got.status not in STATUSES:
         raise Defect(f"status {got.status}: {got.body[:300]!r}")
-    if method == b"HEAD":
+    if method == b"HEAD" or got.status == 204:
+        if got.body:
+            raise Defect(f"status {got.status} to {method!r} with a body: {got.body[:300]!r}")
         return str(got.status)
     if got.status >= 400:
         check_error(got.body)

@@ -221,6 +221,15 @@ def test_bodies_too_large_or_too_slow_are_refused(checkpoint: Path) -> None:
         assert client.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize("part", ['"a":"",', '"n":1,', '"x":[],'])
+def test_a_body_of_very_many_parts_is_refused_unread(part: str, http: httpx.Client) -> None:
+    head = {"content-type": "application/json"}
+    for text in ('{%s"prompt":"x"}' % (part * 200_000), '{"prompt":[%s1]}' % ("1," * 600_000)):
+        answer = http.post("/v1/completions", content=text.encode(), headers=head)
+        assert answer.status_code == 413
+        assert "at most" in answer.json()["error"]["message"]
+
+
 def test_more_connections_than_the_limit_get_a_503_until_one_is_closed(checkpoint: Path) -> None:
     with running(checkpoint, limits=Limits(connections=4)) as server:
         idle = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(6)]
@@ -305,6 +314,7 @@ def test_foreign_pages_and_foreign_names_are_refused(checkpoint: Path) -> None:
         asked = {"origin": friend, "access-control-request-method": "POST"}
         before = client.options("/v1/completions", headers=asked)
         assert before.status_code == 204
+        assert "content-length" not in before.headers  # RFC 9110, 8.6
         assert before.headers["access-control-allow-origin"] == friend
         assert "access-control-allow-credentials" not in before.headers
         # OpenAI's client for JavaScript tells of itself in headers of its own.

@@ -176,9 +176,11 @@ class App(Application):
                 f"tokens: {len(asked.tokens)} of them; at most {self.limits.tokens} at once",
                 param="tokens",
             )
-        tokens = self.served.check_tokens("tokens", asked.tokens)
-        text = await self._aside(body, self.served.tokenizer.decode, tokens)
+        text = await self._aside(body, self._spelt, asked.tokens)
         await exchange.json({"prompt": text})
+
+    def _spelt(self, tokens: list[int]) -> str:
+        return self.served.tokenizer.spelling(self.served.check_tokens("tokens", tokens))
 
     # ---- generation ----------------------------------------------------------------------------
 

@@ -91,7 +91,14 @@ class Exchange:
             raise Problem(
                 f"the body took more than {limits.body_s:g} s to arrive", status=408
             ) from None
-        return b"".join(parts)
+        whole = b"".join(parts)
+        for sign, most in ((b":", limits.colons), (b",", limits.commas)):
+            if (count := whole.count(sign)) > most:
+                raise Problem(
+                    f"the body has {count} times {sign.decode()!r}; at most {most}: send less",
+                    status=413,
+                )
+        return whole
 
     async def _parts(self) -> AsyncIterator[bytes]:
         size = 0
@@ -136,7 +143,8 @@ class Exchange:
             pass
 
     async def answer(self, status: int, body: bytes, kind: bytes = JSON) -> None:
-        await self._begin(status, kind, [(b"content-length", b"%d" % len(body))])
+        about = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+        await self._begin(status, about if status != 204 else [])  # RFC 9110, 8.6
         await self._write({"type": "http.response.body", "body": body})
 
     async def json(self, value: Any, status: int = 200) -> None:
@@ -152,17 +160,17 @@ class Exchange:
     async def stream(self, part: bytes) -> None:
         """A part of an answer whose end nobody knows yet."""
         if not self.begun:
-            await self._begin(200, SSE, [(b"x-accel-buffering", b"no")])
+            await self._begin(200, [(b"content-type", SSE), (b"x-accel-buffering", b"no")])
         if part:
             await self._write({"type": "http.response.body", "body": part, "more_body": True})
 
     async def end_stream(self) -> None:
         await self._write({"type": "http.response.body", "body": b""})
 
-    async def _begin(self, status: int, kind: bytes, more: list[tuple[bytes, bytes]]) -> None:
+    async def _begin(self, status: int, about: list[tuple[bytes, bytes]]) -> None:
         await self._leave_body()
         self.begun = True
-        headers = [(b"content-type", kind), (b"cache-control", b"no-store"), *more, *self.extra]
+        headers = [*about, (b"cache-control", b"no-store"), *self.extra]
         await self._write({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write(self, message: Message) -> None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Limits:
     body_bytes: int = 4 * 2**20
+    # of a body, also in its texts: while JSON of a million small values is read, no stream moves
+    colons: int = 2**17
+    commas: int = 2**19
     body_s: float = 10.0  # for all of a request's body to arrive
     unread_s: float = 1.0  # for one that nobody reads, as of a refused request
     head_bytes: int = 32 * 1024  # of a request's first line and headers
