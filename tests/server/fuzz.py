@@ -4,7 +4,7 @@
 
 Laws: each request is answered by a success or by an error as OpenAI's API has them, or its
 connection ends where no whole request was sent; the server's log has no traceback; no stream waits
-longer for its next piece than 100 ms and what the computer itself stood still meanwhile.
+100 ms for its next piece beyond what the kernel took for it and the reader itself stood still.
 
 Request n of a seed is drawn from both numbers alone: `--case SEED:N` sends it again.
 """
@@ -317,7 +317,8 @@ def odd_head(draw: random.Random, port: int) -> str:
         with suppress(OSError):
             connection.sendall(sent)
             connection.shutdown(socket.SHUT_WR)  # perhaps it waits for more
-        return check(answer(connection, method if method == b"HEAD" else b"POST"))
+        method = method if method == b"HEAD" else b"POST"
+        return check(answer(connection, method), method)
 
 
 def page(draw: random.Random, port: int) -> str:
@@ -490,7 +491,8 @@ class Streams:
     port: int
     beat: Beat
     gaps: list[float] = field(default_factory=list)
-    unexplained: list[float] = field(default_factory=list)  # gaps without the computer's pauses
+    # of gaps: neither the kernel's time for their tokens nor a pause of the reader's process
+    unexplained: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)  # pieces behind the kernel, of each stream
     tokens: int = 0
     count: int = 0
@@ -537,10 +539,11 @@ class Streams:
         kernel = np.array([ends[max(0, min(made, len(ends)) - 1)] for _, made in pieces])
         behind = moments - kernel
         self.late.append(float((behind - behind.min()).max()))
-        for begin, end in pairwise(moments):
+        for (begin, end), (first, last) in zip(pairwise(moments), pairwise(kernel), strict=True):
             self.gaps.append(float(end - begin))
-            if end - begin > GAP_S:
-                self.unexplained.append(float(end - begin) - self.beat.within(begin, end))
+            more = end - begin - (last - first)  # than the kernel took
+            if more > GAP_S:
+                self.unexplained.append(float(more) - self.beat.within(begin, end))
         self.tokens += len(ends)
         self.count += 1
 
@@ -551,9 +554,9 @@ class Streams:
         return (
             f"{self.count} streams, {self.tokens} tokens in {len(self.gaps)} pieces; gaps: median "
             f"{p50:.1f}, p99 {p99:.1f}, p99.9 {p999:.1f}, longest {1e3 * max(self.gaps):.1f} ms; "
-            f"longest but for the computer's own pauses "
+            f"longest without the kernel's time and the reader's own pauses "
             f"{1e3 * max(self.unexplained, default=0):.1f} ms; furthest behind the kernel's clock "
-            f"{1e3 * max(self.late):.1f} ms; longest pause of the computer "
+            f"{1e3 * max(self.late):.1f} ms; longest pause of the reader "
             f"{1e3 * max((over for _, over in self.beat.pauses), default=0):.1f} ms"
         )
 
