@@ -555,7 +555,7 @@ class Streams:
             f"{self.count} streams, {self.tokens} tokens in {len(self.gaps)} pieces; gaps: median "
             f"{p50:.1f}, p99 {p99:.1f}, p99.9 {p999:.1f}, longest {1e3 * max(self.gaps):.1f} ms; "
             f"longest without the kernel's time and the reader's own pauses "
-            f"{1e3 * max(self.unexplained, default=0):.1f} ms; furthest behind the kernel's clock "
+            f"{1e3 * max([0.0, *self.unexplained]):.1f} ms; furthest behind the kernel's clock "
             f"{1e3 * max(self.late):.1f} ms; longest pause of the reader "
             f"{1e3 * max((over for _, over in self.beat.pauses), default=0):.1f} ms"
         )

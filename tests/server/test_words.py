@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import Raw
 
 from tests.engine.gguf_cases import CONFIGS, write_case
 from tests.server.serving import TEMPLATE, Running, running
@@ -57,7 +58,7 @@ def test_what_the_template_writes_behind_an_answer_ends_one(of_gguf: Running) ->
     assert served.tokenizer.stop == {260}
     (work,) = served.chat_work(Chat(messages=[Message(role="user", content="hi")]))
     assert work.stop_tokens == {260, 261}
-    (work,) = served.completion_work(Completion(prompt="hi", ignore_eos=True))
+    (work,) = served.completion_work(Completion(prompt=Raw(b'"hi"'), ignore_eos=True))
     assert work.stop_tokens == set()
 
 

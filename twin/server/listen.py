@@ -65,7 +65,7 @@ def protocol(limits: Limits) -> type[H11Protocol]:
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > limits.connections:
-                self.app = crowded  # type: ignore[assignment]
+                self.app = crowded
             self._watch()
 
         def send_400_response(self, msg: str) -> None:
