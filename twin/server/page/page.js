@@ -18,7 +18,7 @@ async function look() {
     const answer = await fetch("twin", {headers: headers()});
     if (answer.status === 401) {
       at("model").textContent = "needs a key: Settings, API key";
-      document.querySelector("details").open = true;
+      at("settings").open = true;
       return;
     }
     state.facts = await answer.json();
@@ -26,6 +26,7 @@ async function look() {
     at("model").textContent = `${f.model} on ${f.node}, context ${f.context.toLocaleString("en")}`;
     at("health").textContent =
       f.running + f.waiting ? `${f.running} running, ${f.waiting} waiting` : "";
+    at("system").disabled = !f.chat;
     if (f.greedy) {
       at("temperature").value = 0;
       for (const id of ["temperature", "top_p", "top_k", "min_p"]) at(id).disabled = true;
@@ -133,180 +134,3 @@ function warn(rate, low, high) {
         : "the fit does not describe this machine.");
   }
 }
-
-// ---- a turn -------------------------------------------------------------------------------------
-
-function turn(who, text, kind = who) {
-  const made = document.createElement("div");
-  made.className = `turn ${kind}`;
-  const name = document.createElement("b");
-  name.textContent = who;
-  made.append(name, document.createTextNode(text));
-  at("said").append(made);
-  at("said").scrollTop = at("said").scrollHeight;
-  return made.lastChild;
-}
-
-function body(text) {
-  const number = id => (at(id).value === "" ? undefined : Number(at(id).value));
-  const shared = {
-    stream: true,
-    stream_options: {include_usage: true},
-    step_times: true,
-    temperature: number("temperature"),
-    top_p: number("top_p"),
-    top_k: number("top_k"),
-    min_p: number("min_p"),
-    seed: number("seed"),
-  };
-  const most = number("most");
-  return state.facts && !state.facts.chat
-    ? ["v1/completions", {...shared, prompt: text, max_tokens: most || 64}]
-    : [
-        "v1/chat/completions",
-        {...shared, messages: state.history, ...(most ? {max_tokens: most} : {})},
-      ];
-}
-
-function refused(error) {
-  const full = error.code === "context_length_exceeded" && state.history.length > 1;
-  return new Error(error.message + (full ? "; the button New forgets the conversation" : ""));
-}
-
-async function ask(text) {
-  state.history.push({role: "user", content: text});
-  turn("you", text, "user");
-  const node = turn("model", ""),
-    began = performance.now(),
-    marks = [];
-  const control = (state.stop = new AbortController());
-  at("send").disabled = true;
-  at("stop").hidden = false;
-  at("fresh").disabled = true;
-  at("alarm").hidden = true;
-  state.steps = [];
-  state.from = 0;
-  for (const id of ["first", "tokens", "prompt", "kept", "queue"]) at(id).textContent = "–";
-  let said = "",
-    tokens = 0;
-  const take = chunk => {
-    if (chunk.error) throw new Error(chunk.error.message);
-    const choice = chunk.choices[0],
-      now = performance.now();
-    if (choice) {
-      const piece = choice.text ?? choice.delta.content ?? "";
-      if (chunk.tokens && !choice.finish_reason) {
-        if (!marks.length) at("first").textContent = time(now - began);
-        tokens += chunk.tokens;
-        marks.push([now, tokens]);
-        const from = marks.find(m => now - m[0] < 1000);
-        if (now - from[0] > 20) {
-          const rate = ((tokens - from[1]) / (now - from[0])) * 1000;
-          at("rate").firstChild.data = number(rate) + " ";
-          const last = marks[marks.length - 2],
-            each = (now - last[0]) / 1000 / chunk.tokens;
-          for (let i = 0; i < chunk.tokens; i++) state.steps.push(each);
-          draw();
-        }
-        at("tokens").textContent = tokens;
-      }
-      const down = at("said").scrollHeight - at("said").scrollTop - at("said").clientHeight < 60;
-      said += piece;
-      node.data = said;
-      if (down) at("said").scrollTop = at("said").scrollHeight;
-    }
-    if (chunk.timings) finish(chunk);
-  };
-  try {
-    const [path, asked] = body(text);
-    const answer = await fetch(path, {
-      method: "POST",
-      headers: headers(),
-      body: JSON.stringify(asked),
-      signal: control.signal,
-    });
-    if (!answer.ok) throw refused((await answer.json()).error);
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "";
-    for (;;) {
-      const {done, value} = await reader.read();
-      if (done) break;
-      const parts = (rest + value).split("\n\n");
-      rest = parts.pop();
-      for (const part of parts) {
-        if (part.startsWith("data: ") && part !== "data: [DONE]") take(JSON.parse(part.slice(6)));
-      }
-    }
-  } catch (error) {
-    if (!said) {
-      // nothing is kept of the turn; its text may be changed and sent again
-      state.history.pop();
-      node.parentElement.remove();
-      at("text").value ||= text;
-    }
-    if (error.name === "AbortError") turn("", "stopped", "note");
-    else turn("", error.message, "note wrong");
-  }
-  if (said) state.history.push({role: "assistant", content: said});
-  state.stop = null;
-  at("send").disabled = false;
-  at("stop").hidden = true;
-  at("fresh").disabled = false;
-  at("text").focus();
-  look();
-}
-
-function finish(chunk) {
-  const t = chunk.timings,
-    u = chunk.usage;
-  if (t.tokens_per_s) at("rate").firstChild.data = number(t.tokens_per_s) + " ";
-  at("first").textContent = time(t.first_token_ms);
-  at("tokens").textContent = u.completion_tokens;
-  at("prompt").textContent =
-    `${u.prompt_tokens} tokens` + (t.prompt_ms ? `, ${time(t.prompt_ms)}` : "");
-  at("kept").textContent = t.kept_tokens
-    ? `${t.kept_tokens} tokens` + (t.saved_ms ? `, about ${time(t.saved_ms)} saved` : "")
-    : "none";
-  at("queue").textContent = time(t.queue_ms);
-  state.from = u.prompt_tokens;
-  state.steps = (t.step_us[0] || []).slice(1).map(us => Math.max(us, 1) / 1e6);
-  draw();
-  if (state.steps.length >= 16) judge(t.tokens_per_s, u.prompt_tokens + u.completion_tokens / 2);
-}
-
-// ---- keyboard -----------------------------------------------------------------------------------
-
-function send() {
-  const text = at("text").value.trim();
-  if (!text || state.stop) return;
-  at("text").value = "";
-  ask(text);
-}
-
-at("form").addEventListener("submit", event => {
-  event.preventDefault();
-  send();
-});
-
-at("text").addEventListener("keydown", event => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    send();
-  }
-});
-
-document.addEventListener("keydown", event => {
-  if (event.key === "Escape" && state.stop) state.stop.abort();
-});
-
-at("stop").addEventListener("click", () => state.stop && state.stop.abort());
-at("fresh").addEventListener("click", () => {
-  state.history = [];
-  state.steps = [];
-  at("said").replaceChildren();
-  at("alarm").hidden = true;
-  draw();
-  at("text").focus();
-});
-
-at("text").focus();
