@@ -2,8 +2,8 @@
 plan.
 
 A plan that forgets a read would run and compute something else without a sign, so every stage's
-reads are compared exactly: value, parts, scale and step. The elements may be more than needed,
-never fewer.
+reads are compared exactly and in their order, since the kernel takes them by their place: value,
+parts, scale, step and elements.
 """
 
 from __future__ import annotations

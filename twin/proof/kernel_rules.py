@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from twin.errors import PlanError
+from twin.kernel import experts
 from twin.kernel.fields import FLOATS
-from twin.kernel.layout import LINE_FLOATS, shelves_floats
+from twin.kernel.layout import LINE_FLOATS, shelf_rows, shelves_floats
 from twin.kernel.prompt import check_tensor_cores
 from twin.kernel.scan import check_cache_tiles
 from twin.kernel.streams import PAGE_BYTES
@@ -55,8 +56,11 @@ def check_kernel(plan: Plan) -> list[Violation]:
     found = [
         *_limits(plan),
         *_lanes(plan),
+        *_teams(plan),
         *_experts(plan),
         *_heads(plan),
+        *_states(plan),
+        *_neighbours(plan),
         *(violation for stage in plan.stages for violation in _stage(plan, stage)),
     ]
     return (
@@ -155,6 +159,33 @@ def _heads(plan: Plan) -> Iterator[Violation]:
         yield Violation("kernel", THE_PLAN, message)
 
 
+def _states(plan: Plan) -> Iterator[Violation]:
+    """Recurrent states are compiled in as those of the first stage that has some."""
+    first: Stage | None = None
+    for stage in plan.stages:
+        if stage.kind is not StageKind.DELTA or stage.scan is None:
+            continue
+        first = first or stage
+        has, its = stage.scan, first.scan
+        assert its is not None
+        one, other = (has.splits, has.page, has.held_bytes), (its.splits, its.page, its.held_bytes)
+        if one != other:
+            message = f"items, columns and bytes of its states are {one}; {first.name} has {other}"
+            yield Violation("kernel", stage.name, message)
+
+
+def _neighbours(plan: Plan) -> Iterator[Violation]:
+    """By the stage before it an output projection knows whether heads' outputs are attention's or
+    a recurrent state's; by the one behind it attention of a prompt pass knows the next weights.
+    """
+    makers = (StageKind.ATTENTION, StageKind.DELTA)
+    for stage in plan.stages if plan.spec else ():
+        before = plan.stages[stage.index - 1] if stage.index else stage
+        if stage.kind is StageKind.O_PROJ and before.kind not in makers:
+            message = f"follows {before.name}; it stands right behind what makes heads' outputs"
+            yield Violation("kernel", stage.name, message)
+
+
 def _expert_tiles(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
     """Tiles of few-bit weights lie in memory with their scales: of rows that blocks share, a block
     has whole ones, which lie in one expert.
@@ -182,6 +213,8 @@ def _stage(plan: Plan, stage: Stage) -> Iterator[Violation]:
             yield Violation("kernel", stage.name, f"has {what}, which can be simulated only")
     if stage.matrix is not None:
         yield from _matrix(plan, stage, stage.matrix)
+    if stage.matrix is not None and stage.kind is StageKind.LM_HEAD:
+        yield from _shelf(plan, stage, stage.matrix)
     if stage.scan and plan.limits.teams and stage.scan.page > BLOCK_THREADS:
         message = (
             f"items of {stage.scan.page} columns of a state; the {BLOCK_THREADS} threads of an "
@@ -208,6 +241,15 @@ def _probe_stage(stage: Stage) -> Iterator[Violation]:
 
 
 def _matrix(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
+    if matrix.beside != 1:
+        message = f"{matrix.beside} matrices side by side; those of experts alone become one"
+        yield Violation("kernel", stage.name, message)
+    if matrix.folded and (matrix.tile_cols < matrix.cols or not plan.limits.teams):
+        message = (
+            f"folds of tiles of {matrix.tile_cols} of {matrix.cols} columns; an NVIDIA block's "
+            "warp folds whole rows"
+        )
+        yield Violation("kernel", stage.name, message)
     if matrix.format is not None and matrix.format.name not in DECODED:
         yield Violation(
             "kernel",
@@ -260,6 +302,35 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
             yield Violation("kernel", stage.name, message)
 
 
+def _teams(plan: Plan) -> Iterator[Violation]:
+    """An NVIDIA block's warps are divided once for all matrices of an input."""
+    shapes: dict[object, tuple[str, tuple[int, int, bool]]] = {}
+    for stage in plan.stages if plan.limits.teams else ():
+        matrix = experts.multiplied(plan, stage)
+        if matrix is None:
+            continue
+        has = (matrix.cols, matrix.tile_cols, matrix.folded)
+        name, first = shapes.setdefault(input_of(stage.kind, routed=plan.routed), (stage.name, has))
+        if has != first:
+            message = f"(columns, of a tile, folded) {has}; {name}, of the same input, has {first}"
+            yield Violation("kernel", stage.name, message)
+
+
+def _shelf(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
+    """What blocks make of their logits for the full sampler lies on shelves of one size, that of
+    an even share.
+    """
+    sizes = [hi - lo for lo, hi in matrix.owned]
+    most = shelf_rows(plan)
+    if plan.options.sampling is Sampling.FULL and max(sizes, default=0) > most:
+        block = sizes.index(max(sizes))
+        message = (
+            f"block {block} has {sizes[block]} of {matrix.rows} rows; its shelf has room for "
+            f"{most} logits, an even share"
+        )
+        yield Violation("kernel", stage.name, message)
+
+
 def _sample(plan: Plan, stage: Stage) -> Iterator[Violation]:
     """Full: block 0 gathers all blocks' summaries of their logits, and publishes the token.
     Greedy: every block looks at all candidates and publishes nothing.
@@ -291,7 +362,14 @@ def _sample(plan: Plan, stage: Stage) -> Iterator[Violation]:
         yield Violation(
             "kernel", stage.name, f"{elements} words: a greedy candidate has two, logit and token"
         )
-    # a probe's block publishes logits, and summarises them itself
+    # a probe's one block publishes logits, and summarises them itself
+    if full and not plan.spec and (plan.blocks > 1 or elements > shelf_rows(plan)):
+        yield Violation(
+            "kernel",
+            stage.name,
+            f"{elements} logits on {plan.blocks} blocks; a probe samples on one, whose shelf has "
+            f"room for {shelf_rows(plan)}",
+        )
     wanted = SUMMARY * plan.blocks
     if full and plan.spec and elements != wanted:
         yield Violation(

@@ -312,6 +312,8 @@ def _delta_rows(layer: LayerWalk, stage: Stage, kind: DeltaNet) -> int:
         layer.walk.say(
             stage, f"{scan.splits} items of {scan.page} columns, a head has {kind.value_dim}"
         )
+    if scan.dim != kind.key_dim:
+        layer.walk.say(stage, f"states of {scan.dim} rows, the model's have {kind.key_dim}")
     if scan.splits > 1 and rows % LOAD_WORDS:
         layer.walk.say(stage, f"items of {rows} columns, no whole loads of {LOAD_WORDS} words")
     seen = 2 * kind.key_dim + rows

@@ -328,7 +328,10 @@ def _outputs(plan: Plan) -> Iterator[Violation]:
 
 @lru_cache(maxsize=1024)
 def _not_a_partition(owned: tuple[Span, ...], count: int) -> str:
-    """Empty when the spans hold each of 0..count-1 exactly once."""
+    """Empty when the spans hold each of 0..count-1 exactly once, in block order. The kernel finds
+    by a block's number what lies before its own: tokens that blocks have logits of, the rows that
+    neighbours of a prompt pass share, where a block's few-bit tiles of an expert begin.
+    """
     at, before = 0, -1
     for (lo, hi), block in sorted(
         (span, block) for block, span in enumerate(owned) if span[0] < span[1]
@@ -338,7 +341,16 @@ def _not_a_partition(owned: tuple[Span, ...], count: int) -> str:
         if lo > at:
             return f"{at} belongs to no block"
         at, before = hi, block
-    return f"{at} belongs to no block" if at < count else ""
+    if at < count:
+        return f"{at} belongs to no block"
+    ends = (0, *(hi for _, hi in owned))
+    for block, (lo, _) in enumerate(owned):
+        if lo != ends[block]:
+            return (
+                f"{lo} is the first of block {block}, and the block before ends at {ends[block]}: "
+                "blocks divide in their order"
+            )
+    return ""
 
 
 # ---- order, residency, collectives, resets -------------------------------------------------------

@@ -161,6 +161,9 @@ class Walk:
         )
         if not gathered.pushed:
             self.say(stage, f"{gathered.name} is gathered but not marked as pushed")
+        if gathered.owned != value.owned:
+            message = f"blocks do not publish the elements of {gathered.name} that they read"
+            self.say(stage, message)
         return gathered
 
     def residual(self, modules: list[Value]) -> list[Need]:
@@ -321,8 +324,9 @@ class Walk:
 
 
 def compare(plan: Plan, stage: Stage, needs: list[Need]) -> Iterator[Violation]:
-    """Where a stage's reads differ from what it needs."""
+    """Where a stage's reads differ from what it needs, or come in another order."""
     left = list(stage.reads)
+    taken: list[Read] = []
     for need in needs:
         read = next(
             (read for read in left if read.value == need.value.id and read.parts is need.parts),
@@ -333,7 +337,12 @@ def compare(plan: Plan, stage: Stage, needs: list[Need]) -> Iterator[Violation]:
             yield Violation("data flow", stage.name, message)
             continue
         left.remove(read)
+        taken.append(read)
         yield from _compare_read(stage, read, need)
+    if not left and taken != list(stage.reads):
+        wanted = ", ".join(plan.values[read.value].name for read in taken)
+        message = f"its reads are not in the order in which they are taken: {wanted}"
+        yield Violation("data flow", stage.name, message)
     for read in left:
         message = (
             f"reads {plan.values[read.value].name} ({read.parts.value} parts), which the model "
@@ -353,19 +362,15 @@ def _compare_read(stage: Stage, read: Read, need: Need) -> Iterator[Violation]:
             )
     different = _difference(read.spans, need.spans)
     if different is not None:
-        block, element, missing = different
-        fault = (
-            f"needs {name}[{element}] and does not read it"
-            if missing
-            else f"reads {name}[{element}], which it does not use"
-        )
-        yield Violation("data flow", stage.name, f"block {block} {fault}")
+        block, element, fault = different
+        said = fault.format(f"{name}[{element}]")
+        yield Violation("data flow", stage.name, f"block {block} {said}")
 
 
 @lru_cache(maxsize=1024)
-def _difference(has: Spans, needed: Spans) -> tuple[int, int, bool] | None:
-    """The first block that reads something else, and an element that it lacks (True) or has too
-    much. Layers that are alike are compared once.
+def _difference(has: Spans, needed: Spans) -> tuple[int, int, str] | None:
+    """The first block that reads something else, an element that it lacks or has too much, and
+    which of both. Layers that are alike are compared once.
     """
     if has == needed:
         return None
@@ -374,11 +379,11 @@ def _difference(has: Spans, needed: Spans) -> tuple[int, int, bool] | None:
             continue
         holes = [hole for span in wanted if (hole := first_hole(spans, span)) is not None]
         if holes:
-            return block, holes[0], True
+            return block, holes[0], "needs {} and does not read it"
         more = [hole for span in spans if (hole := first_hole(wanted, span)) is not None]
         # it would lie where the kernel expects another, or count as known although nobody polls it
         if more:
-            return block, more[0], False
+            return block, more[0], "reads {}, which it does not use"
     return None
 
 
