@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 import os
 import re
 import tempfile
@@ -14,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from stat import S_IMODE
+from typing import Any
 from uuid import uuid4
 
 from twin.errors import ConfigError, OutputError
@@ -21,6 +23,8 @@ from twin.text import shown
 
 BESIDE = ".twin-"  # begins the name of what is being written, beside the file that it becomes
 LONGEST_NAME = 255  # bytes of a name in a folder, where the file system does not say
+MOST_JSON_PARTS = 1_000_000
+MOST_RECORD_BYTES = 16 * 2**20  # of a file of results; the longest of ours has 150 kB
 LONGEST_STEM = 200  # characters of a name that we make a file name of
 _STEM = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9_-]+)*\Z")
 
@@ -198,6 +202,27 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     writer.writerow(header)
     writer.writerows(rows)
     return out.getvalue()
+
+
+def read_json(path: Path, most_bytes: int) -> Any:
+    """What a JSON file of at most `most_bytes` says. Raises ConfigError, also for numbers without
+    end and for more than MOST_JSON_PARTS lists and mappings, which cost far more than their bytes.
+    """
+    text = read_text(path, most_bytes)
+    parts = text.count("{") + text.count("[")
+    if parts > MOST_JSON_PARTS:
+        raise ConfigError(
+            f"{shown(path)}: {parts:,} lists and mappings, at most {MOST_JSON_PARTS:,} are read; "
+            "give a shorter file"
+        )
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ConfigError(f"{shown(path)}: JSON nested too deeply; write it flatter") from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{shown(path)}: no JSON ({shown(str(error), 100)}); check the path"
+        ) from error
 
 
 def read_text(path: Path, most_bytes: int) -> str:

@@ -76,10 +76,9 @@ MIXES: tuple[dict[str, Any], ...] = (
 
 def attack(chance: random.Random, folder: Path) -> str:
     """One changed plan."""
-    base = some_base(chance)
-    plan, done = changed(base, chance)
-    if plan == base:
-        return "unchanged"
+    plan = base = some_base(chance)
+    while plan == base:
+        plan, done = changed(base, chance)
     what = f"{done} of {describe(base)}"
     if not accepted(plan, what):
         return "refused"
@@ -198,9 +197,7 @@ def _values(plan: Plan, new: Iterable[Value]) -> Plan:
     return replace(plan, values=tuple(at.get(v.id, v) for v in plan.values))
 
 
-def _some(
-    plan: Plan, chance: random.Random, has: Callable[[Stage], object]
-) -> tuple[Stage, ...]:
+def _some(plan: Plan, chance: random.Random, has: Callable[[Stage], object]) -> tuple[Stage, ...]:
     """A stage, or all of its kind, for which `has` holds."""
     found = [stage for stage in plan.stages if has(stage)]
     if not found:
@@ -524,7 +521,6 @@ CHANGES: tuple[Change, ...] = (
     blocks_of_reads,
     edges_of_reads,
     pieces_of_reads,
-    divided,
     divided,
     divided,
     fields_of_values,

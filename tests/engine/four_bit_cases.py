@@ -89,7 +89,7 @@ def matrix(
     scales = scales.astype(scale_type)
     zeros = np.full(scales.shape, 8, np.uint8)
     if "-zp" in format:
-        zeros = chance.integers(1, 16, scales.shape).astype(np.uint8)
+        zeros = chance.integers(0, 16, scales.shape).astype(np.uint8)
     meant = (q.astype(np.float64) - np.repeat(zeros, wide, axis=1)) * np.repeat(
         scales.astype(np.float64), wide, axis=1
     )
@@ -110,10 +110,11 @@ def matrix(
             "qzeros": ("I32", words(zeros.T, order)),
             "scales": (kind, scales.T),
         }, meant
-    less = 0 if "v2" in case else 1
+    # GPTQModel's convert_gptq_v2_to_v1: whole words are less, so a nibble of 0 borrows
+    less = np.uint32(0 if "v2" in case else 0x11111111)
     return {
         "qweight": ("I32", words(q).T),
-        "qzeros": ("I32", words(zeros.T - less)),
+        "qzeros": ("I32", (words(zeros.T).view(np.uint32) - less).view(np.int32)),
         "scales": (kind, scales.T),
         "g_idx": ("I32", (np.arange(cols) // wide).astype(np.int32)),
     }, meant

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.four_bit_cases import CASES, GPTQ, Stored, grouped, made
+from tests.engine.four_bit_cases import CASES, Stored, grouped, made
 from tests.engine.small_engine import LIMITS, TOKENS
 from tests.engine.test_coded_checkpoints import SPEC
 from tests.engine.test_coded_checkpoints import write as write_config
@@ -173,7 +173,12 @@ def test_settings_that_are_not_understood_are_refused_by_name(
     refused(ConfigError, lambda: load_model(folder), message)
 
 
-def test_gptq_holds_zero_points_of_sixteen(tmp_path: Path) -> None:
-    assert GPTQ["bits"] == 4
-    weights = opened(tmp_path, "gptq", changed("qzeros", lambda a: a * 0 - 1)).weights
-    assert (weights["layers.0.up.zeros"] == 16).all()
+def test_gptq_zero_points_are_less_by_words_not_by_nibbles(tmp_path: Path) -> None:
+    """A zero point of 0 has borrowed from the one before it: read nibble by nibble, both were
+    wrong, 0 by 16 scales.
+    """
+    weights = opened(tmp_path, "gptq", changed("qzeros", lambda a: a * 0 - 0x11111111)).weights
+    assert (weights["layers.0.up.zeros"] == 0).all()
+    mixed = changed("qzeros", lambda a: a * 0 + (0x10203040 - 0x11111111))
+    found = opened(tmp_path, "gptq", mixed).weights["layers.0.up.zeros"]
+    assert found[:8, 0].tolist() == [0, 4, 0, 3, 0, 2, 0, 1]

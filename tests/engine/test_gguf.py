@@ -251,6 +251,10 @@ def test_a_tensor_too_few_or_too_many_is_refused(tmp_path: Path) -> None:
             {"blk.0.attn_q.bias": np.zeros(256, np.float32)},
             "'blk.0.attn_q.bias' is not part",
         ),
+        ("head", {"output.bias": np.zeros(101, np.float32)}, "'output.bias' is not part"),
+        ("norm", {"token_embd_norm.weight": np.ones(64, np.float32)}, "embd_norm.weight' is not"),
+        ("short", {"rope_factors_short.weight": np.ones(4, np.float32)}, "short.weight' is not"),
+        ("layer", {"blk.9.attn_norm.weight": np.ones(64, np.float32)}, "'blk.9.attn_norm.weight'"),
         ("shape", {"output_norm.weight": np.ones(64, np.float32)}, "has shape [64]"),
     ):
         writer = start(tmp_path / f"{name}.gguf", WIDE)

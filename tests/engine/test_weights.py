@@ -220,12 +220,69 @@ def test_a_folder_whose_weights_are_in_another_format_is_refused_by_it(
 
 @pytest.mark.parametrize(
     "name",
-    ["lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "visual.patch.weight"],
+    [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "visual.patch.weight",
+        "model.vision_tower.layers.0.mlp.up_proj.weight",
+        "model.rotary_emb.inv_freq",
+        "mtp.layers.0.mlp.up_proj.weight",
+    ],
 )
 def test_extra_tensors_that_change_nothing_are_ignored(tmp_path: Path, name: str) -> None:
     spec = replace(SPEC, tied=True)
     rewrite(save(tmp_path, spec), put(name), spec)
     assert open_checkpoint(tmp_path).dtype is DType.BF16
+
+
+def test_every_other_tensor_that_is_left_over_is_refused_by_its_name(tmp_path: Path) -> None:
+    """Whatever a model's code might use: what a configuration leaves out changes the output."""
+    spec = replace(SPEC, tied=True)
+    ends = (
+        "lm_head.bias",
+        "score.weight",
+        "model.norm.bias",
+        "model.embed_positions.weight",
+        "model.layers.0.self_attn.q_norm.weight",
+        "model.layers.0.self_attn.q_proj.lora_A.weight",
+        "model.layers.0.mlp.experts.0.up_proj.weight",
+        "model.layers.0.mlp.up_proj.bias",
+        "model.layers.0.pre_feedforward_layernorm.weight",
+        "model.layers.0.layer_scalar",
+    )
+    for name in ends:
+        rewrite(save(tmp_path, spec), put(name), spec)
+        refused(CheckpointError, lambda: open_checkpoint(tmp_path), f"{name!r} is not part of a")
+
+
+def test_layers_beyond_the_configuration_are_refused_but_for_drafts(tmp_path: Path) -> None:
+    """They have every tensor of an ordinary layer; DeepSeek-V3's layer that drafts has others."""
+    beyond = f"model.layers.{SPEC.layers}."
+    rewrite(save(tmp_path), put(f"{beyond}mlp.up_proj.weight"))
+    says = f"'{beyond}mlp.up_proj.weight' is of layer {SPEC.layers}, and config.json has "
+    refused(CheckpointError, lambda: open_checkpoint(tmp_path), says)
+
+    def drafting(table: dict[str, Any]) -> None:
+        put(f"{beyond}mlp.up_proj.weight")(table)
+        put(f"{beyond}eh_proj.weight")(table)
+
+    rewrite(save(tmp_path), drafting)
+    assert open_checkpoint(tmp_path).dtype is DType.BF16
+
+
+def test_a_head_beside_tied_embeddings_is_refused_where_it_differs(tmp_path: Path) -> None:
+    """transformers 5 uses the file's head then, and warns; a copy of the embedding is the same."""
+    spec = replace(SPEC, tied=True)
+
+    def copied(table: dict[str, Any], by: float = 0.0) -> None:
+        head = table["model.embed_tokens.weight"].copy()
+        head[-1, -1] += by
+        table["lm_head.weight"] = head
+
+    rewrite(save(tmp_path, spec), copied, spec)
+    open_checkpoint(tmp_path)
+    rewrite(save(tmp_path, spec), lambda table: copied(table, 1.0), spec)
+    says = "'lm_head.weight' differs from 'model.embed_tokens.weight'"
+    refused(CheckpointError, lambda: open_checkpoint(tmp_path), says)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 8, 100, -1])

@@ -18,7 +18,7 @@ from twin import files
 from twin.bench import fidelity
 from twin.bench.fidelity import Judged
 from twin.bench.timing import Sample
-from twin.errors import CalibrationError, OutputError
+from twin.errors import CalibrationError, ConfigError, OutputError
 
 RESULT, SAMPLES, FIDELITY = "result.json", "samples.csv", "fidelity.csv"
 # what every result.json holds; what else it holds is explained in calibration/runs/README.md
@@ -72,8 +72,8 @@ def write(
 def read(folder: Path) -> dict[str, Any]:
     """A stored result, checked. Raises CalibrationError."""
     try:
-        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        result = files.read_json(folder / RESULT, files.MOST_RECORD_BYTES)
+    except ConfigError as error:
         raise CalibrationError(
             f"{folder / RESULT}: cannot be read as JSON ({error}); give the folder of a `twin "
             "bench` record"

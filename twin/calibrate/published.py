@@ -13,8 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from twin.data import read_yaml
 from twin.errors import CalibrationError, ConfigError
 from twin.hardware.override import SPREAD
 from twin.hardware.types import Kind
@@ -25,7 +24,6 @@ FIGURES = "figures"  # in the meta data of a record
 TOKENS = "tokens/s"
 TRUST = SPREAD[Kind.THIRD_PARTY]
 BASES = ("B/s", "s")  # of the other units
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Role(Enum):
@@ -155,13 +153,11 @@ def samples_of(folder: Path, meta: Mapping[str, Any]) -> dict[str, list[float]]:
 def _meta(folder: Path) -> Mapping[str, Any]:
     """Of a run beside the one that is fitted."""
     try:
-        found = yaml.load((folder / "meta.yaml").read_text(encoding="utf-8"), LOADER)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        return read_yaml(folder / "meta.yaml")
+    except ConfigError as error:
         raise CalibrationError(
-            f"{folder / 'meta.yaml'}: cannot be read, so what it holds out is unknown "
-            f"({said(str(error))}); repair or remove it"
+            f"{error}; what it holds out is unknown: repair or remove it"
         ) from error
-    return found if isinstance(found, dict) else {}
 
 
 def _figure(name: str, node: str, one: Mapping[str, Any]) -> Figure:

@@ -28,8 +28,8 @@ from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import RUNS, recorded, written
 from twin.calibrate.tracing import SEED, WARMUP_TOKENS, prompt_of
 from twin.engine.choose import compiled_in_turn, open_random
-from twin.errors import CalibrationError, EngineError, InvalidPlan, TwinError
-from twin.files import write
+from twin.errors import CalibrationError, ConfigError, EngineError, InvalidPlan, TwinError
+from twin.files import MOST_RECORD_BYTES, read_json, write
 from twin.hardware.types import Node
 from twin.models.kind import ModelKind, kind_of, stored_as
 from twin.text import shown
@@ -192,7 +192,7 @@ def read(node: Node, folder: Path) -> Record:
     """Raises CalibrationError for a file that holds no predictions of this node."""
     file = folder / PREDICTIONS
     try:
-        text = json.loads(file.read_text(encoding="utf-8"))
+        text = read_json(file, MOST_RECORD_BYTES)
         runs = recorded(folder, text)
         predicted = {name: _predicted(one) for name, one in text["predicted"].items()}
         record = Record(
@@ -203,7 +203,7 @@ def read(node: Node, folder: Path) -> Record:
             tuple(runs or ()),
             predicted,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CalibrationError(
             f"{file}: holds no predictions ({shown(str(error))}); move it away, or take another "
             "seed"

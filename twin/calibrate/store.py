@@ -6,7 +6,6 @@ A node of one device is called by the device, as on the command line: 1xh200-sxm
 
 from __future__ import annotations
 
-import copy
 import csv
 import math
 import os
@@ -16,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,8 @@ import yaml
 
 from twin import files
 from twin.calibrate.published import is_published, samples_of
-from twin.data import data_dir
-from twin.errors import CalibrationError
+from twin.data import data_dir, read_yaml
+from twin.errors import CalibrationError, ConfigError
 from twin.hardware.types import Kind, Number
 from twin.text import said, shown
 
@@ -36,9 +34,6 @@ SAMPLES = "samples.csv"
 PATH_SHOWN = 200  # characters of a path in a message
 HOME_VARIABLE = "MONOTWIN_CALIBRATION"
 STAMP = "%Y-%m-%dT%H%M%S"
-MOST_YAML_BYTES = 4 << 20  # the H200's fit has 40 kB
-# a fit is read in 10 ms instead of 100, where PyYAML has its C parser
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Samples = dict[str, list[float]]  # seconds per step of each repeat, by probe or engine run
 
@@ -382,26 +377,15 @@ def _finite(value: Any) -> float | None:
     return value
 
 
-@lru_cache(maxsize=8)
-def _parsed(text: str) -> Any:
-    """The same fit is asked for with every point of a study."""
-    return yaml.load(text, LOADER)
-
-
 def _read_yaml(file: Path, advice: str) -> dict[str, Any]:
-    """One of our own YAML files, in their fast form. Raises CalibrationError for one that is
-    damaged.
+    """One of our own YAML files. Raises CalibrationError for one that is damaged, and OSError for
+    one that is missing.
     """
+    file.stat()
     try:
-        if file.stat().st_size > MOST_YAML_BYTES:
-            raise CalibrationError(
-                f"{shown(file, PATH_SHOWN)}: more than {MOST_YAML_BYTES:,} bytes; {advice}"
-            )
-        content = copy.deepcopy(_parsed(file.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise CalibrationError(
-            f"{shown(file, PATH_SHOWN)}: is damaged ({said(str(error))}); {advice}"
-        ) from error
-    if not isinstance(content, dict):
-        raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is empty or damaged; {advice}")
+        content = read_yaml(file)
+    except ConfigError as error:
+        raise CalibrationError(f"{error}; {advice}") from error
+    if not content:
+        raise CalibrationError(f"{shown(file, PATH_SHOWN)}: is empty; {advice}")
     return content

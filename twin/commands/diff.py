@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from twin.commands.arguments import Subparsers, command
 from twin.commands.output import emit
 from twin.errors import ConfigError
-from twin.files import read_text
+from twin.files import read_json
 from twin.report.figures import spoken
 from twin.report.tables import percent, table
 from twin.text import said, shown
@@ -84,12 +83,9 @@ def run(args: argparse.Namespace) -> int:
 def read(path: Path) -> Kept:
     """Raises ConfigError with the file and what is missing."""
     try:
-        data = json.loads(read_text(path, MOST_BYTES))
-    except ValueError as error:
-        raise ConfigError(f"{shown(path)}: no JSON ({shown(str(error), 100)}); {ASK}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{shown(path)}: nested too deeply; {ASK}") from error
-    told = Told(path, "", data)
+        told = Told(path, "", read_json(path, MOST_BYTES))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {ASK}") from error
     stages = {}
     for one in told.items("stages"):
         name = one.word("name")

@@ -7,8 +7,8 @@ and what their words mean.
 - AWQ (`gemm`): `qweight` [in, out / 8] and `qzeros` [groups, out / 8] have eight outputs to a word,
   whose nibbles are of outputs 0 2 4 6 1 3 5 7; `scales` [groups, out].
 - GPTQ: `qweight` [in / 8, out] has eight inputs to a word, `qzeros` [groups, out / 8] eight
-  outputs, each one less than meant, but for `gptq_v2`; `scales` [groups, out]; `g_idx` [in], the
-  group of each column.
+  outputs, words of which, but for `gptq_v2`, are LESS than meant; `scales` [groups, out]; `g_idx`
+  [in], the group of each column.
 - compressed-tensors `mxfp4-` and `nvfp4-pack-quantized`: `weight_packed` [out, in / 2] has two
   inputs to a byte, the first in its lower half; `weight_scale` [out, blocks] is exponents, or E4M3
   numbers, which NVFP4 divides by `weight_global_scale`.
@@ -37,6 +37,7 @@ from twin.text import shown
 
 WORD = 8  # codes of a word
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output that each nibble of a word is of
+LESS = np.uint32(0x11111111)  # a word of GPTQ's zero points: one of each nibble, with borrows
 HALF = 8  # above a signed number: compressed-tensors', and the zero of a symmetric GPTQ
 NAN = {"U8": 0xFF, "F8_E4M3": 0x7F}  # of scales of a byte, beside the sign
 AGAIN = "download the file again"
@@ -142,8 +143,10 @@ class FourBitTensor:
                 return nibbles(np.ascontiguousarray(words.T)).T[:rows]
             case "awq":
                 return nibbles(words)[:, _awq(rows)].T
-            case name:
-                return nibbles(words).T + np.uint8(name == "gptq")
+            case "gptq":  # as its writers do: a nibble of 15 carries into its neighbour
+                return nibbles(words + LESS).T
+            case _:
+                return nibbles(words).T
 
     def _scales(self, files: dict[Path, Array]) -> Array:
         entry = self.held["scales"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ import numpy as np
 from twin.engine.safetensors import NUMPY, Array, check_finite
 from twin.errors import CheckpointError
 from twin.models.decoder import Tensor
-from twin.models.gguf_config import Architecture, Keys, architecture_of
+from twin.models.gguf_config import Architecture, Keys, architecture_of, factors_read
 from twin.models.gguf_file import KINDS, GgufFile, GgufTensor, read_gguf
 from twin.models.load import canonical, load_model, tensors
 from twin.models.spec import DType, ModelSpec
@@ -28,6 +29,8 @@ from twin.text import shown
 MISSING = "reading GGUF needs the package gguf (the extra monotwin[gguf]): pip install gguf"
 KEPT_TENSORS = 8  # a layer is packed rank by rank, each asking for the same ones
 LARGEST_KEPT_BYTES = 2**28  # the table of embeddings is asked for once or twice
+# of a layer, as old files have them
+_ANGLES = re.compile(r"blk\.\d+\.(rope_freqs|attn_rot_embd)\.weight\Z")
 ROWS_ELEMENTS = 2**20  # turned at once: FP32 of that size stays in a core's cache for the most part
 
 
@@ -179,9 +182,9 @@ def _named(gguf: Any, file: GgufFile, spec: ModelSpec) -> dict[str, GgufTensor]:
 
 
 def _refuse_surplus(file: GgufFile, spec: ModelSpec, used: set[str]) -> None:
-    """A tensor of a layer that is not used would have changed the output."""
-    for name in sorted(file.tensors.keys() - used):
-        if name.startswith("blk.") and not name.endswith("rope_freqs.weight"):
+    """A tensor that is not used would have changed the output, but for angles of positions."""
+    for name in sorted(file.tensors.keys() - used - factors_read(file)):
+        if not _ANGLES.match(name):
             raise CheckpointError(
                 f"{shown(file.path)}: {shown(name)} is not part of a {spec.family} model; "
                 "use the original checkpoint (a folder of config.json and safetensors)"

@@ -7,7 +7,6 @@ file.
 from __future__ import annotations
 
 import os
-import re
 import threading
 import zlib
 from collections import OrderedDict
@@ -21,6 +20,7 @@ import numpy as np
 from twin.engine.coded_tensors import CodedTensor, coded_tensor, names_read, with_stored_scales
 from twin.engine.four_bit_tensors import FourBitTensor, Layout, layout_of
 from twin.engine.gguf_weights import open_gguf
+from twin.engine.left_over import refuse_left_over
 from twin.engine.packed_experts import (
     PackedExpert,
     PackedWeights,
@@ -48,7 +48,6 @@ from twin.models.formats import Format, Role
 from twin.models.gguf_file import is_gguf
 from twin.models.linear import DECAY
 from twin.models.load import (
-    beside,
     canonical,
     described,
     load_model,
@@ -81,9 +80,6 @@ _ROLES = {
 # generated tensors that stay in memory: a layer is packed rank by rank, each asking for the same
 # ones
 KEPT_TENSORS = 16
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
-# constants that old versions stored
-_HARMLESS = re.compile(r"(rotary_emb\.inv_freq|masked_bias|attn\.bias)\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,9 +321,7 @@ def _shard(path: Path, index: Path, file: str) -> Path:
 def _refuse_suspicious(
     path: Path, spec: ModelSpec, found: dict[str, Entry], layout: Layout | None
 ) -> None:
-    """Tensors that the model does not use are ignored, except where leaving them out would change
-    its output.
-    """
+    """Raises CheckpointError for a tensor of another format, or one that the model leaves out."""
     known: set[str] = set()
     for name, tensor in tensors(spec).items():
         form = format_of(spec, name)
@@ -338,12 +332,7 @@ def _refuse_suspicious(
                 f"{path}: {shown(name)} belongs to a quantized checkpoint, "
                 f"{format_of_tensors(found)}; {INSTEAD}"
             )
-        layer = None if name.startswith(beside(spec)) else _LAYER.search(name)
-        if layer and int(layer[1]) < spec.layers and not _HARMLESS.search(name):
-            raise CheckpointError(
-                f"{path}: {shown(name)} is not part of a {spec.family} model as {CONFIG} "
-                f"describes it; use a matching {CONFIG}"
-            )
+    refuse_left_over(path, spec, found, known)
 
 
 def _checked(path: Path, tensor: Tensor, found: dict[str, Entry]) -> Entry:

@@ -214,6 +214,13 @@ def completed(spec: ModelSpec, file: GgufFile) -> ModelSpec:
     return replace(spec, rope=rope, ropes=ropes, dtype=weight_type(file))
 
 
+def factors_read(file: GgufFile) -> set[str]:
+    """The tensors that `completed` reads."""
+    if SHORT in file.tensors and LONG in file.tensors:
+        return {SHORT, LONG}
+    return {FREQUENCIES} & file.tensors.keys()
+
+
 def _long(
     keys: Keys, spec: ModelSpec, short: tuple[float, ...], long: tuple[float, ...]
 ) -> RopeScaling:

@@ -21,6 +21,7 @@ from typing import Any
 
 from twin.data import data_dir
 from twin.errors import TwinError
+from twin.files import MOST_RECORD_BYTES, read_json
 from twin.hardware.override import numbers
 from twin.hardware.types import Node
 from twin.kernel.defaults import limits_of, plan_for
@@ -100,11 +101,11 @@ def _unsearched(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> str:
 def _searched(small: ModelSpec, node: Node, chosen: tuple[tuple[str, Any], ...]) -> Choice:
     path = cache_dir() / f"division-{_key(small, node, chosen)}.json"
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = read_json(path, MOST_RECORD_BYTES)
         return Choice(
             tuple((str(name), int(value)) for name, value in kept["options"]), str(kept["reason"])
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (TwinError, ValueError, KeyError, TypeError):
         found = _search(small, node, dict(chosen))
     if found is None:  # nothing that another day would say otherwise is kept
         return Choice((), f"{STANDARD}: without a compiler others are not searched")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.errors import PlanError, TwinError
-from twin.files import read_text
+from twin.files import read_json
 from twin.plan.types import Plan, StageKind
 from twin.text import said, shown
 
@@ -101,10 +100,10 @@ def read_routing(text: str, seed: int) -> Routing:
         except ValueError:
             raise PlanError(f"routing {shown(text)}: give an exponent, such as zipf:1.0") from None
     try:
-        counts = json.loads(read_text(Path(text), MOST_HISTOGRAM_BYTES))
+        counts = read_json(Path(text), MOST_HISTOGRAM_BYTES)
         rows = counts if isinstance(counts[0], list) else [counts]
         histogram = tuple(tuple(float(count) for count in row) for row in rows)
-    except (TwinError, ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
+    except (TwinError, ValueError, TypeError, LookupError, OverflowError) as error:
         raise PlanError(
             f"routing {shown(text)}: uniform, zipf:EXPONENT, or a JSON file of counts by expert "
             f"({said(str(error))})"

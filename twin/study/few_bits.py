@@ -9,7 +9,6 @@ in the file is passed by. Needs no simulator.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from twin.bench.rows import (
 from twin.data import data_dir
 from twin.engine.choose import gpu_conditions
 from twin.errors import TwinError
+from twin.files import MOST_RECORD_BYTES, read_json
 from twin.hardware.types import Node
 from twin.kernel.defaults import plan_for
 from twin.kernel.room import check_room
@@ -156,7 +156,7 @@ def run_rows(
     began = time.monotonic()
     kept: dict[str, Any] = {}
     if out.is_file():
-        kept = json.loads(out.read_text(encoding="utf-8"))["rows"]
+        kept = read_json(out, MOST_RECORD_BYTES)["rows"]
     plans: dict[str, dict[str, Plan]] = {}
     wanted = names or [row.name for row in ROWS]
     for name in (name for name in wanted if name not in kept):

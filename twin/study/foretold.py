@@ -15,7 +15,7 @@ import numpy as np
 from twin.calibrate import store
 from twin.calibrate.known_error import known_error
 from twin.errors import ConfigError
-from twin.files import write
+from twin.files import MOST_RECORD_BYTES, read_json, write
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
 from twin.study.interval import LEVELS, Draws
@@ -50,7 +50,7 @@ def add_rows(
     names its batch's commit and fits under "later".
     """
     file = folder / name
-    made = json.loads(file.read_text(encoding="utf-8"))
+    made = read_json(file, MOST_RECORD_BYTES)
     batch = make(made["rows"])
     if batch["rows"]:
         said = {"commit": commit_of(folder), "fits": batch["fits"]}
@@ -101,7 +101,7 @@ def read_cells(folder: Path) -> dict[str, Any]:
     file = folder / FILE
     if not file.is_file():
         return {}
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    found: dict[str, Any] = read_json(file, MOST_RECORD_BYTES)["rows"]
     return found
 
 

@@ -8,7 +8,6 @@ cut off goes on. On a CPU (2xhost) the same steps run on emulated GPUs with smal
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 import tarfile
 import time
@@ -43,6 +42,7 @@ from twin.data import data_dir
 from twin.engine.choose import compile_all, gpu_conditions, open_engine, open_random
 from twin.engine.opening import plan_run
 from twin.errors import TwinError
+from twin.files import MOST_RECORD_BYTES, read_json
 from twin.hardware.types import Node
 from twin.kernel.defaults import limits_of
 from twin.models.load import load_model
@@ -135,7 +135,7 @@ class Run:
         """What the step found, now or in an earlier run; a refusal is a finding."""
         file = self.file(name)
         if file.is_file():
-            return json.loads(file.read_text(encoding="utf-8"))
+            return read_json(file, MOST_RECORD_BYTES)
         self.show(name)
         began = time.monotonic()
         try:

@@ -3,8 +3,8 @@ for each group. Symmetric groups hold -8 to 7; with a zero point, 0 to 15 less t
 
 A tile holds two codes a byte, those of eight neighbours in a word from its lowest bits on. A
 thread's load of 16 bytes is 16 neighbours of two rows, those of a row all of one group. Behind the
-codes lie the scales, and behind these the zero points, a byte each: GPTQ's go up to 16, so four
-bits do not hold them. A byte a group of 128 is 1.5 % of the stream.
+codes lie the scales, and behind these the zero points, a byte each. A byte a group of 128 is 1.5 %
+of the stream.
 
 Error of what the kernel computes: a thread multiplies its inputs as whole numbers of 16 bits,
 scaled by the largest of the 16 that it holds, so each input is off by at most 1 in 57,000 of that
