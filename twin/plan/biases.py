@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from twin.models.spec import ModelSpec
 from twin.plan.catalogue import ROWS
-from twin.plan.shards import Vector, Weights, padded, qkv_bias
+from twin.plan.shards import Vector, Weights, padded, qkv_bias, shared_rows
 from twin.plan.types import Plan, Stage, StageKind
 
 
@@ -48,7 +48,7 @@ def stage_bias(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Vector 
         case StageKind.O_PROJ:
             found = weights[f"{layer}.o_bias"]
         case StageKind.ROUTER:
-            found = padded(weights[f"{layer}.router_bias"], rank * shape[0], shape[0])
+            found = shared_rows(plan, weights[f"{layer}.router_bias"], rank, shape[0])
         case StageKind.ROUTED_UP:
             found = np.stack(
                 [_pairs(weights, f"{layer}.experts.{i}", rank, shape[1]) for i in range(shape[0])]

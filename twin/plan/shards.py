@@ -20,7 +20,7 @@ from twin.models.mixers import DeltaNet
 from twin.models.spec import DType, LaneHead, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.models.yarn import blended
 from twin.plan.delta_shards import Rows, projected_rows, steering_rows
-from twin.plan.types import Matrix, Plan, Shard, Span, Stage, StageKind
+from twin.plan.types import Common, Matrix, Plan, Shard, Span, Stage, StageKind
 
 Array = NDArray[Any]
 Vector = NDArray[np.float32]
@@ -79,7 +79,7 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
         case StageKind.DOWN:
             return weights[f"{layer}.down"][:, columns]
         case StageKind.ROUTER:
-            return padded(_router(weights, layer), rank * matrix.rows, matrix.rows)
+            return shared_rows(plan, _router(weights, layer), rank, matrix.rows)
         case StageKind.SHARED_UP:
             width = matrix.rows // matrix.unit
             halves = [
@@ -221,6 +221,14 @@ def _within(stored: Coded, rows: Span, cols: Span) -> Coded:
         beyond = least if field.name == "scales" else 0
         filled[field.name] = np.pad(array, ((0, more[0]), (0, short)), constant_values=beyond)
     return replace(part, **filled)
+
+
+def shared_rows(plan: Plan, table: Array, rank: int, count: int) -> Array:
+    """The `count` rows that a rank has of a table whose products all ranks need alike: its share,
+    or every row.
+    """
+    shared = plan.options.common is Common.SHARDED
+    return padded(table, rank * count if shared else 0, count)
 
 
 def padded(table: Array, first: int, count: int) -> Array:
