@@ -5,7 +5,7 @@ meant.
 from __future__ import annotations
 
 import marshal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -88,9 +88,11 @@ def _parsed(text: str) -> bytes:
     return marshal.dumps(yaml.load(text, Loader=_StrictLoader))
 
 
-def did_you_mean(wrong: object, allowed: Iterable[str]) -> str:
+def did_you_mean(
+    wrong: object, allowed: Iterable[str], fits: Callable[[str], bool] = lambda name: True
+) -> str:
     """The end of an error message: the closest allowed names, then all of them (if they are few),
-    or some where none is close.
+    or some where none is close. `fits`: what a close name must do besides to be named.
     """
     names = list(allowed)
     close = (
@@ -98,6 +100,7 @@ def did_you_mean(wrong: object, allowed: Iterable[str]) -> str:
         if isinstance(wrong, str) and len(wrong) <= LONGEST_NAME
         else []
     )
+    close = [name for name in close if fits(name)]
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     if close and len(names) > MOST_NAMES:
         return hint.rstrip()

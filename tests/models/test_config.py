@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,28 @@ def test_an_unknown_family_lists_the_known_ones(kind: object) -> None:
         ConfigError, match=r"(allowed:|the engine runs) llama, mistral, qwen2, qwen3, laneformer"
     ):
         from_config(base("llama", model_type=kind), "tiny")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "meant"),
+    [
+        ("lama", {}, "llama"),
+        ("qwen-3", {"head_dim": 16}, "qwen3"),
+        ("mixtrall", {"num_local_experts": 8, "num_experts_per_tok": 2}, "mixtral"),
+        ("mixtrall", {}, None),  # no experts
+        ("gemma-2", {}, None),  # gates with SiLU
+        ("minimax_m2", {"num_local_experts": 8, "num_experts_per_tok": 2}, None),
+        ("qwen3_moee", {}, None),
+    ],
+)
+def test_a_family_is_hinted_at_only_where_its_fields_agree(
+    kind: str, changes: dict[str, object], meant: str | None
+) -> None:
+    config = base("llama", model_type=kind, hidden_act="silu", **changes)
+    with pytest.raises(ConfigError, match="model_type") as error:
+        from_config(config, "tiny")
+    hint = re.search(r"did you mean (.*?)\?", str(error.value))
+    assert (meant in hint[1].split(" or ")) if hint and meant else not (hint or meant)
 
 
 FIRST = ["sliding_attention"] + ["full_attention"] * 3

@@ -234,7 +234,9 @@ def from_config(config: Mapping[str, object], name: str, *, runs: bool = False) 
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
         engine = [name for name, family in _FAMILIES.items() if family.tensors]
-        known = _hint(kind, engine if runs else _FAMILIES)
+        known = _hint(
+            kind, engine if runs else _FAMILIES, lambda other: _agrees(config, name, other)
+        )
         others = (
             "" if runs else f"; the engine runs {', '.join(engine)}, the others are only simulated"
         )
@@ -250,6 +252,15 @@ def from_config(config: Mapping[str, object], name: str, *, runs: bool = False) 
     for part in parts:
         refuse_unread(part, kind)
     return spec
+
+
+def _agrees(config: Mapping[str, object], name: str, kind: str) -> bool:
+    """Whether a configuration's fields are those of a family, whatever it calls itself."""
+    try:
+        from_config({**config, "model_type": kind}, name)
+    except ConfigError:
+        return False
+    return True
 
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:
@@ -403,10 +414,12 @@ def _name(folder: Path) -> str:
     return name
 
 
-def _hint(wrong: object, allowed: Iterable[str]) -> str:
+def _hint(
+    wrong: object, allowed: Iterable[str], fits: Callable[[str], bool] = lambda name: True
+) -> str:
     """Close names are looked for among short ones only: comparing takes the product of two
     lengths.
     """
     return did_you_mean(
-        wrong if isinstance(wrong, str) and len(wrong) <= LONGEST_NAME else "", allowed
+        wrong if isinstance(wrong, str) and len(wrong) <= LONGEST_NAME else "", allowed, fits
     )
