@@ -23,7 +23,7 @@ TOO_DEEP = f"nested more than {MOST_DEPTH} levels deep; write it flatter"
 LIBYAML_TOO_DEEP = "exceeded maximum nesting depth"
 WIDEST = 2**63  # whole numbers are smaller
 MOST_NAMES = 48  # in a message
-MOST_LETTERS = 900  # of these names
+MOST_LETTERS = 560  # of these names
 LONGEST_NAME = 100  # of which a resemblance is looked for
 _PACKAGE = Path(__file__).resolve().parent
 
