@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from twin.calibrate import store
 from twin.calibrate.bound import Binding, Group, noise
+from twin.calibrate.busy import counted
 from twin.calibrate.cross import Cross, crossed
 from twin.calibrate.far_fences import DRAWN
 from twin.calibrate.gpu_designed import PREFIX
@@ -92,6 +93,7 @@ def fit_node(
     CalibrationError when the run lacks a probe, or holds figures that are held out.
     """
     check_inputs(run.folder, run.meta)
+    run = counted(run)
     asked = _asked(probes, run, progress)
     recipe = fitted_by(run, node)
     present = override.numbers(node)
@@ -169,6 +171,7 @@ def judge(
     """How well the probes bind each number of a fit that is on file: its values stay. `node`:
     without the fit.
     """
+    run = counted(run)
     asked = _asked(probes, run, progress)
     recipe = fitted_by(run, node)
     strengths: dict[str, float] = {}

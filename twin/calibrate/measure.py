@@ -4,14 +4,16 @@ on different computers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
-from typing import Any
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twin.calibrate import store
+from twin.calibrate.busy import ACTIVITY, COUNTED, LEAST_COUNTED, Round, activity, quieter
 from twin.calibrate.gpu_probes import traced
 from twin.calibrate.probes import Probe
 from twin.calibrate.recipe import recipe_of
@@ -19,11 +21,13 @@ from twin.calibrate.tracing import traced_stages
 from twin.engine.choose import check_present, compile_all, open_engine, open_random
 from twin.engine.session import Session
 from twin.errors import CalibrationError, TwinError
+from twin.hardware.activity import look, usable
 from twin.hardware.types import Device, Node
 from twin.kernel.defaults import limits_of
 from twin.proof.prove import prove
 from twin.text import shown
 
+T = TypeVar("T")
 Progress = Callable[[str], None]
 # called after every round with what is known so far
 Keep = Callable[[dict[str, Any], store.Samples], None]
@@ -39,9 +43,11 @@ def measure_probes(
     *,
     quick: bool = False,
     groups: Collection[str] = (),
+    beside: Sequence[Callable[[], None]] = (),
 ) -> tuple[store.StageTimes, ...]:
     """Measure every probe, or those of some `groups`, in rounds over all of them so that a slow
-    minute touches each alike; then the stages of some chains of layers.
+    minute touches each alike; then the stages of some chains of layers. Each of `beside` is called
+    once in every round, between the probes.
 
     A probe that does not compile or run is left out; the meta data say why. Raises CalibrationError
     when none is left.
@@ -66,12 +72,19 @@ def measure_probes(
     failed |= {probes[at].name: said for at, said in refused.items()}
     rounds = recipe.quick_repeats if quick else recipe.repeats
     samples: store.Samples = {}
+    seen: list[Round] = []
+    began = time.monotonic()
     with ExitStack() as stack:
         # Each probe keeps its memory for all rounds, as an engine does: memory that a virtual
         # machine returned and took again streamed a third slower.
         engines: dict[str, Session] = {}
         for turn in range(rounds):
+            if turn >= LEAST_COUNTED and time.monotonic() - began > recipe.most_s:
+                break
+            before, own = look(), _Own()
             for done, probe in enumerate(probes, start=1):
+                for call in between(beside, done, len(probes)):
+                    call()
                 if probe.name in failed:
                     continue
                 progress(
@@ -81,7 +94,8 @@ def measure_probes(
                 try:
                     if probe.name not in engines:
                         engines[probe.name] = stack.enter_context(_open(device, probe))
-                    seconds = _step_seconds(engines[probe.name], probe)
+                    with own.of(probe):
+                        seconds = _step_seconds(engines[probe.name], probe)
                 except TwinError as error:
                     # the engine turns Ctrl-C into the end of its run
                     if str(error).startswith("cancelled"):
@@ -91,6 +105,10 @@ def measure_probes(
                     progress(f"{probe.name} failed: {error}")
                     continue
                 samples.setdefault(probe.name, []).append(recipe.read(seconds))
+            seen.append(Round.of(look().since(before), len(usable()), own.share()))
+            if recipe.quieter:
+                chosen = quieter(samples)
+                meta |= {COUNTED: chosen, ACTIVITY: activity(seen, samples, chosen)}
             keep(meta | {"rounds": turn + 1}, samples)
     if not samples:
         raise CalibrationError(
@@ -102,13 +120,36 @@ def measure_probes(
     keep(
         meta
         | {
-            "rounds": rounds,
+            "rounds": len(seen),
             "load_after": store.conditions()["load_before"],
             "after": recipe.conditions(),
         },
         samples,
     )
     return stages
+
+
+def between(calls: Sequence[T], done: int, of: int) -> Sequence[T]:
+    """Those of `calls` that come before probe number `done` (from 1) of so many, evenly spread."""
+    return calls[(done - 1) * len(calls) // of : done * len(calls) // of]
+
+
+class _Own:
+    """CPU time that probes' threads had, over the time of the cores that they were on."""
+
+    def __init__(self) -> None:
+        self.had = self.wanted = 0.0
+
+    @contextmanager
+    def of(self, probe: Probe) -> Iterator[None]:
+        cores = min(probe.plan.ranks * probe.plan.blocks, len(usable()))
+        wall, own = time.perf_counter(), time.process_time()
+        yield
+        self.wanted += cores * (time.perf_counter() - wall)
+        self.had += time.process_time() - own
+
+    def share(self) -> float:
+        return self.had / self.wanted if self.wanted else 1.0
 
 
 def of_groups(probes: list[Probe], groups: Collection[str]) -> list[Probe]:

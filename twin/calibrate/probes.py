@@ -7,13 +7,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from twin.calibrate.reading import Reading
+from twin.hardware.host import detect_host
+from twin.hardware.types import Device
 from twin.models.spec import DType
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe, turns_probe
 from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling
 
 MB = 10**6
+SHORTEST = 4 * MB  # of the streams that no core's own cache holds
+LEAST_LARGEST = 384 * MB  # and the longest one at least, whatever the system says of its caches
+BEYOND = 3  # times the last cache: of a longer stream it keeps 6 % or less
+MEMORY_PART = 4  # of the memory at most, all probes together
+FURTHER_LARGEST = 2  # the largest footprint once more in each other type
 MOST_BLOCKS = 64  # the smallest exchange has that many elements, and every block publishes one
 COPIES = 5  # of what blocks exchange: four at least (exchange_probe), and they divide 15 stages
+STAGES = 15  # of an exchange probe
 CROWD = 4  # blocks per core in the probe of taking turns
 
 
@@ -28,13 +36,17 @@ class Probe:
     reading: Reading = Reading.STEP
 
 
-def host_probes(limits: Limits, cores: int, *, quick: bool) -> list[Probe]:
-    """All probes of a CPU. `quick` keeps every question and thins out its samples."""
+def host_probes(
+    limits: Limits, cores: int, device: Device | None = None, *, quick: bool
+) -> list[Probe]:
+    """All probes of a CPU with `cores` cores of `device`. `quick` keeps every question and thins
+    out its samples.
+    """
     most = min(cores, MOST_BLOCKS)
     # alone, the first hand-off, and what memory gives to all cores together
     blocks = sorted({1, min(2, most), most})
     return [
-        *_streams(limits, blocks, quick),
+        *_streams(limits, sorted({1, most}) if quick else blocks, device or detect_host(), quick),
         *_rows(limits, quick),
         *_exchanges(limits, blocks, quick),
         *_attention(limits, blocks, quick),
@@ -48,25 +60,43 @@ def _options(blocks: int, **changes: object) -> Options:
     return replace(Options(blocks=blocks, copies=COPIES), **changes)  # type: ignore[arg-type]
 
 
-def _streams(limits: Limits, blocks: list[int], quick: bool) -> list[Probe]:
+def _streams(limits: Limits, blocks: list[int], device: Device, quick: bool) -> list[Probe]:
     """Weights of several footprints: from cache (the consumer's own speed) to memory (the
     ceiling).
     """
-    sizes = (1, 16, 64, 384) if quick else (1, 2, 8, 16, 32, 64, 128, 384)
+    ladder = footprints(device, quick=quick, engines=len(blocks))
+    small, large = ladder[0], ladder[-1]
+    own = device.block.on_chip_bytes.value
     probes = []
     for dtype in (DType.BF16, DType.FP16, DType.FP32):
-        for size in sizes if dtype is DType.BF16 else (1, 384):
+        for size in ladder if dtype is DType.BF16 else (small, large):
             for count in blocks:
-                rows = size * MB // (2048 * dtype.bytes)
+                if own * count / 2 < size < 2 * own * count and size != small:
+                    continue  # about the size of the cores' own caches: neither the one nor the other
+                rows = size // (2048 * dtype.bytes)
                 plan = stream_probe(
                     _options(count, weight_dtype=dtype), limits, rows=rows, cols=2048
                 )
-                probes.append(
-                    Probe(
-                        f"stream-{dtype.value}-{size}MB-b{count}", "stream", plan, _steps(size * MB)
-                    )
-                )
+                name = f"stream-{dtype.value}-{size / MB:g}MB-b{count}"
+                probes.append(Probe(name, "stream", plan, _steps(size)))
     return probes
+
+
+def footprints(device: Device, *, quick: bool, engines: int) -> list[int]:
+    """Bytes of the streams, ascending: one that a core's own cache holds, then by factors of two up
+    to three times what the system says of the last cache, so that the last ones come from memory;
+    all of them together, each for so many `engines`, in at most a part of the memory.
+    """
+    own = device.block.on_chip_bytes.value
+    llc = device.llc.capacity_bytes.value if device.llc else 0.0
+    room = device.memory.capacity_bytes.value / MEMORY_PART
+    largest = max(LEAST_LARGEST, round(BEYOND * llc / MB) * MB)
+    while largest > 2 * SHORTEST and (2 + FURTHER_LARGEST) * largest * engines > room:
+        largest //= 2
+    first = MB if own >= MB else MB // 4
+    step = 2 if quick else 1
+    halves = [round(SHORTEST * 2 ** (at / 2)) // MB * MB for at in range(0, 64, step)]
+    return [first, *(size for size in halves if size < 0.75 * largest), largest]
 
 
 def _rows(limits: Limits, quick: bool) -> list[Probe]:
@@ -92,7 +122,7 @@ def _exchanges(limits: Limits, blocks: list[int], quick: bool) -> list[Probe]:
         Probe(
             f"exchange-{kind.value}-{elements}-b{count}",
             "exchange",
-            exchange_probe(_options(count, handoff=kind), limits, elements=elements, stages=15),
+            exchange_probe(_options(count, handoff=kind), limits, elements=elements, stages=STAGES),
             200,
         )
         for kind in HandOffKind
@@ -130,7 +160,9 @@ def _launches(limits: Limits, blocks: list[int]) -> list[Probe]:
         Probe(
             f"{execution.value}-b{count}",
             "launch",
-            exchange_probe(_options(count, execution=execution), limits, elements=64, stages=15),
+            exchange_probe(
+                _options(count, execution=execution), limits, elements=64, stages=STAGES
+            ),
             50,
         )
         for execution in (Execution.GRAPH, Execution.LAUNCHES)
@@ -159,5 +191,5 @@ def _turns(limits: Limits, cores: int) -> list[Probe]:
 
 
 def _steps(footprint_bytes: int) -> int:
-    """Enough steps for about 50 ms at 40 GB/s, at least 5."""
-    return max(5, min(2000, int(0.05 * 40e9 / footprint_bytes)))
+    """Enough steps for about 50 ms at 40 GB/s, at least 4."""
+    return max(4, min(2000, int(0.05 * 40e9 / footprint_bytes)))

@@ -30,6 +30,7 @@ from twin.hardware.types import HOST, Device, Node
 from twin.plan.types import Limits
 
 Groups = dict[str, tuple[str, ...]]
+MOST_MISFIT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,10 @@ class Recipe:
     # |log(simulated / measured)| from which a probe pulls less and less: the twin lacks something
     # that it asks for
     outlier: float
+    # root mean square of |log(simulated / measured)| of a group, from which a fit says nothing
+    most_misfit: float = MOST_MISFIT
+    quieter: bool = False  # do only the quieter rounds count? Others use the device too
+    most_s: float = math.inf  # no further round after so many seconds
 
 
 HOST_GROUPS: Groups = {
@@ -59,12 +64,14 @@ HOST_GROUPS: Groups = {
         "block.row_s",
         "block.load_bytes_per_s",
         "memory.stream_bytes_per_s",
-        "llc.capacity_bytes",
+        "llc.block_bytes_per_s",
+        "llc.block_bytes",
         "llc.bytes_per_s",
+        "llc.capacity_bytes",
         "l2.bytes_per_s",
     ),
     "exchange": ("handoff.hop_s", "handoff.atomic_s", "block.element_s", "block.stage_s"),
-    "attention": ("block.kv_bytes_per_s",),
+    "attention": ("block.kv_bytes_per_s", "block.item_s"),
     "launch": ("launch.graph_edge_s", "launch.stream_s"),  # told apart by execution
     "sample": ("block.sample_element_s",),
     "turns": ("sharing.switch_s",),
@@ -136,10 +143,12 @@ HOST_RECIPE = Recipe(
     starts=host_starts,
     read=quiet,
     conditions=dict,
-    repeats=7,
-    quick_repeats=3,
+    repeats=10,
+    quick_repeats=8,
     enough=1e-3,
     outlier=math.inf,
+    quieter=True,
+    most_s=240.0,
 )
 GPU_RECIPE = Recipe(
     probes=lambda limits, quick: gpu_probes(limits, quick=quick),
@@ -183,6 +192,7 @@ PUBLISHED_RECIPE = Recipe(
     quick_repeats=0,
     enough=1e-5,
     outlier=math.inf,
+    most_misfit=math.inf,  # of another kernel, on a system of others
 )
 
 
@@ -198,7 +208,10 @@ def recipe_of(device: Device, gpus: int = 1) -> Recipe:
     if gpus > 1:
         return _link_recipe(device, gpus)
     if device.isa == HOST:
-        return HOST_RECIPE
+        return replace(
+            HOST_RECIPE,
+            probes=lambda limits, quick: host_probes(limits, limits.blocks, device, quick=quick),
+        )
     if device.nvidia:
         return GPU_RECIPE
     if device.amd:

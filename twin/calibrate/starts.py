@@ -6,13 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from twin.calibrate.probes import Probe
+from twin.calibrate.knee import Knee, knee
+from twin.calibrate.probes import STAGES, Probe
 from twin.hardware.types import Device
 from twin.models.spec import DType
+from twin.plan.types import Plan
+from twin.sim.attend import item_kv_bytes
 
 UNHINDERED = 2.0  # what a consumer multiplies without its sums, against what it consumes (judged)
 LOADED = 2.0  # idle hops
 RESTART = 1.5  # latencies of memory
+UNDECIDED = 1.25  # between a cache and the cores' shares of it
+SMALL = 0.05  # of a stage, at least
 Seconds = dict[str, float]  # of a step, by probe
 # group, its probes, their seconds, device -> values by path
 Starts = Callable[[str, list[Probe], Seconds, Device], dict[str, float]]
@@ -21,25 +26,114 @@ Starts = Callable[[str, list[Probe], Seconds, Device], dict[str, float]]
 def host_starts(
     group: str, probes: list[Probe], seconds: Seconds, device: Device
 ) -> dict[str, float]:
-    """Rates of a CPU, by the footprint that each level of its memory holds."""
+    """Rates of a CPU, and how much its last cache keeps of a stream: where the measured curves
+    bend, of one core and of all.
+    """
+    if group == "exchange":
+        return _exchanged(seconds)
+    if group == "attention":
+        return _attended(probes, seconds)
     if group != "stream":
         return {}
     streams = [p for p in probes if p.name.startswith("stream")]
+    if not streams:
+        return {}
     size = {p.name: p.plan.weight_bytes() for p in streams}
     rate = {name: bytes_ / seconds[name] for name, bytes_ in size.items()}
-    alone = [p.name for p in streams if p.plan.blocks == 1]
-    together = [p.name for p in streams if p.plan.blocks == max(q.plan.blocks for q in streams)]
-    large, small = max(size.values()), min(size.values())
-    read_off = {
-        "memory.stream_bytes_per_s": [n for n in together if size[n] > large / 2],
-        "block.load_bytes_per_s": [n for n in alone if size[n] > large / 2],
-        "llc.bytes_per_s": [n for n in together if small * 2 < size[n] < large / 4],
-        "l2.bytes_per_s": together,
-    }
+    most = max(p.plan.blocks for p in streams)
+    alone, together = ([p.name for p in streams if p.plan.blocks == blocks] for blocks in (1, most))
+    found = {}
     for dtype in DType:
-        same = [p.name for p in streams if p.plan.options.weight_dtype is dtype]
-        read_off[f"block.{dtype.value}_bytes_per_s"] = [n for n in alone if n in same]
-    return {path: max(rate[n] for n in names) for path, names in read_off.items() if names}
+        same = [p.name for p in streams if p.plan.options.weight_dtype is dtype and p.name in alone]
+        if same:
+            found[f"block.{dtype.value}_bytes_per_s"] = max(rate[n] for n in same)
+    found["l2.bytes_per_s"] = max(rate.values())
+    for names, blocks, paths in (
+        (together, most, ("memory.stream_bytes_per_s", "llc.bytes_per_s", "llc.capacity_bytes")),
+        (alone, 1, ("block.load_bytes_per_s", "llc.block_bytes_per_s", "llc.block_bytes")),
+    ):
+        if not names:
+            continue
+        memory, cache, capacity = paths
+        longest = max(size[n] for n in names)
+        found[memory] = max(rate[n] for n in names if size[n] == longest)
+        bend = _bend(streams, blocks, seconds, device)
+        if bend is not None:
+            found[memory], found[cache] = bend.memory_bytes_per_s, bend.cache_bytes_per_s
+            found[capacity] = bend.capacity_bytes
+    if most > 1 and {"llc.block_bytes", "llc.capacity_bytes"} <= found.keys():
+        # what all cores keep is either the cache or their shares: the other one is out of the way
+        shares = most * found["llc.block_bytes"]
+        if found["llc.capacity_bytes"] > shares / UNDECIDED:
+            found["llc.capacity_bytes"] = max(UNDECIDED * shares, found["llc.capacity_bytes"])
+    return found
+
+
+def _exchanged(seconds: Seconds) -> dict[str, float]:
+    """What hand-offs take: of one block without waiting, then of two. Empty without these
+    probes.
+    """
+    try:
+        few, many, two, counted = (
+            seconds[f"exchange-{name}"] / STAGES
+            for name in ("sentinel-64-b1", "sentinel-4096-b1", "sentinel-64-b2", "counter-64-b2")
+        )
+    except KeyError:
+        return {}
+    element = (many - few) / (2 * (4096 - 64))  # published, and gathered
+    stage = few - 2 * 64 * element
+    hop = two - few + 32 * element  # of two blocks each publishes half
+    found = {
+        "block.element_s": element,
+        "block.stage_s": max(stage, SMALL * few),
+        "handoff.hop_s": max(hop, SMALL * two),
+        "handoff.atomic_s": max(counted - two, SMALL * two),
+    }
+    return {path: value for path, value in found.items() if value > 0}
+
+
+def _attended(probes: list[Probe], seconds: Seconds) -> dict[str, float]:
+    """What cached bytes take and what items take, of one block at the shortest and the longest
+    context.
+    """
+    alone = [p for p in probes if p.plan.blocks == 1]
+    if len(alone) < 2:
+        return {}
+    short, long = (pick(alone, key=lambda p: p.plan.options.context) for pick in (min, max))
+    size, items = ([measure(p.plan) for p in (short, long)] for measure in (_scanned_bytes, _items))
+    rate = (size[1] - size[0]) / max(1e-9, seconds[long.name] - seconds[short.name])
+    fixed = (seconds[short.name] - size[0] / rate) / items[0] if rate > 0 else 0.0
+    return {
+        path: value
+        for path, value in (("block.kv_bytes_per_s", rate), ("block.item_s", fixed))
+        if value > 0
+    }
+
+
+def _scanned_bytes(plan: Plan) -> int:
+    return sum(
+        item_kv_bytes(plan, stage, item)
+        for stage in plan.stages
+        for items in stage.items
+        for item in range(*items)
+    )
+
+
+def _items(plan: Plan) -> int:
+    return sum(hi - lo for stage in plan.stages for lo, hi in stage.items)
+
+
+def _bend(streams: list[Probe], blocks: int, seconds: Seconds, device: Device) -> Knee | None:
+    """Of the longest curve of one type of weights, without what cores' own caches hold."""
+    if device.llc is None:
+        return None
+    own = blocks * device.block.on_chip_bytes.value
+    curves: dict[DType, dict[int, float]] = {}
+    for probe in streams:
+        if probe.plan.blocks == blocks and probe.plan.weight_bytes() > own:
+            curve = curves.setdefault(probe.plan.options.weight_dtype, {})
+            curve[probe.plan.weight_bytes()] = seconds[probe.name]
+    return knee(max(curves.values(), key=len), device.llc) if curves else None
 
 
 def gpu_starts(

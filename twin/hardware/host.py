@@ -47,7 +47,7 @@ def detect_host(root: Path = Path("/"), cpus: Sequence[int] | None = None) -> De
         l2=_l2(l2, cores),
         handoff=_handoff(),
         launch=_launch(),
-        llc=_llc(sum(size for size, _ in l3), cores) if l3 else None,
+        llc=_llc(sum(size for size, _ in l3), cores),
         sharing=Sharing(switch_s=_assumed(0.1e-6, 0.03e-6, 20e-6, "fibers of one core in turn")),
     )
 
@@ -78,6 +78,7 @@ def _block(root: Path, cpu: int, l2: list[tuple[int, int]]) -> BlockCosts:
         kv_bytes_per_s=_assumed(2e9, 0.1e9, 20e9),
         sample_element_s=_assumed(1e-9, 0.1e-9, 20e-9),
         loading="on-demand",
+        item_s=_assumed(1e-6, 0.05e-6, 20e-6, "a softmax begun and ended"),
     )
 
 
@@ -146,19 +147,30 @@ def _l2(l2: list[tuple[int, int]], cores: int) -> Cache:
         else _assumed(cores * 512 * 2**10, cores * 128 * 2**10, cores * 4 * 2**20, "L2 not visible")
     )
     return Cache(
-        capacity, _assumed(cores * 40e9, cores * 10e9, cores * 200e9), _assumed(5e-9, 2e-9, 15e-9)
+        capacity,
+        _assumed(cores * 40e9, cores * 10e9, cores * 200e9),
+        _assumed(5e-9, 2e-9, 15e-9),
+        block_bytes=_on_chip(l2),
     )
 
 
 def _llc(size: int, cores: int) -> Cache:
-    capacity = Number(
-        size, Kind.DATASHEET, "operating system: L3 caches of the usable CPUs together"
-    )
+    """What the system says is where a fit looks, not what it finds: a virtual machine has a share
+    of a cache whose whole size it is told, and a container may be told nothing.
+    """
+    source = "operating system: L3 caches of the usable CPUs together"
+    said = Number(size, Kind.DATASHEET, source)
+    if not size:
+        source = "L3 not visible"
+        size = 32 * 2**20
+        said = _assumed(size, 2**20, 2**30, source)
     return Cache(
-        capacity,
+        said,
         _assumed(cores * 20e9, cores * 5e9, cores * 60e9),
         _assumed(20e-9, 8e-9, 80e-9),
         retention="random",
+        block_bytes=Number(size, Kind.ASSUMED, f"{source}; {_DEFAULT}", size / 100, size),
+        block_bytes_per_s=_assumed(20e9, 5e9, 80e9, "one core's stream from L3"),
     )
 
 

@@ -90,6 +90,8 @@ class BlockCosts:
     inputs: str = "on-chip"
     # behind which it loads load_bytes_per_s: more is more bytes in flight; None: memory's
     load_latency_s: Number | None = None
+    # a core's fixed cost of one attention item, beside its cached bytes; None: nothing
+    item_s: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,11 @@ class Cache:
     retention: str = "whole"
     # of a hit behind QUEUE_S of the stream, or latency_s if that is more; None: it does not grow
     loaded_latency_s: Number | None = None
+    # most that the stream of one block keeps in it: a core's own L2, or its share of a cache that
+    # other computers use too; None: all of it
+    block_bytes: Number | None = None
+    # most that one block loads from it; None: as many bytes in flight as from memory
+    block_bytes_per_s: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ PS = 10**12
 KEPT_ITERATIONS = 200
 FP32_BYTES = 4
 SECTOR_BYTES = 32  # of L2, and of a link
+# words of a core's vector, which resets fill at once: on a Xeon 4,096 elements took sentinels as long
+# as counters, which reset nothing (exchange probes of one block)
+RESET_AT_ONCE = 16
 QUAD_BYTES = 16  # most that a thread reads at once
 
 
@@ -80,6 +83,7 @@ def stage_cost(
     the chip.
     """
     element = device.block.element_s.value
+    reset = element if device.warps else element / RESET_AT_ONCE
     touched, fixed = vector * element, device.block.stage_s
     if device.warps and normed:
         by_itself = 0.0 if quads else device.warps.vector_s.value
@@ -91,7 +95,7 @@ def stage_cost(
     return Cost(
         (
             ("published", picoseconds(published * element)),
-            ("resets", picoseconds(resets * element)),
+            ("resets", picoseconds(resets * reset)),
             ("vector", picoseconds(touched)),
             ("stage", picoseconds(fixed.value)),
         )
@@ -126,15 +130,17 @@ def requests(size: int, most: int) -> Iterator[int]:
         yield min(most, size - start)
 
 
-def kept_share(footprint: int, cache: Cache, copies: int = 1) -> float:
-    """Share of a footprint, read once per step in the same order, that `copies` of a cache still
-    hold a step later.
+def kept_share(footprint: int, cache: Cache, copies: int = 1, *, blocks: int) -> float:
+    """Share of a footprint, read once per step in the same order by `blocks` blocks with a core
+    each, that `copies` of a cache still hold a step later.
 
     "none": nothing. "whole": all or nothing. "random": a line survives a step when none of the
     footprint's misses replaces it, so the share h solves h = exp(-(1 - h) * footprint / capacity);
     up to the capacity it is 1.
     """
     capacity = cache.capacity_bytes.value * copies
+    if cache.block_bytes is not None:
+        capacity = min(capacity, cache.block_bytes.value * blocks)
     if footprint <= 0 or cache.retention == "none":
         return 0.0
     if footprint <= capacity:

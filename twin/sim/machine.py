@@ -65,13 +65,21 @@ class Machine:
         self.gates = frozenset(stage.gate for stage in plan.stages if stage.gate is not None)
         # GPUs that share one package
         self.emulated = node.link is not None and node.link.topology == "memory"
-        self.times = Times.of(device)
+        self.times = Times.of(device, lone=plan.ranks * plan.blocks == 1)
         self.stands_for = plan.options.gpus if first_of_equals else 1  # GPUs
         self.gpus, self.ranks = plan.options.gpus // self.stands_for, plan.ranks // self.stands_for
         count = 1 if self.emulated else self.gpus
         delivered = delivered_share(plan, device)
+        streaming = min(device.blocks, plan.options.blocks * self.gpus // count)
         self.packages = [
-            Package(device, self.times, plan.options.placement, index, delivered=delivered)
+            Package(
+                device,
+                self.times,
+                plan.options.placement,
+                index,
+                delivered=delivered,
+                blocks=streaming,
+            )
             for index in range(count)
         ]
         packages = [self.package_of(gpu) for gpu in range(self.gpus)]
@@ -286,9 +294,9 @@ class Machine:
     def _core(self, gpu: int, on_gpu: int, name: str) -> tuple[Core | None, Pipe]:
         """A block's core, and the pipe of what one core can load."""
         device = self.node.device
-        rate = device.block.load_bytes_per_s.value
+        rate = self.package_of(gpu).block_bytes_per_s(self.footprint())
         if not self.cores:
-            return None, self._port(gpu, on_gpu, name)
+            return None, self._port(gpu, on_gpu, name, rate)
         number = gpu * device.blocks + on_gpu % device.blocks
         if self.emulated:  # as the engine pins its threads
             number = (gpu * self.plan.options.blocks + on_gpu) % device.blocks
@@ -296,15 +304,15 @@ class Machine:
             self.ports[number] = Pipe(f"Core[{number}].load", rate)
         return self.cores[number], self.ports[number]
 
-    def _port(self, gpu: int, on_gpu: int, name: str) -> Pipe:
-        """What a block can load, or it and its neighbour: blocks are placed on free pairs of units
-        first.
+    def _port(self, gpu: int, on_gpu: int, name: str, rate: float) -> Pipe:
+        """What a block can load at `rate`, or it and its neighbour: blocks are placed on free pairs
+        of units first.
         """
         device = self.node.device
         pairs = device.blocks // 2
         pair = on_gpu % pairs if pairs else 0
         if device.warps is None or not pairs or pair + pairs >= self.plan.options.blocks:
-            port = self.ports[name] = Pipe(f"{name}.load", device.block.load_bytes_per_s.value)
+            port = self.ports[name] = Pipe(f"{name}.load", rate)
             return port
         if (gpu, pair) not in self.ports:
             self.ports[gpu, pair] = Pipe(

@@ -119,8 +119,12 @@ class Package:
         index: int,
         *,
         delivered: float = 1.0,
+        blocks: int = 1,
     ) -> None:
-        """`delivered`: of the memory's rate (twin/sim/under_way.py)."""
+        """`delivered`: of the memory's rate (twin/sim/under_way.py); `blocks` stream at a time, one
+        on each of so many SMs, CUs or cores.
+        """
+        self.blocks = blocks
         self.device = device
         self.times = times
         self.placement = placement
@@ -171,28 +175,47 @@ class Package:
         """The path of what a cache still holds after a step, and its share of the step's bytes;
         None if it holds nothing.
         """
-        if kept_share(footprint, self.device.l2, self.dies) == 1:
-            return Path(
-                (self.l2[die], self._nearer(block_port, self.device.l2)), self.times.l2
-            ), 1.0
-        share = kept_share(footprint, self.device.llc) if self.device.llc is not None else 0.0
-        if share == 0 or self.device.llc is None:
+        cache, share = self._serving(footprint)
+        if share == 0 or cache is None:
             return None
+        if cache is self.device.l2:
+            return Path((self.l2[die], self._nearer(block_port, cache)), self.times.l2), 1.0
         domain = self.io_of(die) if self.placement is Placement.DIE_AWARE else 0
-        pipes = [self.llc[domain], *self._fabric(die), self._nearer(block_port, self.device.llc)]
+        pipes = [self.llc[domain], *self._fabric(die), self._nearer(block_port, cache)]
         return Path(tuple(pipes), self.times.llc + self.detours[die]), share
 
     def cache_bytes_per_s(self, footprint: int) -> float:
         """The ceiling of what cached_path is made of, all dies together."""
         device = self.device
-        if device.llc is None or kept_share(footprint, device.l2, self.dies) == 1:
+        if device.llc is None or self._serving(footprint)[0] is device.l2:
             return self.dies * device.l2.bytes_per_s.value
         return device.llc.bytes_per_s.value
 
+    def block_bytes_per_s(self, footprint: int) -> float:
+        """What one block loads. Where its rate from the cache is known, what comes from there and
+        what comes from memory take turns: both need the same few buffers of a core.
+        """
+        alone = self.device.block.load_bytes_per_s.value
+        cache, share = self._serving(footprint)
+        if cache is None or cache.block_bytes_per_s is None:
+            return alone
+        return 1 / (share / cache.block_bytes_per_s.value + (1 - share) / alone)
+
+    def _serving(self, footprint: int) -> tuple[Cache | None, float]:
+        """The cache that still holds a share of a step's bytes a step later, and the share."""
+        device = self.device
+        if kept_share(footprint, device.l2, self.dies, blocks=self.blocks) == 1:
+            return device.l2, 1.0
+        if device.llc is None:
+            return None, 0.0
+        return device.llc, kept_share(footprint, device.llc, blocks=self.blocks)
+
     def _nearer(self, port: Pipe, cache: Cache) -> Pipe:
         """What a block loads from a cache: it keeps the same bytes in flight as from memory, each
-        for a shorter time.
+        for a shorter time. `port` has the cache's rate where that is known (block_bytes_per_s).
         """
+        if cache.block_bytes_per_s is not None:
+            return port
         latency = cache.latency_s.value
         behind = self.device.block.load_latency_s or self.device.memory.latency_s
         closer = behind.value / latency if latency else 1.0

@@ -145,11 +145,15 @@ class Streams:
         joined: bool = True,
         whole_tiles: bool = False,
     ) -> Iterator[tuple[int, int]]:
+        if self.device.warps is None:
+            yield from self._by_rows(matrix, first, last, tokens)
+            return
         known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+        batch_rows = matrix.batch_rows
         at_once = tiles.teams_at_once(matrix, self.plan.options.weight_dtype)
         for (lo, hi), (left, right) in tiles_of(matrix, first, last):
-            begun = lo - (lo - first) % matrix.batch_rows
-            groups = -(-(min(last, begun + matrix.batch_rows) - begun) // matrix.tile_rows)
+            begun = lo - (lo - first) % batch_rows
+            groups = -(-(min(last, begun + batch_rows) - begun) // matrix.tile_rows)
             number = (lo - begun) // matrix.tile_rows
             together = min(at_once, groups - number // at_once * at_once)
             tile = (hi - lo, right - left, hi - lo if right == matrix.cols else 0, together)
@@ -157,15 +161,33 @@ class Streams:
                 step_s = 0.0 if whole_tiles else self._step_s(matrix)
                 known[tile] = self._tile(matrix, *tile, tokens, joined=joined, step_s=step_s)
             ps, size = known[tile]
-            ends = right == matrix.cols and (hi == last or (hi - first) % matrix.batch_rows == 0)
-            yield (
-                (
-                    ps + picoseconds(self.device.warps.tile_s.value)
-                    if self.device.warps and ends
-                    else ps
-                ),
-                size,
-            )
+            ends = right == matrix.cols and (hi == last or (hi - first) % batch_rows == 0)
+            yield ps + picoseconds(self.device.warps.tile_s.value) if ends else ps, size
+
+    def _by_rows(
+        self, matrix: Matrix, first: int, last: int, tokens: int
+    ) -> Iterator[tuple[int, int]]:
+        """Where no teams share rows, tiles of one height cost the same: a large matrix has tens of
+        thousands.
+        """
+        high = matrix.tile_rows
+        for rows, times in ((high, (last - first) // high), ((last - first) % high, 1)):
+            if rows and times:
+                row = [
+                    self._tile(
+                        matrix,
+                        rows,
+                        right - left,
+                        rows if right == matrix.cols else 0,
+                        1,
+                        tokens,
+                        joined=True,
+                        step_s=0.0,
+                    )
+                    for _, (left, right) in tiles_of(matrix, 0, rows)
+                ]
+                for _ in range(times):
+                    yield from row
 
     def _step_s(self, matrix: Matrix) -> float:
         """Beside experts a loop takes a few of a tile's rows at a time, if threads decode them."""
@@ -287,8 +309,11 @@ class Streams:
 
 
 def _kv(plan: Plan, device: Device, stage: Stage, block: int) -> list[tuple[int, int]]:
-    size = sum(attend.item_kv_bytes(plan, stage, item) for item in range(*stage.items[block]))
+    items = range(*stage.items[block])
+    size = sum(attend.item_kv_bytes(plan, stage, item) for item in items)
+    each = device.block.item_s
+    fixed = picoseconds(len(items) * each.value) if each else 0
     return [
-        (request, attend.kv_cost(device.block, request))
-        for request in cost.requests(size, plan.options.slot_bytes)
+        (request, attend.kv_cost(device.block, request) + (0 if number else fixed))
+        for number, request in enumerate(cost.requests(size, plan.options.slot_bytes))
     ]

@@ -31,16 +31,18 @@ class Times:
     restart: int  # of a loader behind a kernel's border, more than memory takes
 
     @classmethod
-    def of(cls, device: Device) -> Self:
+    def of(cls, device: Device, *, lone: bool = False) -> Self:
+        """`lone`: of a machine's only block. A core then finds its own words in its own cache."""
+        near = lone and device.block.loading == "on-demand"
         warps, memory = device.warps, picoseconds(device.memory.latency_s.value)
         several = device.structure.dies.value > 1
         return cls(
             memory=memory,
             l2=picoseconds(device.l2.latency_s.value),
             llc=picoseconds(device.llc.latency_s.value) if device.llc else 0,
-            hop=picoseconds(device.handoff.hop_s.value),
+            hop=0 if near else picoseconds(device.handoff.hop_s.value),
             cross=picoseconds(device.handoff.cross_die_s.value) if several else 0,
-            atomic=picoseconds(device.handoff.atomic_s.value),
+            atomic=0 if near else picoseconds(device.handoff.atomic_s.value),
             # found half a period late, on average
             poll=picoseconds(device.handoff.poll_s.value) // 2,
             growth=_growth(device.handoff.hop_s, device.handoff.loaded_hop_s),
