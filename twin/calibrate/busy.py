@@ -1,5 +1,5 @@
-"""Was the computer busy with something else while it was measured? And which rounds of probes count:
-the quieter ones.
+"""Was the computer busy with something else while it was measured? And which rounds of probes
+count: the quieter ones.
 
 Others only ever add time, but not to all alike: a probe in a quiet moment and one in a busy moment
 say nothing together. So whole rounds are left out, never single samples, and what was run between

@@ -10,8 +10,10 @@ says.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from twin.calibrate import store
+from twin.hardware.activity import usable
 from twin.hardware.derive import follow, followed
 from twin.hardware.load import load_device, load_node
 from twin.hardware.override import apply_fit, numbers, resolve
@@ -141,10 +143,15 @@ def _same_device(name: str, node: Node) -> bool:
 
 
 def _fit_of(name: str, device: Device) -> dict[str, Number] | None:
-    """The fit of a node; one of the host only on the very processor that made it: another
-    computer's says nothing about this one.
+    """The fit of a node; one of the host only on the very processor that made it, and of as many
+    cores at least: another computer's says nothing about this one.
     """
     found = store.read_fit(name)
-    if found is None or (device.isa == HOST and found[1].get("cpu") != store.cpu_name()):
+    if found is None or (device.isa == HOST and not _of_this_computer(found[1])):
         return None
     return found[0]
+
+
+def _of_this_computer(meta: dict[str, Any]) -> bool:
+    cores = len(usable())
+    return meta.get("cpu") == store.cpu_name() and int(meta.get("cores") or cores) >= cores

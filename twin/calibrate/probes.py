@@ -72,7 +72,7 @@ def _streams(limits: Limits, blocks: list[int], device: Device, quick: bool) -> 
         for size in ladder if dtype is DType.BF16 else (small, large):
             for count in blocks:
                 if own * count / 2 < size < 2 * own * count and size != small:
-                    continue  # about the size of the cores' own caches: neither the one nor the other
+                    continue  # as large as the cores' own caches: neither in them nor beyond
                 rows = size // (2048 * dtype.bytes)
                 plan = stream_probe(
                     _options(count, weight_dtype=dtype), limits, rows=rows, cols=2048

@@ -62,6 +62,7 @@ class Validation:
     runs: tuple[Compared, ...]
     stages: tuple[StageCompared, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()  # runs that the engine could not do, and why
+    busy: str | None = None  # why no error can be told: something else used the computer
 
     @property
     def median_abs_error(self) -> float:
@@ -101,6 +102,7 @@ class Validation:
             "runs": rows,
             "stages": stages,
             "failed": dict(self.failed),
+            "busy": self.busy,
             "median_abs_error": self.median_abs_error,
             "worst_abs_error": self.worst_abs_error,
         }

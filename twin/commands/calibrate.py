@@ -7,11 +7,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin.calibrate import far_fences, store
+from twin.calibrate.busy import busy
 from twin.calibrate.far_fences import ADDED, drawn_on_several
 from twin.calibrate.fitted import MOVES
 from twin.calibrate.measure import measure_probes, of_groups
@@ -19,14 +20,13 @@ from twin.calibrate.node import uncalibrated_node
 from twin.calibrate.peer_probes import FENCES
 from twin.calibrate.probes import Probe
 from twin.calibrate.published import FIGURES, figures, is_published
-from twin.calibrate.recipe import recipe_of
+from twin.calibrate.recipe import fitted_by, recipe_of
 from twin.commands.arguments import (
     Subparsers,
     add_measuring,
     check_compiler,
     command,
     measured_folder,
-    one_device,
 )
 from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError, ConfigError
@@ -149,15 +149,21 @@ def run(args: argparse.Namespace) -> int:
     )
     also = [store.adopt_run(one, node.name, NAME) for one in args.also]
     fit = fit_and_store(node, run, also, groups)
-    emit(args, to_json(node, fit), text(node, fit))
+    why = busy(run.meta)
+    emit(args, to_json(node, fit) | {"busy": why}, text(node, fit, why))
     return 0
 
 
 def measure(
-    node: Node, folder: Path | None, *, quick: bool, groups: Collection[str] = ()
+    node: Node,
+    folder: Path | None,
+    *,
+    quick: bool,
+    groups: Collection[str] = (),
+    beside: Sequence[Callable[[], None]] = (),
 ) -> store.Run:
     """Probe the device, with progress on stderr; what is known after each round lies in `folder`,
-    else among the device's runs.
+    else among the device's runs. Each of `beside` is called once a round, between the probes.
     """
     recipe_of(
         node.device, node.gpus
@@ -174,27 +180,26 @@ def measure(
         made[:] = [store.save_run(chosen[0], meta, samples)]
 
     try:
-        stages = measure_probes(node, progress(), keep, quick=quick, groups=groups)
+        stages = measure_probes(node, progress(), keep, quick=quick, groups=groups, beside=beside)
     finally:
         done()
     return store.save_run(chosen[0], made[0].meta, made[0].samples, stages)
 
 
-def calibrate_host(*, quick: bool) -> Fit:
-    """Probe this computer's CPU, and fit."""
-    node = one_device("1xhost")
-    check_file(store.fit_file(node.name))
-    return fit_and_store(node, measure(node, None, quick=quick))
-
-
 def fit_and_store(
-    node: Node, run: store.Run, also: Sequence[store.Run] = (), groups: Collection[str] = ()
+    node: Node,
+    run: store.Run,
+    also: Sequence[store.Run] = (),
+    groups: Collection[str] = (),
+    *,
+    keep: bool = True,
 ) -> Fit:
     """Fit what a run holds, or some `groups` of it, and `also` of other devices of this name, and
-    put it on file.
+    put it on file, if asked to `keep` it. Raises CalibrationError for a fit that says nothing.
     """
     # not above: a computer that only measures needs neither SciPy nor the simulator
     from twin.calibrate.fit import fit_node
+    from twin.calibrate.trusted import check
 
     held: list[str] = run.meta.get("groups") or []
     if missing := [group for group in groups if held and group not in held]:
@@ -214,6 +219,7 @@ def fit_and_store(
         fit = fit_node(_beside(begin, kept, some), probes, pooled, progress())
     finally:
         done()
+    check(fit, pooled, probes, fitted_by(pooled, node), node.name)
     for name, said in fit.failed.items():
         say(f"the probe {name} did not run and was left out: {said}")
     conditions = {
@@ -229,6 +235,8 @@ def fit_and_store(
     }
     if also:
         found["also"] = [one.id for one in also]
+    if not keep:
+        return fit
     if kept is None:
         store.write_fit(node.name, fit.numbers, conditions | found | _cross(fit))
     else:
@@ -433,7 +441,7 @@ def to_json(node: Node, fit: Fit) -> dict[str, Any]:
     }
 
 
-def text(node: Node, fit: Fit) -> str:
+def text(node: Node, fit: Fit, why_busy: str | None = None) -> str:
     from twin.calibrate.fit import full_path  # as above
 
     before = numbers(uncalibrated_node(node.name))
@@ -479,6 +487,11 @@ def text(node: Node, fit: Fit) -> str:
         )
     if fit.cross.errors:
         parts.append(fit.cross.said())
+    if why_busy:
+        parts.append(
+            f"busy: {why_busy} while it was measured; what is fitted is slower than this computer "
+            "by itself. Close other programs and calibrate again"
+        )
     return "\n\n".join([*parts, f"next: twin validate {node.name}"])
 
 

@@ -19,7 +19,7 @@ from twin.sim.trace import CRITICAL
 from twin.units import format_quantity, unit_of
 
 if TYPE_CHECKING:  # pages of one simulation need neither
-    from twin.calibrate.validate import Validation
+    from twin.calibrate.validate import Compared, Validation
     from twin.study.sensitivity import Effect
 
 US = 1e6  # microseconds per second
@@ -147,18 +147,25 @@ def validation(result: Validation) -> Section:
     )
     figure = figures.comparison([r.name for r in runs], predicted, measured)
     rows = [
-        (r.name, count(guess), count(truth), percent(r.error, signed=True), percent(r.spread))
+        (r.name, count(guess), count(truth), error_of(result, r), percent(r.spread))
         for r, guess, truth in zip(runs, predicted, measured, strict=True)
     ]
-    text = (
-        "Engine runs that no number was fitted to. Median error "
-        f"{percent(result.median_abs_error)}, worst {percent(result.worst_abs_error)}. The band is "
-        "+-15%."
+    errors = (
+        f"Busy: {result.busy}, so no error is told."
+        if result.busy
+        else f"Median error {percent(result.median_abs_error)}, worst "
+        f"{percent(result.worst_abs_error)}."
     )
+    text = f"Engine runs that no number was fitted to. {errors} The band is +-15%."
     table = html_table(
         ("run", "predicted tokens/s", "measured tokens/s", "error", "spread of repeats"), rows
     )
     return Section("Prediction against measurement", text, (figure,), table)
+
+
+def error_of(result: Validation, run: Compared) -> str:
+    """A run's error as it is shown."""
+    return "busy" if result.busy else percent(run.error, signed=True)
 
 
 def validation_page(result: Validation, conditions: Mapping[str, object]) -> Page:

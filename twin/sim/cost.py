@@ -18,8 +18,8 @@ PS = 10**12
 KEPT_ITERATIONS = 200
 FP32_BYTES = 4
 SECTOR_BYTES = 32  # of L2, and of a link
-# words of a core's vector, which resets fill at once: on a Xeon 4,096 elements took sentinels as long
-# as counters, which reset nothing (exchange probes of one block)
+# words of a core's vector, which resets fill at once: with sentinels 4,096 elements took a Xeon as
+# long as with counters, which reset nothing (exchange probes of one block)
 RESET_AT_ONCE = 16
 QUAD_BYTES = 16  # most that a thread reads at once
 
