@@ -26,10 +26,13 @@ venv: $(STAMP)
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer not found. Install it (Debian: apt-get install python3 python3-venv), or name it: make PYTHON=/path/to/python3" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) cannot create virtual environments. Install them (Debian: apt-get install python3-venv), then run make again" >&2; exit 2; }
-	@echo "make: installing into $(VENV)" >&2
+	@echo "make: installing Python packages (300 MB, most of them for tests) into $(VENV): one to five minutes, once" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' || { echo "make: the packages could not be installed. Check the network or the package index, then run make again" >&2; exit 2; }
+	@{ $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable '.[test]' || echo FAILED; } | \
+	  sed -un -e 's/^Collecting \([A-Za-z0-9._-]*\).*/make: fetching \1/p' -e 's/^Installing collected packages:.*/make: unpacking all of them/p' -e '/^FAILED$$/q2' >&2 || \
+	  { echo "make: the packages could not be installed. Check the network or the package index, then run make again" >&2; exit 2; }
 	@touch $@
+	@echo "make: installed. Next: make demo, or . $(VENV)/bin/activate" >&2
 
 compiler:
 	@command -v "$${CXX:-c++}" >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || \

@@ -61,8 +61,9 @@ def test_what_the_system_says_is_used(tmp_path: Path) -> None:
 def test_an_empty_root_is_all_assumed(tmp_path: Path) -> None:
     host = detect_host(tmp_path, cpus=[0, 1])
     assert host.blocks == 2
-    assert host.llc is None
+    assert host.llc is not None
     for part in (
+        host.llc.capacity_bytes,
         host.block.on_chip_bytes,
         host.block.clock_hz,
         host.memory.capacity_bytes,
@@ -128,4 +129,5 @@ def test_an_arm_machine_without_cache_files(tmp_path: Path) -> None:
 def test_an_unreadable_cache_size_is_assumed(tmp_path: Path, size: str) -> None:
     host = detect_host(_machine(tmp_path, l2=size, l3=None), cpus=[0])
     assert host.block.on_chip_bytes.kind is Kind.ASSUMED
-    assert host.llc is None
+    assert host.llc is not None
+    assert host.llc.capacity_bytes.kind is Kind.ASSUMED

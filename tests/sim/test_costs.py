@@ -109,7 +109,9 @@ def test_parts_of_all_ranks_are_gathered_and_reset() -> None:
     )
     fixed = program.stages[0][pushed.index].fixed_ps
     own_publication = 0 if pushed.matrix else plan.values[pushed.publishes or 0].owned[0][1]
-    assert fixed == (2 * 16 + others + own_publication + pushed.vector_elements) * 1000
+    # a core resets a vector of words at once
+    resets = (2 * 16 + others) / cost.RESET_AT_ONCE
+    assert fixed == (resets + own_publication + pushed.vector_elements) * 1000
 
 
 def test_the_fixed_cost_of_a_row_is_paid_once_however_many_slices_it_has() -> None:

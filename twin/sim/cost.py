@@ -130,7 +130,7 @@ def requests(size: int, most: int) -> Iterator[int]:
         yield min(most, size - start)
 
 
-def kept_share(footprint: int, cache: Cache, copies: int = 1, *, blocks: int) -> float:
+def kept_share(footprint: int, cache: Cache, copies: int = 1, *, blocks: int = 1) -> float:
     """Share of a footprint, read once per step in the same order by `blocks` blocks with a core
     each, that `copies` of a cache still hold a step later.
 
