@@ -13,11 +13,11 @@ import pytest
 from twin.calibrate import store
 from twin.calibrate.fit import REACH, TOGETHER, Fit, fit_node, simulated_step_s
 from twin.calibrate.node import calibrated_node
-from twin.calibrate.probes import Probe, host_probes
+from twin.calibrate.probes import Probe, footprints, host_probes
 from twin.calibrate.reading import quiet, settled
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
-from twin.hardware.override import apply_fit
+from twin.hardware.override import apply_fit, numbers
 from twin.hardware.types import Kind, Node, Number
 from twin.kernel.defaults import limits_of
 from twin.proof.prove import violations
@@ -191,8 +191,13 @@ def test_a_fit_serves_only_the_processor_that_made_it() -> None:
     fitted = {"handoff.hop_s": Number(7e-7, Kind.FITTED, "test", 6e-7, 8e-7)}
     store.write_fit("host", fitted, {"cpu": store.cpu_name(), "run": "test"})
     assert calibrated_node("2xhost").device.handoff.hop_s == fitted["handoff.hop_s"]
-    store.write_fit("host", fitted, {"cpu": "another", "run": "test"})
-    assert calibrated_node("2xhost").device.handoff.hop_s.kind is not Kind.FITTED
+    other = (
+        {"cpu": "another", "run": "test"},
+        {"cpu": store.cpu_name(), "cores": 0.5, "run": "of a part of the cores"},
+    )
+    for meta in other:
+        store.write_fit("host", fitted, meta)
+        assert calibrated_node("2xhost").device.handoff.hop_s.kind is not Kind.FITTED
 
 
 def test_quiet_ignores_what_other_processes_added() -> None:
@@ -201,3 +206,86 @@ def test_quiet_ignores_what_other_processes_added() -> None:
 
 def test_the_middle_repeat_counts(tmp_path: Path) -> None:
     assert settled(store.Run(tmp_path, {}, {"a": [2.0, 1.0, 5.0, 3.0, 1.0]})) == {"a": 2.0}
+
+
+GB, MB = 1e9, 10**6
+# (what the system says of the L3, what it keeps, what one core keeps of it)
+CACHES = [(480 * 2**20, 40 * MB, 40 * MB), (480 * 2**20, 300 * MB, 16 * MB), (2**20, 24 * MB, 1e9)]
+
+
+@pytest.mark.parametrize(
+    ("said", "kept", "by_one"),
+    [CACHES[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in CACHES[1:])],
+)
+def test_streams_find_the_cache_and_what_lies_behind_whatever_the_system_says(
+    said: float, kept: float, by_one: float
+) -> None:
+    """The system of a virtual machine said 480 MiB: all probes lay below, and memory was never
+    asked.
+    """
+    node = apply_fit(
+        two_cores(),
+        {
+            "llc.capacity_bytes": Number(said, Kind.DATASHEET, "the system"),
+            "llc.block_bytes": Number(said, Kind.ASSUMED, "the system"),
+            "block.on_chip_bytes": Number(2 * 2**20, Kind.DATASHEET, "test"),
+            "l2.block_bytes": Number(2 * 2**20, Kind.DATASHEET, "test"),
+            "l2.capacity_bytes": Number(4 * 2**20, Kind.DATASHEET, "test"),
+        },
+    )
+    true = {
+        "llc.capacity_bytes": kept,
+        "llc.block_bytes": by_one,
+        "llc.block_bytes_per_s": 18 * GB,
+        "llc.bytes_per_s": 80 * GB,
+        "block.load_bytes_per_s": 9 * GB,
+        "memory.stream_bytes_per_s": 15 * GB,
+        "block.bf16_bytes_per_s": 30 * GB,
+        "block.row_s": 3e-9,
+        "l2.bytes_per_s": 200 * GB,
+    }
+    made = apply_fit(
+        node, {path: Number(value, Kind.MEASURED, "test") for path, value in true.items()}
+    )
+    chosen = [
+        p
+        for p in host_probes(limits_of(node), 2, node.device, quick=True)
+        if p.name.startswith(("stream-bf16", "rows"))
+    ]
+    random = np.random.default_rng(3)
+    samples = {
+        p.name: (simulated_step_s(made, p) * np.exp(0.02 * random.standard_normal(5))).tolist()
+        for p in chosen
+    }
+    run = store.write_run("host", "test", {"device": "host"}, samples)
+    known = apply_fit(node, fit_node(node, chosen, run, lambda said: None).numbers)
+    for probe in chosen:
+        for path in ("block.load_bytes_per_s", "memory.stream_bytes_per_s"):
+            assert _value(known, path) == pytest.approx(true[path], rel=0.1), path
+        assert simulated_step_s(known, probe) == pytest.approx(
+            simulated_step_s(made, probe), rel=0.15
+        ), probe.name
+
+
+def _value(node: Node, path: str) -> float:
+    return numbers(node)[f"device.{path}"].value
+
+
+@pytest.mark.parametrize("said", [0.0, 2**20, 105 * 2**20, 480 * 2**20, 4 * 2**30])
+@pytest.mark.parametrize("memory", [1e9, 8e9, 512e9])
+def test_streams_reach_beyond_the_last_cache_within_a_part_of_the_memory(
+    said: float, memory: float
+) -> None:
+    device = apply_fit(
+        two_cores(),
+        {
+            "llc.capacity_bytes": Number(max(1.0, said), Kind.DATASHEET, "test"),
+            "memory.capacity_bytes": Number(memory, Kind.DATASHEET, "test"),
+        },
+    ).device
+    sizes = footprints(device, quick=False, engines=2)
+    assert sizes == sorted(set(sizes))
+    assert sum(sizes) * 2 <= memory
+    if memory > 16 * max(3 * said, 384 * MB):
+        assert sizes[-1] >= 3 * said - MB
+        assert sizes[-1] >= 384 * MB

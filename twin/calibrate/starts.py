@@ -16,6 +16,7 @@ from twin.sim.attend import item_kv_bytes
 UNHINDERED = 2.0  # what a consumer multiplies without its sums, against what it consumes (judged)
 LOADED = 2.0  # idle hops
 RESTART = 1.5  # latencies of memory
+OPEN = 2.0
 UNDECIDED = 1.25  # between a cache and the cores' shares of it
 SMALL = 0.05  # of a stage, at least
 Seconds = dict[str, float]  # of a step, by probe
@@ -47,7 +48,7 @@ def host_starts(
         same = [p.name for p in streams if p.plan.options.weight_dtype is dtype and p.name in alone]
         if same:
             found[f"block.{dtype.value}_bytes_per_s"] = max(rate[n] for n in same)
-    found["l2.bytes_per_s"] = max(rate.values())
+    found["l2.bytes_per_s"] = OPEN * max(rate.values())  # the cores' own speed explains these first
     for names, blocks, paths in (
         (together, most, ("memory.stream_bytes_per_s", "llc.bytes_per_s", "llc.capacity_bytes")),
         (alone, 1, ("block.load_bytes_per_s", "llc.block_bytes_per_s", "llc.block_bytes")),
