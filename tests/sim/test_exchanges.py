@@ -20,6 +20,7 @@ from twin.hardware.types import Device
 from twin.plan.peer_probes import over_gpus
 from twin.plan.probe import exchange_probe, sample_probe, turns_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Options, Sampling, StageKind
+from twin.sim.cost import RESET_AT_ONCE
 from twin.sim.machine import Machine
 from twin.sim.run import simulate
 
@@ -45,9 +46,9 @@ def handing(dies: int = 1) -> Device:
 
 
 def test_a_sentinel_costs_a_hop_half_a_poll_and_the_gather() -> None:
-    own = 10_000  # ps: each block publishes 10 elements, and sets as many back
+    own = 10_000  # ps: each block publishes 10 elements, and sets as many back, a vector at once
     assert exchange_ps(handing(), HandOffKind.SENTINEL) == pytest.approx(
-        300_000 + 20_000 + 40_000 + 2 * own + 200_000, abs=10
+        300_000 + 20_000 + 40_000 + own + own / RESET_AT_ONCE + 200_000, abs=10
     )
 
 
