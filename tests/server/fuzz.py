@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ STREAM_TOKENS = 1500
 ANSWER_S = 300.0  # for an answer, on a busy computer and behind the streams
 GAP_S = 0.1  # between two pieces of a stream
 BEAT_S = 0.002
+ALONE_S = 10.0
 STATUSES = {200, 204, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 503}
 JSON = b"Content-Type: application/json\r\n"
 HOST = b"Host: localhost\r\n"
@@ -457,7 +458,7 @@ def attack(seed: int, number: int, port: int) -> str:
 # ---- streams -------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class Beat(threading.Thread):
     """How long this process stood still by itself: a sleep that should take 2 ms."""
 
@@ -466,9 +467,6 @@ class Beat(threading.Thread):
 
     def __post_init__(self) -> None:
         super().__init__(daemon=True)
-
-    def __hash__(self) -> int:
-        return id(self)
 
     def run(self) -> None:
         last = time.monotonic()
@@ -486,16 +484,35 @@ class Beat(threading.Thread):
 
 @dataclass
 class Streams:
-    """Who reads streams all the time, one after the other; several readers wait in turn."""
+    """What readers of streams saw, each of one after the other; several wait in turn."""
 
-    port: int
-    beat: Beat
     gaps: list[float] = field(default_factory=list)
     # of gaps: neither the kernel's time for their tokens nor a pause of the reader's process
     unexplained: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)  # pieces behind the kernel, of each stream
     tokens: int = 0
     count: int = 0
+    pause_s: float = 0.0  # the longest of the readers' process
+
+    def told(self) -> str:
+        if not self.gaps:
+            return "no stream"
+        p50, p99, p999 = (1e3 * float(np.quantile(self.gaps, q)) for q in (0.5, 0.99, 0.999))
+        return (
+            f"{self.count} streams, {self.tokens} tokens in {len(self.gaps)} pieces; gaps: median "
+            f"{p50:.1f}, p99 {p99:.1f}, p99.9 {p999:.1f}, longest {1e3 * max(self.gaps):.1f} ms; "
+            f"longest without the kernel's time and the reader's own pauses "
+            f"{1e3 * max([0.0, *self.unexplained]):.1f} ms; furthest behind the kernel's clock "
+            f"{1e3 * max(self.late):.1f} ms; longest pause of the reader "
+            f"{1e3 * self.pause_s:.1f} ms"
+        )
+
+
+@dataclass
+class Reader:
+    port: int
+    beat: Beat = field(default_factory=Beat)
+    found: Streams = field(default_factory=Streams)
 
     def read(self, number: int) -> None:
         """Raises Defect where a stream is not whole."""
@@ -538,55 +555,40 @@ class Streams:
         moments = np.array([when for when, _ in pieces])
         kernel = np.array([ends[max(0, min(made, len(ends)) - 1)] for _, made in pieces])
         behind = moments - kernel
-        self.late.append(float((behind - behind.min()).max()))
+        self.found.late.append(float((behind - behind.min()).max()))
         for (begin, end), (first, last) in zip(pairwise(moments), pairwise(kernel), strict=True):
-            self.gaps.append(float(end - begin))
+            self.found.gaps.append(float(end - begin))
             more = end - begin - (last - first)  # than the kernel took
             if more > GAP_S:
-                self.unexplained.append(float(more) - self.beat.within(begin, end))
-        self.tokens += len(ends)
-        self.count += 1
-
-    def told(self) -> str:
-        if not self.gaps:
-            return "no stream"
-        p50, p99, p999 = (1e3 * float(np.quantile(self.gaps, q)) for q in (0.5, 0.99, 0.999))
-        return (
-            f"{self.count} streams, {self.tokens} tokens in {len(self.gaps)} pieces; gaps: median "
-            f"{p50:.1f}, p99 {p99:.1f}, p99.9 {p999:.1f}, longest {1e3 * max(self.gaps):.1f} ms; "
-            f"longest without the kernel's time and the reader's own pauses "
-            f"{1e3 * max([0.0, *self.unexplained]):.1f} ms; furthest behind the kernel's clock "
-            f"{1e3 * max(self.late):.1f} ms; longest pause of the reader "
-            f"{1e3 * max((over for _, over in self.beat.pauses), default=0):.1f} ms"
-        )
+                self.found.unexplained.append(float(more) - self.beat.within(begin, end))
+        self.found.tokens += len(ends)
+        self.found.count += 1
 
 
-@contextmanager
-def streaming(port: int, readers: int) -> Iterator[Streams]:
-    """Streams that run until the end. Raises Defect."""
-    beat = Beat()
-    beat.start()
-    found, stop, failed = Streams(port, beat), threading.Event(), list[BaseException]()
+def read_streams(port: int, readers: int) -> Streams:
+    """Until the end of what this process is sent. Raises Defect."""
+    reader, stop, failed = Reader(port), threading.Event(), list[BaseException]()
+    reader.beat.start()
 
     def work(number: int) -> None:
         try:
             while not stop.is_set():
-                found.read(number)
+                reader.read(number)
         except BaseException as error:
             failed.append(error)
 
     threads = [threading.Thread(target=work, args=[n], daemon=True) for n in range(readers)]
     for one in threads:
         one.start()
-    try:
-        yield found
-    finally:
-        stop.set()
-        for one in threads:
-            one.join(ANSWER_S)
-        beat.stopped.set()
+    sys.stdin.read()
+    stop.set()
+    for one in threads:
+        one.join(ANSWER_S)
+    reader.beat.stopped.set()
     if failed:
         raise Defect(f"a stream failed: {failed[0]}") from failed[0]
+    reader.found.pause_s = max((over for _, over in reader.beat.pauses), default=0.0)
+    return reader.found
 
 
 # ---- a run ---------------------------------------------------------------------------------------
@@ -611,34 +613,53 @@ def serve() -> None:
 
 
 @contextmanager
-def served(log: Path) -> Iterator[int]:
-    """The port of a server in a process of its own."""
-    words = [sys.executable, "-m", "tests.server.fuzz", "--serve"]
+def process(*words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """One of this module's own, until the block ends; what it prints then is read by the caller."""
     root = Path(__file__).resolve().parents[2]
     with log.open("wb") as said:
-        process = subprocess.Popen(
-            words,
+        made = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.fuzz", *words],
             cwd=root,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,
             env=os.environ | {"PYTHONPATH": str(root)},
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
+        assert made.stdin is not None
         try:
-            yield int(process.stdout.readline())
-            if process.poll() is not None:
-                raise Defect(f"the server ended: {log.read_text(errors='replace')[-1000:]}")
+            yield made
+            if made.poll() is not None:
+                raise Defect(f"{words[0]} ended: {log.read_text(errors='replace')[-1000:]}")
         finally:
-            process.stdin.close()
-            process.wait(60)
+            made.stdin.close()
+
+
+@contextmanager
+def served(log: Path) -> Iterator[int]:
+    """The port of a server in a process of its own."""
+    with process("--serve", log=log) as made:
+        assert made.stdout is not None
+        yield int(made.stdout.readline())
+    made.wait(60)
+
+
+@contextmanager
+def streaming(port: int, readers: int, log: Path) -> Iterator[Streams]:
+    """Streams that run until the end, read by a process of their own. Raises Defect."""
+    found = Streams()
+    with process("--read", str(port), "--readers", str(readers), log=log) as made:
+        yield found
+    assert made.stdout is not None
+    said = made.stdout.read()
+    if made.wait(ANSWER_S):
+        raise Defect(log.read_text(errors="replace")[-2000:])
+    vars(found).update(json.loads(said))
 
 
 def run(
-    requests: Sequence[int], seed: int, *, clients: int, readers: int, log: Path
+    requests: Sequence[int] | None, seed: int, *, clients: int, readers: int, log: Path
 ) -> tuple[Counter[str], list[str], Streams]:
-    """Outcomes, defects, and what streams saw meanwhile."""
+    """Outcomes, defects, and what streams saw meanwhile; without requests for ten seconds."""
     outcomes, defects = Counter[str](), list[str]()
     wanted = {"prompt": "the same", "max_tokens": 40, "temperature": 0, "seed": 1}
     same = posted("/v1/completions", json.dumps(wanted).encode())
@@ -660,10 +681,11 @@ def run(
 
         before = text()
         with (
-            streaming(port, readers) as streams,
+            streaming(port, readers, log.with_name("streams")) as streams,
             concurrent.futures.ThreadPoolExecutor(clients) as pool,
         ):
-            list(pool.map(one, requests))
+            list(pool.map(one, requests or []))
+            time.sleep(ALONE_S if requests is None else 0)
         if text() != before:
             defects.append("the same request is answered otherwise afterwards")
     if "Traceback" in (told := log.read_text(errors="replace")):
@@ -679,9 +701,13 @@ def main() -> int:
     parser.add_argument("--readers", type=int, default=2, help="of streams")
     parser.add_argument("--case", help="SEED:NUMBER of one request")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--read", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve()
+        return 0
+    if args.read:
+        print(json.dumps(asdict(read_streams(args.read, args.readers))))
         return 0
     numbers: Sequence[int] = range(args.requests)
     if args.case:
@@ -690,7 +716,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         log, begun = Path(folder) / "log", time.monotonic()
         if not args.case:
-            _, _, alone = run([], args.seed, clients=1, readers=args.readers, log=log)
+            _, _, alone = run(None, args.seed, clients=1, readers=args.readers, log=log)
             print("streams alone:", alone.told(), flush=True)
         outcomes, defects, streams = run(
             numbers, args.seed, clients=args.clients, readers=args.readers, log=log
