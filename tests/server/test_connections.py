@@ -127,6 +127,20 @@ def test_bodies_that_nobody_reads_shut_nobody_out(guarded: Running) -> None:
         one.close()
 
 
+def test_who_takes_nothing_of_its_answers_shuts_nobody_out(checkpoint: Path) -> None:
+    limits = Limits(connections=3, write_s=0.2)
+    with running(checkpoint, limits=limits) as server, server.client() as client:
+        pages = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 300  # megabytes of answers
+        held = [opened(server, pages) for _ in range(3)]
+        assert all(one.recv(10) for one in held)
+        late = time.monotonic() + 120
+        while client.get("/health").status_code != 200:
+            assert time.monotonic() < late
+            time.sleep(0.05)
+        for one in held:
+            one.close()
+
+
 def test_a_refusal_whose_body_came_whole_keeps_its_connection(guarded: Running) -> None:
     for status, head in UNREAD.items():
         whole = head + b"Content-Length: 5\r\n\r\nhello"

@@ -21,6 +21,7 @@ from twin.server.replies import encoded
 from twin.text import shown
 
 GRACE_S = 3  # for answers under way when the server is told to end
+LEAST_TAKEN = 2**16  # bytes of an answer, by a client in `write_s`
 KEEP_S = 30  # a connection without a request stays
 
 
@@ -61,12 +62,14 @@ def protocol(limits: Limits) -> type[H11Protocol]:
 
     class Timed(H11Protocol):
         _late: asyncio.TimerHandle | None = None
+        _looks: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > limits.connections:
                 self.app = crowded
             self._watch()
+            self._look(0)
 
         def send_400_response(self, msg: str) -> None:
             """Of what is no HTTP. Where an answer is under way already, it ends there."""
@@ -92,7 +95,20 @@ def protocol(limits: Limits) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._forget()
+            if self._looks is not None:
+                self._looks.cancel()
             super().connection_lost(exc)
+
+        def _look(self, before: int) -> None:
+            """Ends who has taken next to nothing since the last look, while an answer waits for it
+            or the connection is to close: both wait for ever.
+            """
+            waits = self.flow.write_paused or self.transport.is_closing()
+            left = self.transport.get_write_buffer_size() if waits else 0
+            if left and left > before - LEAST_TAKEN and before:
+                self.transport.abort()
+                return
+            self._looks = self.loop.call_later(limits.write_s, self._look, left)
 
         def _watch(self) -> None:
             """A head is under way unless h11 has read one whole."""
