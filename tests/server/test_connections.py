@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 import time
@@ -238,6 +239,38 @@ def test_after_a_request_without_a_clear_end_comes_no_other(case: str, guarded: 
     assert said.startswith(b"HTTP/1.1 4"), said
     error = json.loads(said.partition(b"\r\n\r\n")[2])["error"]
     assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("broken", [b"zz\r\n", b"1\r\nxx\r\n", b"5\r\nhello\r\n-1\r\n\r\n"])
+@pytest.mark.parametrize("method", [b"POST", b"HEAD", b"GET", b"OPTIONS"])
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/nope", b"/health"])
+def test_a_body_that_breaks_off_being_one_costs_an_answer_at_most(
+    path: bytes,
+    method: bytes,
+    broken: bytes,
+    guarded: Running,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In one piece with its head, and after it."""
+    head = method + b" " + path + b" HTTP/1.1\r\nHost: localhost\r\n" + AUTH + JSON
+    head += b"Transfer-Encoding: chunked\r\n\r\n"
+    log = logging.getLogger("uvicorn.error")
+    log.addHandler(caplog.handler)
+    try:
+        for wait_s in (None, 0.05):
+            if wait_s is None:
+                said = told(opened(guarded, head + broken + NEXT))
+            else:
+                connection = opened(guarded, head)
+                time.sleep(wait_s)
+                with suppress(OSError):
+                    connection.sendall(broken + NEXT)
+                said = told(connection)
+            assert said.count(b"HTTP/1.1 ") == 1, said
+            assert b'"version"' not in said
+    finally:
+        log.removeHandler(caplog.handler)
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize(

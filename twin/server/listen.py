@@ -72,8 +72,11 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             self._look(0)
 
         def send_400_response(self, msg: str) -> None:
-            """Of what is no HTTP. Where an answer is under way already, it ends there."""
-            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            """Of what is no HTTP. Where an answer is under way already, it ends there; the
+            application, which may have heard of a head before, answers nobody any more.
+            """
+            begun = self.conn.our_state is h11.SEND_RESPONSE
+            if begun or self.conn.our_state is h11.IDLE:
                 said = encoded(Problem(f"{msg} Send HTTP/1.1").body())
                 headers = [
                     (b"content-type", JSON),
@@ -81,8 +84,12 @@ def protocol(limits: Limits) -> type[H11Protocol]:
                     (b"connection", b"close"),
                 ]
                 head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
-                for event in (head, h11.Data(data=said), h11.EndOfMessage()):
+                bare = begun and self.scope["method"] == "HEAD"
+                for event in (head, h11.Data(data=b"" if bare else said), h11.EndOfMessage()):
                     self.transport.write(self.conn.send(event) or b"")
+            if self.cycle is not None:
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
             self.transport.close()
 
         def data_received(self, data: bytes) -> None:
