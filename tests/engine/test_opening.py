@@ -4,12 +4,14 @@ is planned to fit.
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import TINY
+from tests.engine.gguf_cases import CONFIGS, write_case
 from tests.engine.test_weights import SPEC, save
 from tests.refusals import refused
 from twin.calibrate.node import calibrated_node
@@ -45,6 +47,28 @@ def test_random_weights_of_a_shape_take_any_text_and_every_token_has_one() -> No
     assert words.stop == {source.spec.vocab - 1}
     assert all(words.decode([token]) for token in range(0, bytes_at, 97))
     assert open_source("llama-3.2-1b", 1, DType.FP16, text=False).weights.dtype is DType.FP16
+
+
+def test_a_models_words_are_the_same_whatever_holds_them(tmp_path: Path) -> None:
+    """A GGUF file, a folder, and the folder's config.json alone."""
+    file, folder = tmp_path / "model.gguf", tmp_path / "model"
+    template = "{{ bos_token }}{{ messages[0].content }}<|im_end|>"
+    write_case(file, CONFIGS["qwen3"], words=True, template=template)
+    theirs = open_source(str(file)).tokenizer
+    assert theirs is not None
+    folder.mkdir()
+    theirs.backend.save(str(folder / "tokenizer.json"))
+    said = {**theirs.names, "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    (folder / "config.json").write_text(json.dumps(CONFIGS["qwen3"]))
+    for place in (folder, folder / "config.json"):
+        source = open_source(str(place), seed=1)
+        ours = source.tokenizer
+        assert ours is not None
+        assert source.chat_template == template
+        assert (ours.names, ours.bos) == (theirs.names, theirs.bos)
+        assert ours.stop == theirs.stop == {260}
+        assert ours.encode("the<|im_end|>") == theirs.encode("the<|im_end|>") == [257, 260]
 
 
 def test_a_checkpoint_without_a_tokenizer_takes_token_ids_only(tmp_path: Path) -> None:

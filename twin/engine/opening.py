@@ -22,10 +22,12 @@ from twin.engine.tokenizer import (
     open_tokenizer,
 )
 from twin.engine.weights import Checkpoint, open_checkpoint, random_weights
+from twin.engine.words import CONFIG
 from twin.errors import CheckpointError, ConfigError
 from twin.hardware.types import Device, Node
 from twin.kernel.defaults import plan_for
 from twin.kernel.room import TO_RUN, check_room, free_bytes
+from twin.models.files import is_there
 from twin.models.gguf_file import is_gguf, read_gguf
 from twin.models.load import load_model, model_names, tensors
 from twin.models.spec import DType, ModelSpec
@@ -122,9 +124,11 @@ def named_checkpoint(model: str, dtype: DType | None = None) -> Checkpoint:
 
 
 def _tokenizer(place: Path, spec: ModelSpec, text: bool) -> Tokenizer | None:
-    """The tokenizer of a folder or of a GGUF file; None where it has none, unless `text` needs
-    one.
+    """The tokenizer of a folder, also by its config.json, or of a GGUF file; None where it has
+    none, unless `text` needs one.
     """
+    if place.name == CONFIG and is_there(place, Path.is_file):
+        place = place.parent
     if is_gguf(place):
         try:
             return gguf_tokenizer(read_gguf(place), spec.vocab)
