@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine.hf_cases import FAMILIES
 from tests.engine.small_engine import (
     LIMITS,
     LLAMA,
@@ -29,6 +30,7 @@ from twin.kernel.header import header
 from twin.kernel.teams import teams_of
 from twin.models.feeds import DenseFeed, ExpertFeed, Scoring
 from twin.models.layers import Layer
+from twin.models.load import from_config
 from twin.models.mixers import GroupedAttention
 from twin.models.spec import DType, ModelSpec
 from twin.plan.build import build
@@ -86,6 +88,29 @@ def test_logits_do_not_depend_on_the_plan(more: dict[str, Any]) -> None:
     prove(plan)
     assert plan.simulation_only() is None
     assert error(plan) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [routed(), routed(SHARED), from_config(FAMILIES["gpt-oss"], "biased")],
+    ids=["plain", "shared", "biased"],
+)
+@pytest.mark.parametrize(
+    "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
+)
+def test_the_references_logits_are_those_of_one_rank_however_a_model_is_divided(
+    more: dict[str, Any], spec: ModelSpec
+) -> None:
+    """Ranks that each had the whole router scored it with another one's share, which was zeros for
+    all but the first; engine and reference agreed.
+    """
+    few = TOKENS[:5]
+    room = {"slot_bytes": 4096} | more
+    alone, apart = (
+        expected(planned(spec, slot_bytes=4096), few),
+        expected(planned(spec, **room), few),
+    )
+    np.testing.assert_allclose(apart, alone, atol=1e-5 * float(np.abs(alone).max()))
 
 
 @pytest.mark.slow  # each is a build of its own
