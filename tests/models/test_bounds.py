@@ -135,8 +135,8 @@ def test_a_number_is_not_a_switch() -> None:
     )
     refused(
         ConfigError,
-        lambda: from_config(base("llama", pretraining_tp=True), "tiny"),
-        "pretraining_tp is True",
+        lambda: from_config(base("phi3", full_attn_mod=True), "tiny"),
+        "full_attn_mod is True",
     )
 
 

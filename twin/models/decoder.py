@@ -242,4 +242,3 @@ def _refuse_unsupported(config: Config, activation: Activation) -> None:
     config.require(
         "mlp_bias", False, (False,), "biases in the feed-forward layers are not supported"
     )
-    config.require("pretraining_tp", 1, (1,), "set it to 1: it changes the order of summation")

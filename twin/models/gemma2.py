@@ -28,6 +28,7 @@ def from_config(fields: Config) -> ModelSpec:
         logit_cap=cap(fields, "final_logit_softcapping", _LOGIT_CAP),
     )
     window = fields.count("sliding_window", _WINDOW)
+    fields.require("sliding_window_size", window, (window,), "write sliding_window alone")
     slides = (layer + 1 for layer in range(fields.count("num_hidden_layers")))
     windows = layer_types(fields, window) or tuple(
         window if number % _EVERY else 0 for number in slides

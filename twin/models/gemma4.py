@@ -11,6 +11,7 @@ from twin.errors import ConfigError
 from twin.models.config import Config, rope
 from twin.models.feeds import DenseFeed
 from twin.models.formats import Role
+from twin.models.gemma2 import cap
 from twin.models.layered import kinds_of_layers, layered, layout
 from twin.models.mixers import GroupedAttention, Mixer
 from twin.models.spec import ModelSpec
@@ -48,6 +49,7 @@ def from_config(fields: Config) -> ModelSpec:
         (0,),
         "layers that borrow another layer's cache are not described",
     )
+    cap(fields, "final_logit_softcapping", None)  # of what is only simulated
     fields.require("hidden_size_per_layer_input", 0, (0,), "embeddings per layer are not described")
     fields.unused("vocab_size_per_layer_input", "num_global_key_value_heads")
     kinds = kinds_of_layers(fields, "layer_types", (_SLIDING, _FULL))

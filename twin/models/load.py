@@ -337,7 +337,7 @@ def _tensors(spec: ModelSpec) -> dict[str, Tensor]:
     return tensors(spec)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def read_named(path: Path) -> ModelSpec:
     """One of our model files. Its configuration must give the published number of parameters."""
     data = read_yaml(path)

@@ -30,6 +30,9 @@ def from_config(fields: Config) -> ModelSpec:
         (False,),
         "biases in the attention of this family are not supported",
     )
+    fields.require("full_attn_mod", 1, (1,), "attention that skips positions is not supported")
+    fields.require("interpolate_factor", 1, (1, 1.0), "other scalings stand in rope_scaling")
+    fields.require("lm_head_bias", False, (False,), "biases of the LM head are not supported")
     window = fields.count("sliding_window") if "sliding_window" in fields else 0
     windows = (window,) * fields.count("num_hidden_layers") if window else no_windows(fields)
     return dense(fields, family="phi3", rope=_rope(fields), windows=windows)

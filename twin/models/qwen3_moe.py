@@ -43,6 +43,8 @@ def from_config(fields: Config) -> ModelSpec:
         if "head_dim" in fields
         else fields.divides("hidden_size", hidden, "num_attention_heads", heads)
     )
+    fields.require("use_qk_norm", True, (True,), "queries and keys of this family are normed")
+    fields.require("shared_expert_intermediate_size", 0, (0,), "this family has no shared expert")
     window = _window(fields)
     experts = check_experts(fields, routed(fields), "num_experts", "num_experts_per_tok")
     layers = layout(

@@ -33,6 +33,7 @@ IRRELEVANT: dict[str, tuple[str, ...]] = {  # by the reason why nothing computed
         *("output_past", "keys_to_ignore_at_inference", "ep_size", "tp_size", "tensor_parallel"),
         *("sequence_parallel", "chunk_size_feed_forward", "_tensor_parallel", "fsdp"),
         *("max_sequence_length", "seq_length", "use_mem_eff_attention", "use_liger_kernel"),
+        "pretraining_tp",  # the order of summation
     ),
     "is of training alone": (
         *("attention_dropout", "attn_dropout", "attn_pdrop", "attention_probs_dropout_prob"),
@@ -114,7 +115,7 @@ _neutral(
 )
 _neutral((True,), "is_causal", "causal", "use_rmsnorm", "use_rope", "use_swiglu")
 _neutral((True, False), "is_decoder")  # a model that only decodes is one with either
-_neutral((1, 1.0), "pretraining_tp", "partial_rotary_factor", "rotary_pct", "rope_ratio")
+_neutral((1, 1.0), "partial_rotary_factor", "rotary_pct", "rope_ratio")
 _neutral(
     (1, 1.0),
     *("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"),
