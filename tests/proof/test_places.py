@@ -132,6 +132,18 @@ def test_few_bit_tiles_of_experts_lie_in_the_order_of_blocks() -> None:
     refused(mirrored, "outputs", "blocks divide in their order", "routed_down[0]")
 
 
+def test_the_head_is_stored_as_the_models_is() -> None:
+    """Found by the attack on places: a plan of few bits gave the head a format that it has not."""
+    wide = {"moe_intermediate_size": 64, "mlp_only_layers": []}
+    spec = requantized(from_config(ALL["qwen3-moe"] | wide, "few"), format_named("int8"))
+    made = planned(spec, blocks=3, slot_bytes=4096)
+    head, qkv = first(made, StageKind.LM_HEAD), first(made, StageKind.QKV)
+    assert head.matrix
+    assert qkv.matrix
+    coded = replace(head.matrix, format=qkv.matrix.format)
+    refused(changed(made, head, matrix=coded), "data flow", "lm_head is stored as", "lm_head")
+
+
 def test_a_collective_publishes_what_it_reads() -> None:
     """It hands on the elements that it publishes; those that it waits for are another list."""
     made = family("llama", gpus=2, collective=CollectiveKind.LIBRARY, execution=Execution.GRAPH)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 from twin.plan.types import Common, Parts, Scan, Span, Stage, StageKind, Value
-from twin.proof.stored import PLAIN, streams
 from twin.proof.walk import Need, Walk, Wrong, partials_of, whole
 
 Rows = list[tuple[int, str]]  # (outputs of a rank, the matrix that makes them)
@@ -61,12 +60,7 @@ class LayerWalk:
         value = self.walk.take(kind, self.index, needs, elements=outputs, matrix=shapes)
         first = 0
         for matrix, (rows, name) in zip(stage.matrices, parts, strict=True):
-            stored = self.weights[name].format if self.walk.spec.stored else None
-            own = self.plan.attention is not None  # the engine runs the plan
-            if own and stored is not None and stored.name in PLAIN:
-                stored = None
-            if not (streams(matrix, stored) if own else matrix.format == stored):
-                self.walk.say(stage, f"{name} is stored as {stored}, not {matrix.format}")
+            self.walk.check_stored(stage, matrix, self.weights[name])
             owned = _rows_of(value.owned, first, first + rows, unit)
             if matrix.owned != owned:
                 block = next(

@@ -11,9 +11,11 @@ from twin.models.feeds import DenseFeed, ExpertFeed, Scoring
 from twin.models.layers import Layer
 from twin.models.mixers import DeltaNet, GroupedAttention
 from twin.models.spec import DType, LaneHead, ModelSpec
+from twin.models.weight import Weight
 from twin.plan.types import (
     CollectiveKind,
     LateParts,
+    Matrix,
     Parts,
     Plan,
     Read,
@@ -25,7 +27,7 @@ from twin.plan.types import (
     StageKind,
     Value,
 )
-from twin.proof.stored import multiplied
+from twin.proof.stored import PLAIN, multiplied, streams
 from twin.proof.violation import Violation
 
 SUMMED = (  # of which every rank has a share
@@ -127,6 +129,8 @@ class Walk:
             elements=each * plan.blocks,
             matrix=(shard.vocab, shard.hidden, 1),
         )
+        if stage.matrix:
+            self.check_stored(stage, stage.matrix, self.spec.end_weights()[-1])
         if head.owned != tuple((each * block, each * block + each) for block in range(plan.blocks)):
             what = "a summary of its logits" if full else "logit, index"
             self.say(stage, f"each block publishes {each} elements: {what}")
@@ -140,6 +144,15 @@ class Walk:
                 need.parts,
             )
         self.take(StageKind.SAMPLE, -1, [need], elements=1 if full else None)
+
+    def check_stored(self, stage: Stage, matrix: Matrix, weight: Weight) -> None:
+        """Is a matrix stored as the model's is?"""
+        stored = weight.format if self.spec.stored else None
+        own = self.plan.attention is not None  # the engine runs the plan
+        if own and stored is not None and stored.name in PLAIN:
+            stored = None
+        if not (streams(matrix, stored) if own else matrix.format == stored):
+            self.say(stage, f"{weight.name} is stored as {stored}, not {matrix.format}")
 
     def gathered(self, value: Value) -> Value:
         """With a library collective, the value that holds every rank's part; it takes a stage of
