@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from twin.calibrate.reading import Reading
 from twin.hardware.host import detect_host
 from twin.hardware.types import Device
+from twin.models.formats import DECODED
 from twin.models.spec import DType
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe, turns_probe
 from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling
+from twin.sim.consume import core_kind, core_rate
 
 MB = 10**6
 SHORTEST = 4 * MB  # of the streams that no core's own cache holds
@@ -21,6 +23,8 @@ MEMORY_PART = 2  # of the memory at most, all probes together
 FURTHER_LARGEST = 2  # the largest footprint once more in each other type
 MOST_BLOCKS = 64  # the smallest exchange has that many elements, and every block publishes one
 COPIES = 5  # of what blocks exchange: four at least (exchange_probe), and they divide 15 stages
+CODE_ROWS = 16  # of a tile whose blocks are interleaved
+CODES_PART = 5  # of the steps of a stream: there are many formats
 STAGES = 15  # of an exchange probe
 CROWD = 4  # blocks per core in the probe of taking turns
 
@@ -48,6 +52,7 @@ def host_probes(
     return [
         *_streams(limits, sorted({1, most}) if quick else blocks, device or detect_host(), quick),
         *_rows(limits, quick),
+        *_codes(limits, device or detect_host()),
         *_exchanges(limits, blocks, quick),
         *_attention(limits, blocks, quick),
         *_launches(limits, blocks),
@@ -111,6 +116,21 @@ def _rows(limits: Limits, quick: bool) -> list[Probe]:
         )
         for cols in widths
     ]
+
+
+def _codes(limits: Limits, device: Device) -> list[Probe]:
+    """Few-bit weights that a core's own cache holds, one format of each kind that it decodes."""
+    own, kinds = device.block.on_chip_bytes.value, {}
+    for form in DECODED.values():
+        if core_rate(device, form) is not None:
+            kinds.setdefault(core_kind(form.name), form)
+    size = MB if own >= 2 * MB else MB // 4
+    probes = []
+    for kind, form in kinds.items():
+        rows = size * 8 // (form.bits * 2048) // CODE_ROWS * CODE_ROWS
+        plan = stream_probe(_options(1), limits, rows=rows, cols=2048, form=form)
+        probes.append(Probe(f"codes-{kind}", "codes", plan, _steps(size) // CODES_PART))
+    return probes
 
 
 def _exchanges(limits: Limits, blocks: list[int], quick: bool) -> list[Probe]:

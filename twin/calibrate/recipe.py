@@ -4,6 +4,7 @@ its steps are read.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from twin.calibrate.starts import Starts, gpu_starts, host_starts
 from twin.calibrate.store import Run
 from twin.engine.choose import amd_conditions, gpu_conditions
 from twin.errors import CalibrationError
-from twin.hardware.types import HOST, Device, Node
+from twin.hardware.types import HOST, Codes, Device, Node
 from twin.plan.types import Limits
 
 Groups = dict[str, tuple[str, ...]]
@@ -70,6 +71,7 @@ HOST_GROUPS: Groups = {
         "llc.capacity_bytes",
         "l2.bytes_per_s",
     ),
+    "codes": tuple(f"codes.{field.name}" for field in dataclasses.fields(Codes)),
     "exchange": ("handoff.hop_s", "handoff.atomic_s", "block.element_s", "block.stage_s"),
     "attention": ("block.kv_bytes_per_s", "block.item_s"),
     "launch": ("launch.graph_edge_s", "launch.stream_s"),  # told apart by execution

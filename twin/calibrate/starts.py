@@ -32,6 +32,11 @@ def host_starts(
     """
     if group == "exchange":
         return _exchanged(seconds)
+    if group == "codes":
+        return {
+            f"codes.{p.name.removeprefix('codes-')}_bytes_per_s": _code_bytes(p) / seconds[p.name]
+            for p in probes
+        }
     if group == "attention":
         return _attended(probes, seconds)
     if group != "stream":
@@ -109,6 +114,13 @@ def _attended(probes: list[Probe], seconds: Seconds) -> dict[str, float]:
         for path, value in (("block.kv_bytes_per_s", rate), ("block.item_s", fixed))
         if value > 0
     }
+
+
+def _code_bytes(probe: Probe) -> float:
+    """Of codes, without scales."""
+    (matrix,) = (matrix for stage in probe.plan.stages for matrix in stage.matrices)
+    assert matrix.format is not None
+    return matrix.rows * matrix.cols * matrix.format.bits / 8
 
 
 def _scanned_bytes(plan: Plan) -> int:

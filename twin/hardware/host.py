@@ -4,6 +4,7 @@ has.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from twin.hardware.types import (
     BlockCosts,
     Cache,
+    Codes,
     Device,
     HandOff,
     Kind,
@@ -48,6 +50,7 @@ def detect_host(root: Path = Path("/"), cpus: Sequence[int] | None = None) -> De
         handoff=_handoff(),
         launch=_launch(),
         llc=_llc(sum(size for size, _ in l3), cores),
+        codes=_codes(),
         sharing=Sharing(switch_s=_assumed(0.1e-6, 0.03e-6, 20e-6, "fibers of one core in turn")),
     )
 
@@ -80,6 +83,11 @@ def _block(root: Path, cpu: int, l2: list[tuple[int, int]]) -> BlockCosts:
         loading="on-demand",
         item_s=_assumed(1e-6, 0.05e-6, 20e-6, "a softmax begun and ended"),
     )
+
+
+def _codes() -> Codes:
+    rate = _assumed(2.5e9, 0.1e9, 40e9, "half of what it multiplies of BF16")
+    return Codes(**{field.name: rate for field in dataclasses.fields(Codes)})
 
 
 def _clock(root: Path, cpu: int) -> Number:

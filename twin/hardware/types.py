@@ -234,6 +234,30 @@ class Warps:
 
 
 @dataclass(frozen=True, slots=True)
+class Codes:
+    """What one core decodes and multiplies of few-bit weights in its own cache: bytes of codes,
+    without their scales. `twin/sim/consume.py` says which formats each stands for.
+    """
+
+    int8_bytes_per_s: Number
+    fp8_bytes_per_s: Number
+    int4_bytes_per_s: Number
+    mxfp4_bytes_per_s: Number
+    nvfp4_bytes_per_s: Number
+    # GGUF's, and what holds several of them in one matrix
+    q4_0_bytes_per_s: Number
+    q4_1_bytes_per_s: Number
+    q5_0_bytes_per_s: Number
+    q5_1_bytes_per_s: Number
+    q8_0_bytes_per_s: Number
+    q4_k_bytes_per_s: Number
+    q5_k_bytes_per_s: Number
+    q6_k_bytes_per_s: Number
+    gguf_mixed_32_bytes_per_s: Number
+    gguf_mixed_256_bytes_per_s: Number
+
+
+@dataclass(frozen=True, slots=True)
 class Sharing:
     """More blocks than cores (a CPU): blocks of one core take turns."""
 
@@ -266,6 +290,7 @@ class Device:
     llc: Cache | None = None
     fabric: Fabric | None = None
     warps: Warps | None = None
+    codes: Codes | None = None  # of a core
     sharing: Sharing | None = None
     power: Power = field(default_factory=Power)
 

@@ -96,6 +96,8 @@ def unpacking_s(device: Device, form: Format, weights: int) -> float:
     if _probed(device, form):
         rate: Number = getattr(device.warps, RATES[decoded_as(form)])
         return weights * form.bits / 8 / rate.value
+    if (of_core := core_rate(device, form)) is not None:
+        return weights * form.bits / 8 / of_core.value
     if form.name not in UNPACK:
         raise HardwareError(
             f"no cost is known of unpacking {form.name}; known: {', '.join(UNPACK)}"
@@ -110,6 +112,21 @@ def _probed(device: Device, form: Format) -> bool:
     """
     stored = form.coded or (device.vendor == "nvidia" and form.name in UNPACK)
     return stored and device.warps is not None
+
+
+def core_rate(device: Device, form: Format) -> Number | None:
+    """By which rate a core decodes a coded format; None where the device has none of it."""
+    if device.codes is None or not form.coded:
+        return None
+    found: Number | None = getattr(device.codes, f"{core_kind(form.name)}_bytes_per_s", None)
+    return found
+
+
+def core_kind(form: str) -> str:
+    """Which formats a core decodes alike: those with other scales of the same codes."""
+    if form.startswith("gguf"):
+        return form.replace("-", "_")
+    return form.split("-")[0]
 
 
 def decoded_as(form: Format) -> str:
@@ -209,7 +226,9 @@ def judged(plan: Plan, device: Device) -> list[str]:
         m.format.name
         for s in plan.stages
         for m in s.matrices
-        if m.format and m.format.name in UNPACK and not _probed(device, m.format)
+        if m.format
+        and m.format.name in UNPACK
+        and not (_probed(device, m.format) or core_rate(device, m.format))
     }
     found = [f"consume.unpack.{name}" for name in sorted(formats)]
     found += ["consume.tensor_bytes_per_cycle"] if plan.tokens > 1 else []
