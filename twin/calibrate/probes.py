@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from twin.calibrate.reading import Reading
 from twin.hardware.host import detect_host
 from twin.hardware.types import Device
-from twin.models.formats import DECODED
+from twin.models.formats import DECODED, Format
 from twin.models.spec import DType
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe, turns_probe
 from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling
@@ -120,7 +120,8 @@ def _rows(limits: Limits, quick: bool) -> list[Probe]:
 
 def _codes(limits: Limits, device: Device) -> list[Probe]:
     """Few-bit weights that a core's own cache holds, one format of each kind that it decodes."""
-    own, kinds = device.block.on_chip_bytes.value, {}
+    own = device.block.on_chip_bytes.value
+    kinds: dict[str, Format] = {}
     for form in DECODED.values():
         if core_rate(device, form) is not None:
             kinds.setdefault(core_kind(form.name), form)

@@ -294,7 +294,7 @@ def text(
     head = ("engine", "predicted tokens/s", "measured tokens/s", "error", "spread of repeats")
     parts = [
         f"{model.title} on this computer\n\n{table(head, rows)}",
-        f"busy: {compared.busy}, so no error is told. Close other programs, then `twin demo` again"
+        f"busy: {compared.busy}, so no error is told. Try `twin demo` again when it is quieter"
         if compared.busy
         else f"median error {percent(compared.median_abs_error)}; these runs were not used in the "
         "fit",

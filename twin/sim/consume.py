@@ -7,11 +7,12 @@ did on such a device. `judged` names those a plan rests on.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from twin.errors import HardwareError
-from twin.hardware.types import Device, Number, Warps
+from twin.hardware.types import Codes, Device, Number, Warps
 from twin.kernel.coded import TENSOR, tensor_products, whole_products
 from twin.kernel.experts import has_experts
 from twin.kernel.teams import WARP, WARPS, hidden_in_quads
@@ -114,6 +115,11 @@ def _probed(device: Device, form: Format) -> bool:
     return stored and device.warps is not None
 
 
+def _measured(device: Device, form: Format) -> bool:
+    """Does a number of the device say it, of its warps or of its cores?"""
+    return _probed(device, form) or core_rate(device, form) is not None
+
+
 def core_rate(device: Device, form: Format) -> Number | None:
     """By which rate a core decodes a coded format; None where the device has none of it."""
     if device.codes is None or not form.coded:
@@ -143,6 +149,7 @@ def untouched(plan: Plan, device: Device) -> list[str]:
     forms = {m.format for s in plan.stages for m in s.matrices if m.format}
     rates = {decoded_as(form) for form in forms if _probed(device, form)}
     used = {decoded_as(form) for form in forms if form.coded}
+    cores = {core_kind(form.name) for form in forms if core_rate(device, form) is not None}
     idle = [rate for name, rate in RATES.items() if name not in rates]
     idle += [] if used & {"int8", "int4"} or (used and has_experts(plan)) else ["whole_s"]
     idle += [] if used - {"fp4"} and has_experts(plan) else ["step_s"]
@@ -151,7 +158,12 @@ def untouched(plan: Plan, device: Device) -> list[str]:
     kinds = {stage.kind for stage in plan.stages}
     idle += [] if StageKind.DELTA in kinds else ["state_s", "state_element_s"]
     idle += [] if StageKind.ROUTE in kinds else ["compare_s"]
-    return [f"warps.{name}" for name in idle]
+    codes = [
+        field.name
+        for field in dataclasses.fields(Codes)
+        if field.name.removesuffix("_bytes_per_s") not in cores
+    ]
+    return [*(f"warps.{name}" for name in idle), *(f"codes.{name}" for name in codes)]
 
 
 def as_whole_numbers(matrix: Matrix, *, wide_ffn: bool) -> bool:
@@ -226,9 +238,7 @@ def judged(plan: Plan, device: Device) -> list[str]:
         m.format.name
         for s in plan.stages
         for m in s.matrices
-        if m.format
-        and m.format.name in UNPACK
-        and not (_probed(device, m.format) or core_rate(device, m.format))
+        if m.format and m.format.name in UNPACK and not _measured(device, m.format)
     }
     found = [f"consume.unpack.{name}" for name in sorted(formats)]
     found += ["consume.tensor_bytes_per_cycle"] if plan.tokens > 1 else []
