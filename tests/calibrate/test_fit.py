@@ -20,7 +20,9 @@ from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit, numbers
 from twin.hardware.types import Kind, Node, Number
 from twin.kernel.defaults import limits_of
+from twin.models.formats import DECODED
 from twin.proof.prove import violations
+from twin.sim.consume import core_kind
 
 TRUE = {
     "block.bf16_bytes_per_s": 20e9,
@@ -289,3 +291,21 @@ def test_streams_reach_beyond_the_last_cache_within_a_part_of_the_memory(
     if memory > 16 * max(3 * said, 384 * MB):
         assert sizes[-1] >= 3 * said - MB
         assert sizes[-1] >= 384 * MB
+
+
+def test_each_kind_of_code_that_a_core_decodes_has_a_probe_that_finds_its_rate() -> None:
+    node = two_cores()
+    assert node.device.codes is not None
+    chosen = [
+        p for p in host_probes(limits_of(node), 2, node.device, quick=True) if p.group == "codes"
+    ]
+    kinds = {core_kind(form.name) for form in DECODED.values()}
+    assert {p.name for p in chosen} == {f"codes-{kind}" for kind in kinds}
+    rates = {f"codes.{kind}_bytes_per_s": 1e8 * (2 + at) for at, kind in enumerate(sorted(kinds))}
+    made = apply_fit(
+        node, {path: Number(value, Kind.MEASURED, "test") for path, value in rates.items()}
+    )
+    samples = {p.name: [simulated_step_s(made, p)] * 3 for p in chosen}
+    fit = fit_node(node, chosen, store.write_run("host", "test", {}, samples), lambda said: None)
+    for path, rate in rates.items():
+        assert fit.numbers[path].value == pytest.approx(rate, rel=0.02), path
