@@ -103,8 +103,8 @@ class Validation:
             "stages": stages,
             "failed": dict(self.failed),
             "busy": self.busy,
-            "median_abs_error": self.median_abs_error,
-            "worst_abs_error": self.worst_abs_error,
+            "median_abs_error": None if self.busy else self.median_abs_error,
+            "worst_abs_error": None if self.busy else self.worst_abs_error,
         }
 
 
