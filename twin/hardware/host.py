@@ -156,7 +156,7 @@ def _l2(l2: list[tuple[int, int]], cores: int) -> Cache:
     )
     return Cache(
         capacity,
-        _assumed(cores * 40e9, cores * 10e9, cores * 200e9),
+        _assumed(cores * 100e9, cores * 10e9, cores * 400e9),
         _assumed(5e-9, 2e-9, 15e-9),
         block_bytes=_on_chip(l2),
     )
