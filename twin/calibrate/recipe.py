@@ -78,6 +78,8 @@ HOST_GROUPS: Groups = {
     "sample": ("block.sample_element_s",),
     "turns": ("sharing.switch_s",),
 }
+# what all cores share: of one core, its own rates and its part of the cache say the same
+OF_SEVERAL_CORES = ("memory.stream_bytes_per_s", "llc.bytes_per_s", "llc.capacity_bytes")
 GPU_GROUPS: Groups = {
     "consumer": (  # with the loader, which is what a small tile shows
         "block.bf16_bytes_per_s",
@@ -210,8 +212,10 @@ def recipe_of(device: Device, gpus: int = 1) -> Recipe:
     if gpus > 1:
         return _link_recipe(device, gpus)
     if device.isa == HOST:
+        several = device.blocks > 1
         return replace(
             HOST_RECIPE,
+            groups=HOST_GROUPS if several else _without(HOST_GROUPS, OF_SEVERAL_CORES),
             probes=lambda limits, quick: host_probes(limits, limits.blocks, device, quick=quick),
         )
     if device.nvidia:
@@ -223,6 +227,12 @@ def recipe_of(device: Device, gpus: int = 1) -> Recipe:
         "a GPU (h200, mi300x), or fit and compare what others published with --from "
         "(calibration/runs)"
     )
+
+
+def _without(groups: Groups, paths: tuple[str, ...]) -> Groups:
+    return {
+        group: tuple(path for path in known if path not in paths) for group, known in groups.items()
+    }
 
 
 def _link_recipe(device: Device, gpus: int) -> Recipe:

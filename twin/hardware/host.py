@@ -117,14 +117,14 @@ def _on_chip(l2: list[tuple[int, int]]) -> Number:
 
 
 def _memory(root: Path, cores: int) -> Memory:
-    stream = min(cores * 10e9, 100e9)
+    stream = min(cores * 40e9, 100e9)
     return Memory(
         capacity_bytes=_capacity(root),
         peak_bytes_per_s=_assumed(
             stream * 1.5, stream * 0.5, 900e9, "memory channels are not visible"
         ),
         stream_bytes_per_s=_assumed(
-            stream, stream * 0.2, 600e9, "10 GB/s a core, at most 100 GB/s"
+            stream, stream * 0.2, 600e9, "more than a core loads, at most 100 GB/s"
         ),
         latency_s=_assumed(100e-9, 60e-9, 300e-9),
     )
@@ -174,7 +174,7 @@ def _llc(size: int, cores: int) -> Cache:
         said = _assumed(size, 2**20, 2**30, source)
     return Cache(
         said,
-        _assumed(cores * 20e9, cores * 5e9, cores * 60e9),
+        _assumed(cores * 60e9, cores * 5e9, cores * 200e9),
         _assumed(20e-9, 8e-9, 80e-9),
         retention="random",
         block_bytes=Number(size, Kind.ASSUMED, f"{source}; {_DEFAULT}", size / 100, size),
