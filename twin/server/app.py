@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,7 +26,6 @@ from twin.server.wire import Chat, Completion, Detokenize, Tokenize, read
 from twin.server.worker import Worker
 from twin.text import shown
 
-NICE = 10  # of the thread for long texts: a tenth of a core that the engine uses, too
 Words = TypeVar("Words")
 Made = TypeVar("Made")
 PAGE = Path(__file__).with_name("page")
@@ -140,15 +136,16 @@ class App(Application):
     # ---- words ---------------------------------------------------------------------------------
 
     async def _aside(self, body: bytes, work: Callable[[Words], Made], asked: Words) -> Made:
-        """Work on a request's words in a thread. Long texts take turns in one that gives way to the
-        engine's: no stream and no short request waits for them.
+        """Work on a request's words in a thread. Long texts take turns in one of their own: no
+        stream and no short request waits for them. It has the priority of all: one that gives way
+        to the engine's would keep Python's lock for as long as it waits for a core.
         """
         lane = self._lane if len(body) >= self.limits.long_bytes else None
         return await asyncio.get_running_loop().run_in_executor(lane, work, asked)
 
     @cached_property
     def _lane(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, "long texts", initializer=_give_way)
+        return ThreadPoolExecutor(1, "long texts")
 
     async def _tokenize(self, exchange: Exchange) -> None:
         body = await exchange.body()
@@ -266,8 +263,3 @@ class App(Application):
         if not failed:
             await exchange.stream(reply.last_chunks(job))
         await exchange.end_stream()
-
-
-def _give_way() -> None:
-    if sys.platform == "linux":  # where a thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
