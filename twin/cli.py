@@ -12,11 +12,13 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn
 
 from twin.commands.output import error_text, one_line
 from twin.commands.wrapped import Wrapped
+from twin.data import LONGEST_NAME, did_you_mean
 from twin.errors import TwinError
 from twin.text import shown
 
@@ -40,6 +42,7 @@ COMMANDS = (
     "demo",
 )
 USER_MISTAKE = 2
+MOST_UNKNOWN = 5  # words in one refusal
 INTERRUPTED = 130
 
 DESCRIPTION = """\
@@ -61,9 +64,30 @@ Each command explains itself: twin COMMAND --help
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose refusals are bounded, show no control characters, and which takes `--name=--`
-    at its word.
+    """argparse whose refusals are bounded, show no control characters and name what may have been
+    meant, and which takes `--name=--` at its word.
     """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, left = super().parse_known_args(args, namespace)
+        if left:  # here, where a command's own options are known
+            # a word behind an unknown option may be its value
+            unknown = [word for word in left if word.startswith("-")] or left
+            self.error("; ".join(self._unknown(word) for word in unknown[:MOST_UNKNOWN]))
+        return found, left
+
+    def _unknown(self, word: str) -> str:
+        option = word.partition("=")[0]
+        if not option.startswith("-"):
+            return f"{shown(word)}: one word too many"
+        close = get_close_matches(option[:LONGEST_NAME], list(self._option_string_actions), n=2)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"see {self.prog} --help"
+        return f"unknown option {shown(option)}; {hint}"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            hint = did_you_mean(value, map(str, action.choices))
+            raise argparse.ArgumentError(action, f"{shown(value)} is unknown; {hint}")
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)

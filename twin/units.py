@@ -33,6 +33,11 @@ _SUFFIXES = (("bytes_per_s", "B/s"), ("bytes", "B"), ("hz", "Hz"), ("s", "s"), (
 LONGEST = 100  # characters of a quantity: matching takes the square of them
 UNSIGNED = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 NUMBER = rf"[+-]?{UNSIGNED}"
+_COUNTS = {"": 1, "k": 10**3, "K": 2**10, "Ki": 2**10, "M": 10**6, "Mi": 2**20}
+_COUNT = re.compile(
+    r"\s*([+-]?(?:[0-9]{1,3}(?:[,_][0-9]{3})+|[0-9]+(?:\.[0-9]+)?(?:[eE]\+?[0-9]{1,2})?))"
+    r"(k|Ki?|Mi?)?\s*\Z"
+)
 _NUMBER = re.compile(rf"\s*({NUMBER})\s*(\S*)\s*\Z")
 
 
@@ -59,6 +64,29 @@ def parse_quantity(text: str, unit: str) -> float:
     if value < 0 or not math.isfinite(value):
         raise ConfigError(f"{shown(text)} is out of range: a quantity is finite and not negative")
     return value
+
+
+def parse_count(text: str) -> int:
+    """A whole number as people write it: "4096", "4,096", "1e5", "128k" (of 1,000), "128K" or
+    "128Ki" (of 1,024). Raises ConfigError.
+    """
+    if len(text) > LONGEST:
+        raise ConfigError(
+            f"{shown(text)} is out of range: {len(text)} characters are no whole number that fits"
+        )
+    match = _COUNT.match(text)
+    value = float("nan")
+    if match:
+        plain = re.sub("[,_]", "", match[1])
+        if not match[2] and not re.search("[.eE]", plain):
+            return int(plain)
+        value = float(plain) * _COUNTS[match[2] or ""]
+    if not math.isfinite(value) or value != int(value):
+        raise ConfigError(
+            f"{shown(text)} is not a whole number; write 4096, 4,096, 1e5, 128k (128,000) or 128K "
+            "(131,072)"
+        )
+    return int(value)
 
 
 def format_quantity(value: float, unit: str) -> str:

@@ -21,14 +21,14 @@ from twin.files import check_file, check_folder
 from twin.hardware.load import load_node
 from twin.hardware.types import HOST, Node
 from twin.kernel.defaults import FIELDS, SETTLED
-from twin.plan.types import Options
+from twin.models.formats import STORED
+from twin.plan.types import DType, Options
 from twin.study.options import check_range
 from twin.text import shown
 from twin.toolchain import host_compiler
-from twin.units import parse_quantity, unit_of
+from twin.units import LONGEST, parse_count, parse_quantity, unit_of
 
 Subparsers = Any  # argparse names the type of add_subparsers() only privately
-LONGEST_NUMBER = 100  # characters, its unit included
 ALIASES = {"weight_dtype": "--dtype"}
 _COMMENT = re.compile(r"^((?: +#.*\n)*) +(\w+) *[:=][^#\n]*(?:#[ ]*(.+))?$", re.MULTILINE)
 
@@ -165,7 +165,7 @@ def add_most_probable(group: Any) -> None:
     """Of sampling: how many of the most probable tokens are drawn from."""
     group.add_argument(
         "--top-k",
-        type=int,
+        type=whole,
         default=0,
         metavar="K",
         help="sample from the K most probable tokens (default: all)",
@@ -249,6 +249,11 @@ def _reader(name: str, kind: Any) -> Callable[[str], object]:
 
 def _member(kind: type[Enum], text: str) -> Enum:
     values = [m.value for m in kind]
+    text = text.lower()
+    if text not in values and issubclass(kind, DType) and text in STORED:
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is a stored format: it belongs to the model's name, MODEL@{text}"
+        )
     if text not in values:
         raise argparse.ArgumentTypeError(f"{shown(text)} is unknown; {did_you_mean(text, values)}")
     return kind(text)
@@ -256,21 +261,24 @@ def _member(kind: type[Enum], text: str) -> Enum:
 
 def _whole(name: str, text: str) -> int:
     """A whole number; sizes in bytes may carry a unit ("16 KiB")."""
-    if len(text) > LONGEST_NUMBER:
-        raise argparse.ArgumentTypeError(
-            f"{shown(text)} is out of range: {len(text)} characters are no whole number that fits"
-        )
+    unit = unit_of(name)
     try:
-        return int(text)
-    except ValueError:
-        pass
+        return parse_count(text)
+    except ConfigError as error:
+        if not unit or len(text) > LONGEST:
+            raise argparse.ArgumentTypeError(str(error)) from error
     try:
-        value = parse_quantity(text, unit_of(name)) if unit_of(name) else float("nan")
+        value = parse_quantity(text, unit)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    if value != value or value != int(value):
+    if value != int(value):
         raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number")
     return int(value)
+
+
+def whole(text: str) -> int:
+    """For `type=`: a whole number, as `parse_count` reads it."""
+    return _whole("", text)
 
 
 @cache

@@ -22,6 +22,7 @@ from twin.commands.arguments import (
     chosen_options,
     command,
     folder_to_write,
+    whole,
 )
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
 from twin.engine.choose import check_present, compile_all, open_engine
@@ -82,38 +83,41 @@ def add(commands: Subparsers) -> None:
     parser.add_argument(
         "--context",
         "--prompt-length",
-        type=int,
+        type=whole,
         metavar="N",
         help="positions cached before timing (host 16, GPU 128)",
     )
     parser.add_argument(
         "--tokens",
-        type=int,
+        type=whole,
         metavar="N",
         help="tokens decoded and timed a repeat (host 48, GPU 500)",
     )
     parser.add_argument(
         "--repeats",
-        type=int,
+        type=whole,
         default=5,
         metavar="N",
         help="repeats after one to warm up (default %(default)s)",
     )
     parser.add_argument(
         "--check",
-        type=int,
+        type=whole,
         default=4,
         metavar="N",
         help="positions compared with the NumPy reference (default %(default)s)",
     )
     parser.add_argument(
         "--random",
-        type=int,
+        type=whole,
         metavar="SEED",
         help="random weights instead of a checkpoint: text without sense, true speed",
     )
     parser.add_argument(
-        "--gpus", type=int, metavar="N", help="emulated GPUs on this CPU: 1, 2, 4 or 8 (default 1)"
+        "--gpus",
+        type=whole,
+        metavar="N",
+        help="emulated GPUs on this CPU: 1, 2, 4 or 8 (default 1)",
     )
     add_gpu_options(parser)
     add_engine_options(parser, without=("gpus", "context", "sampling"))
@@ -123,13 +127,13 @@ def add_gpu_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("on a GPU")
     group.add_argument(
         "--fidelity",
-        type=int,
+        type=whole,
         metavar="N",
         help="prompts whose outputs are judged against FP32 (default 8)",
     )
     group.add_argument(
         "--fidelity-context",
-        type=int,
+        type=whole,
         metavar="N",
         help=f"their prompt tokens (default: --context, at most {FIDELITY_CONTEXT})",
     )

@@ -16,6 +16,7 @@ from twin.commands.arguments import (
     add_most_probable,
     chosen_options,
     command,
+    whole,
 )
 from twin.commands.output import done, progress, say
 from twin.commands.run import add_machine, chosen_node, settled_node, show_piece
@@ -52,7 +53,7 @@ def add(commands: Subparsers) -> None:
     group.add_argument("--system", metavar="TEXT", help="what the model is told before all else")
     group.add_argument(
         "--max-tokens",
-        type=int,
+        type=whole,
         default=1024,
         metavar="N",
         help="most tokens of an answer (default %(default)s)",
@@ -66,7 +67,7 @@ def add(commands: Subparsers) -> None:
     add_most_probable(group)
     group.add_argument(
         "--seed",
-        type=int,
+        type=whole,
         metavar="N",
         help="the same seed and words give the same answers (default: a new one)",
     )

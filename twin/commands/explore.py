@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from twin.commands.arguments import Subparsers, command, folder_to_write
+from twin.commands.arguments import Subparsers, command, folder_to_write, whole
 from twin.commands.output import emit, say
 from twin.commands.run import INTERRUPTED
 from twin.commands.serve import MOST_PORT, check_libraries
@@ -43,7 +43,7 @@ def add(commands: Subparsers) -> None:
     )
     parser.add_argument(
         "--port",
-        type=int,
+        type=whole,
         default=PORT,
         metavar="N",
         help="0 takes a free one (default %(default)s)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from twin.commands.arguments import Subparsers, add_engine_options, add_model, command
+from twin.commands.arguments import Subparsers, add_engine_options, add_model, command, whole
 from twin.commands.output import emit, progress
 from twin.commands.project import add_running, running
 from twin.commands.whatif import model_of, options_of
@@ -46,7 +46,7 @@ def add(commands: Subparsers) -> None:
     )
     parser.add_argument(
         "--draws",
-        type=int,
+        type=whole,
         default=DRAWS,
         metavar="N",
         help="of the numbers of a node without held-out runs; 0 for no interval "

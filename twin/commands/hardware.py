@@ -11,7 +11,7 @@ from twin.commands.output import emit
 from twin.errors import ConfigError
 from twin.files import write
 from twin.hardware.floor import ceiling
-from twin.hardware.load import FILES, device_names, load_device, node_names, own_device
+from twin.hardware.load import FILES, counted, device_names, load_device, node_names, own_device
 from twin.hardware.override import interval, numbers
 from twin.hardware.template import template
 from twin.hardware.types import Device, Node
@@ -123,7 +123,7 @@ def find(name: str) -> Device | Node:
     if name.endswith(FILES):
         node = calibrated_node(name)
         return node if name[:1].isdigit() and not Path(name).exists() else node.device
-    if name[:1].isdigit() and "x" in name:
+    if counted(name)[0] is not None:
         return calibrated_node(name)
     return calibrated_node(f"1x{load_device(name).name}").device
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from twin.commands.arguments import Subparsers, command, folder_to_write
+from twin.commands.arguments import Subparsers, command, folder_to_write, whole
 from twin.commands.output import done, emit, progress, say
 from twin.data import data_dir, did_you_mean
 from twin.errors import ConfigError
@@ -65,7 +65,7 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--workers",
         metavar="N",
-        type=int,
+        type=whole,
         help="processes on this computer (default: one for each core)",
     )
     where.add_argument(

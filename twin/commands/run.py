@@ -15,6 +15,7 @@ from twin.commands.arguments import (
     add_most_probable,
     chosen_options,
     command,
+    whole,
 )
 from twin.commands.output import done, emit, harmless, progress, say
 from twin.engine.generate import Completion, Piece, Request, Stop, complete
@@ -62,7 +63,7 @@ def add(commands: Subparsers) -> None:
     group = parser.add_argument_group("generation")
     group.add_argument(
         "--max-tokens",
-        type=int,
+        type=whole,
         default=DEFAULT_TOKENS,
         metavar="N",
         help="most tokens to generate (default %(default)s)",
@@ -77,7 +78,7 @@ def add(commands: Subparsers) -> None:
     add_most_probable(group)
     group.add_argument(
         "--seed",
-        type=int,
+        type=whole,
         default=0,
         metavar="N",
         help="of the sampling; the same seed gives the same text (default 0)",
@@ -117,13 +118,13 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 def add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--random",
-        type=int,
+        type=whole,
         metavar="SEED",
         help="random weights instead of a checkpoint: text without sense, true speed",
     )
     parser.add_argument(
         "--gpus",
-        type=int,
+        type=whole,
         metavar="N",
         help="GPUs: emulated ones on this CPU, 1, 2, 4 or 8 (default 1); with --node all of the "
         "node's, instead of as many as are predicted to be worth it",

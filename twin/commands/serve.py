@@ -7,7 +7,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from twin.commands.arguments import Subparsers, add_model, chosen_options, command
+from twin.commands.arguments import Subparsers, add_model, chosen_options, command, whole
 from twin.commands.output import done, emit, progress, say
 from twin.commands.run import INTERRUPTED, add_machine, chosen_node, settled_node
 from twin.engine.opening import Source, open_source
@@ -47,7 +47,7 @@ def add(commands: Subparsers) -> None:
     )
     group.add_argument(
         "--port",
-        type=int,
+        type=whole,
         default=8000,
         metavar="N",
         help="0 takes a free one (default %(default)s)",
@@ -74,7 +74,7 @@ def add(commands: Subparsers) -> None:
     )
     group.add_argument(
         "--queue",
-        type=int,
+        type=whole,
         default=32,
         metavar="N",
         help="most requests that wait; further ones get a 429 (default %(default)s)",

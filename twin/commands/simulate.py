@@ -18,6 +18,7 @@ from twin.commands.arguments import (
     add_node,
     command,
     file_to_write,
+    whole,
 )
 from twin.commands.inputs import case_of
 from twin.commands.output import done, emit, progress, say
@@ -81,7 +82,7 @@ def add(commands: Subparsers) -> None:
     add_node(parser)
     parser.add_argument(
         "--steps",
-        type=int,
+        type=whole,
         metavar="N",
         help=f"steps to simulate, the first is cold (default {STEPS}, or {DRAWN_STEPS} "
         "where steps differ by which experts they use)",
@@ -94,7 +95,7 @@ def add(commands: Subparsers) -> None:
         "file of recorded counts (default %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the routing (default %(default)s)"
+        "--seed", type=whole, default=0, metavar="N", help="of the routing (default %(default)s)"
     )
     parser.add_argument(
         "--acceptance",
@@ -113,7 +114,7 @@ def add(commands: Subparsers) -> None:
         help="with --draft, instead of a model: of one drafted token, such as 80us",
     )
     parser.add_argument(
-        "--prompt", type=int, metavar="N", help="also predict how long a prompt of N tokens takes"
+        "--prompt", type=whole, metavar="N", help="also predict how long a prompt of N tokens takes"
     )
     parser.add_argument(
         "--engines",

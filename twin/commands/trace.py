@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from twin.calibrate.validate import calibrated_node
-from twin.commands.arguments import Subparsers, add_node, command, file_to_write
+from twin.commands.arguments import Subparsers, add_node, command, file_to_write, whole
 from twin.commands.output import emit, say
 from twin.files import write
 from twin.report import pages
@@ -43,7 +43,7 @@ def add(commands: Subparsers) -> None:
     )
     parser.add_argument(
         "--steps",
-        type=int,
+        type=whole,
         default=STEPS,
         metavar="N",
         help="consecutive steps in that trace (default %(default)s)",

@@ -22,7 +22,7 @@ from twin.calibrate.shape_record import (
     part,
     samples_of,
 )
-from twin.commands.arguments import check_compiler
+from twin.commands.arguments import check_compiler, whole
 from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError, ConfigError
 from twin.files import check_folder
@@ -40,12 +40,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--shapes",
-        type=int,
+        type=whole,
         metavar="N",
         help=f"four runs of each, of another kind than dense two; up to {MOST_SHAPES}",
     )
     group.add_argument(
-        "--seed", type=int, metavar="S", help=f"choose it after the fit; up to {MOST_SEED}"
+        "--seed", type=whole, metavar="S", help=f"choose it after the fit; up to {MOST_SEED}"
     )
     group.add_argument(
         "--kind",

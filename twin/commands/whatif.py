@@ -17,6 +17,7 @@ from twin.commands.arguments import (
     command,
     file_to_write,
     option_value,
+    whole,
 )
 from twin.commands.output import emit, progress, say
 from twin.commands.project import add_running, running
@@ -96,7 +97,7 @@ def add(commands: Subparsers) -> None:
     parser.add_argument(
         "--draws",
         metavar="N",
-        type=int,
+        type=whole,
         help="an interval from N draws of the hardware's numbers, for each row",
     )
     parser.add_argument(

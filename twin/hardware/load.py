@@ -23,7 +23,9 @@ LOADING = ("ahead", "on-demand")
 INPUTS = ("on-chip", "registers")
 RETENTION = ("whole", "random", "none")
 TOPOLOGIES = ("mesh", "switch", "memory")
-_NODE = re.compile(r"(?:([0-9]{1,4})x)?(.+)\Z", re.DOTALL)
+_FIRST = re.compile(r"([0-9]{1,4})\s*[x×*]\s*-?\s*(.+)\Z", re.DOTALL)  # 8xh200, 8x-mi300x
+_LAST = re.compile(r"(.+?)(?:\s*-?\s*[x×*]\s*|:)([0-9]{1,4})\Z", re.DOTALL)  # h200x8, h200:8
+_VENDORS = ("nvidia-", "amd-", "instinct-")
 FILES = (".yaml", ".yml")  # a name that ends so is a file of one's own
 SECTION = "node"  # of such a file: how many there may be, and how they are linked
 _own: dict[str, Path] = {}  # devices of such files that this process has read, by name
@@ -48,16 +50,43 @@ def node_names() -> list[str]:
     return [f"{gpus}x{name}" for name, family in _families().items() for gpus in family.links]
 
 
+def counted(name: str) -> tuple[int | None, str]:
+    """How many devices a node's name says, None where it says nothing, and the device's name:
+    "8xh200", "8x-mi300x", "H200x8", "h200:8".
+    """
+    if on_file(name) is None:
+        if first := _FIRST.match(name):
+            return int(first[1]), first[2]
+        if (last := _LAST.match(name)) and not name.endswith(FILES):
+            return int(last[2]), last[1]
+    return None, name
+
+
+def on_file(name: str) -> str | None:
+    """The device on file that a name or an alias means, however it is written: "H200",
+    "NVIDIA H200 SXM".
+    """
+    folded = _folded(name)
+    return folded if folded in device_names() else _aliases().get(folded)
+
+
+def _folded(name: str) -> str:
+    folded = re.sub(r"[\s_-]+", "-", name.strip().lower())
+    for vendor in _VENDORS:
+        folded = folded.removeprefix(vendor)
+    return folded
+
+
 def load_device(name: str) -> Device:
     """The device `name`, or an alias such as "h200"; "host" is this computer's CPU."""
     if name.endswith(FILES) or name in _own:
         return own_device(_own.get(name, Path(name)))[0]
-    known = _aliases()
-    canonical = name if name in device_names() else known.get(name)
+    canonical = on_file(name)
     if canonical is None:
         raise HardwareError(
-            f"unknown device {shown(name)}; {did_you_mean(name, [*device_names(), *known])}; a "
-            "file of your own ends in .yaml"
+            f"unknown device {shown(name)}; "
+            f"{did_you_mean(_folded(name), [*device_names(), *_aliases()])}; a file of your own "
+            "ends in .yaml"
         )
     if canonical == HOST:
         return detect_host()
@@ -68,26 +97,26 @@ def load_node(name: str) -> Node:
     """The node `name`: "8xh200-sxm", an alias such as "8xh200", or a device's name for one of
     it.
     """
-    match = _NODE.match(name)
-    count, device = (match[1], match[2]) if match else (None, name)
+    count, device = counted(name)
     if name.endswith(FILES) or device in _own:
-        return _own_node(name, int(count) if count else None, _own.get(device))
-    canonical = _aliases().get(device, device)
-    family = _families().get(canonical)
-    gpus = int(count) if count else 1
-    if family is None or gpus not in family.links:
-        if family is None and canonical in device_names():
-            raise HardwareError(
-                f"device {canonical} has no node: say how many a node has, and how they are "
-                f"linked, in hwmodels/nodes/{canonical}.yaml"
-            )
-        close = [
-            *node_names(),
-            *(f"{n}x{alias}" for alias, d in _aliases().items() for n in _families()[d].links),
-        ]
+        return _own_node(name, count, _own.get(device))
+    canonical, gpus = on_file(device), 1 if count is None else count
+    if canonical is None:
+        known = [*device_names(), *_aliases()]
         raise HardwareError(
-            f"unknown node {shown(name)}; {did_you_mean(name, close)}; a file of your own ends in "
-            ".yaml"
+            f"unknown node {shown(name)}; {did_you_mean(_folded(device), known)}; write "
+            f"{gpus}xDEVICE; a file of your own ends in .yaml"
+        )
+    family = _families().get(canonical)
+    if family is None:
+        raise HardwareError(
+            f"device {canonical} has no node: say how many a node has, and how they are "
+            f"linked, in hwmodels/nodes/{canonical}.yaml"
+        )
+    if gpus not in family.links:
+        made = [f"{n}x{canonical}" for n in family.links]
+        raise HardwareError(
+            f"{shown(name)}: no node has {gpus} of {canonical}; allowed: {', '.join(made)}"
         )
     return Node(f"{gpus}x{canonical}", load_device(canonical), gpus, family.links[gpus])
 

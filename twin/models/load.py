@@ -4,6 +4,7 @@ file).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -56,6 +57,9 @@ from twin.text import shown
 _Canonical = Callable[[ModelSpec, str, npt.NDArray[Any]], npt.NDArray[Any]]
 _KEYS = ("name", "title", "repository", "source", "parameters", "published", "notes", "config")
 _OPTIONAL = ("notes", "published")
+# of names: models that are tuned otherwise, with the same configuration
+TUNINGS = ("-instruct", "-it", "-chat", "-base", "-hf")
+_FILES = (".json", ".gguf", ".safetensors")
 _CONFIG = "config.json"
 _CACHED = "models--"
 LONGEST_NAME = 64  # characters of what may be a name mistyped
@@ -143,6 +147,22 @@ def model_names() -> list[str]:
     return sorted(p.stem for p in (data_dir("hwmodels") / "models").glob("*.yaml"))
 
 
+def named(text: str) -> str | None:
+    """The model on file that a name means, however it is written: "Qwen3-8B", "Qwen/Qwen3-8B",
+    "qwen3:8b", "Llama-3.1-8B-Instruct".
+    """
+    names, plain = model_names(), text.rpartition("/")[2].lower()
+    keys = {_letters(name): name for name in names}
+    tunings = ("", *(end for end in TUNINGS if plain.endswith(end)))
+    found = [text if text in names else keys.get(_letters(plain.removesuffix(t))) for t in tunings]
+    return next((name for name in found if name), None)
+
+
+def _letters(name: str) -> str:
+    """What two spellings of a name share."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
 def load_model(name_or_path: str | Path, *, runs: bool = False) -> ModelSpec:
     """The model of that name, or of a Hugging Face folder, config.json or GGUF file at that path.
     Raises ConfigError or CheckpointError.
@@ -165,8 +185,8 @@ def described(path: Path) -> ModelSpec:
 def _load(text: str, path: Path, runs: bool) -> ModelSpec:
     name, at, stored = text.rpartition("@")
     if name and at and not is_there(path, Path.exists):
-        format = format_named(stored)
-        if name not in model_names() and not is_there(Path(name), Path.exists):
+        format = format_named(stored.lower())
+        if named(name) is None and not is_there(Path(name), Path.exists):
             raise _unknown(name, runs)
         return requantized(_load(name, Path(name), runs), format)
     if text in model_names():
@@ -193,6 +213,8 @@ def _load(text: str, path: Path, runs: bool) -> ModelSpec:
             _name(home if path.name == _CONFIG else home / path.stem),
             runs=runs,
         )
+    if known := named(text):
+        return read_named(data_dir("hwmodels") / "models" / f"{known}.yaml")
     raise _unknown(text, runs)
 
 
@@ -216,9 +238,11 @@ def _unknown(text: str, runs: bool) -> ConfigError:
     names = model_names()
     if runs:
         names = [name for name in names if _runs(_load(name, Path(name), runs))]
+    if text.startswith((".", "/", "~")) or text.lower().endswith(_FILES):
+        return ConfigError(f"{shown(text)}: no such file or folder; check the path")
     return ConfigError(
-        f"{shown(text)} is neither a model's name nor a path; {_hint(text, names)}; or give a "
-        f"folder with {_CONFIG}"
+        f"{shown(text)} is neither a model's name nor a path; "
+        f"{_hint(text.rpartition('/')[2].lower(), names)}; or give a folder with {_CONFIG}"
     )
 
 
