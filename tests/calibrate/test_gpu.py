@@ -396,12 +396,26 @@ def test_folders_that_make_no_sense_are_refused(words: tuple[str, ...]) -> None:
 
 def test_another_gpu_is_not_taken_for_the_one_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        choose, "gpu", lambda: Found("NVIDIA H100 80GB HBM3", "sm_90a", 132, 85 * 10**9)
+        choose, "nvidia_gpus", lambda: [Found("NVIDIA H100 80GB HBM3", "sm_90a", 132, 85 * 10**9)]
     )
-    with pytest.raises(EngineError, match=r"h200-sxm has 132 .* here is NVIDIA H100"):
+    with pytest.raises(EngineError, match=r"h200-sxm has 132 .* Here GPU 0 is NVIDIA H100"):
         choose.check_present(h200().device)
-    monkeypatch.setattr(choose, "gpu", lambda: Found("NVIDIA H200", "sm_90a", 132, HUGE))
-    choose.check_present(h200().device)
+
+
+def test_the_gpu_that_is_named_is_found_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Found("NVIDIA T1000", "compute capability 7.5", 14, 4 * 10**9)
+    large = Found("NVIDIA H200", "sm_90a", 132, HUGE)
+    for here, gpus, first in (
+        ([large], 1, 0),
+        ([small, large], 1, 1),
+        ([large, small, large, large], 1, 0),
+        ([large, small, large, large], 2, 2),
+    ):
+        monkeypatch.setattr(choose, "nvidia_gpus", lambda here=here: here)
+        assert choose.place(h200().device, gpus) == first
+    monkeypatch.setattr(choose, "nvidia_gpus", lambda: [small])
+    with pytest.raises(EngineError, match=r"GPU 0 is NVIDIA T1000 .* CUDA_VISIBLE_DEVICES"):
+        choose.place(h200().device)
 
 
 def test_stretches_undo_a_clock_that_ticks_coarsely() -> None:

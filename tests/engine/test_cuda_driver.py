@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ from tests.engine.small_engine import LLAMA
 from twin.engine import choose, cuda, cuda_build
 from twin.engine.cuda import CudaEngine, DrawingLaunch
 from twin.engine.cuda_build import ARCHITECTURES, CompileReport, architecture
-from twin.engine.driver import open_driver
+from twin.engine.driver import REPORT, open_driver
 from twin.engine.session import LOGIT_ROWS
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
@@ -229,7 +230,22 @@ def test_a_computer_without_a_gpu_is_told_so(install: Installs) -> None:
         open_driver()
     install(FakeDriver(gpus=0))
     with pytest.raises(EngineError, match="the NVIDIA driver sees no GPU"):
-        choose.gpu()
+        choose.nvidia_gpus()
+
+
+@pytest.mark.parametrize("code", [3, 34, 800, 802, 803, 804, 805, 806, 807, 808, 809, 810])
+def test_what_keeps_a_driver_from_starting_has_a_cure(install: Installs, code: int) -> None:
+    fake = install(FakeDriver())
+    names = {3: "NOT_INITIALIZED", 34: "STUB_LIBRARY", 800: "NOT_PERMITTED"}
+    names |= {802: "SYSTEM_NOT_READY", 803: "SYSTEM_DRIVER_MISMATCH"}
+    names |= {804: "COMPAT_NOT_SUPPORTED_ON_DEVICE", 805: "MPS_CONNECTION_FAILED"}
+    names |= {806: "MPS_RPC_FAILURE", 807: "MPS_SERVER_NOT_READY", 810: "MPS_CLIENT_TERMINATED"}
+    names |= {808: "MPS_MAX_CLIENTS_REACHED", 809: "MPS_MAX_CONNECTIONS_REACHED"}
+    results = IntEnum("CUresult", {f"CUDA_ERROR_{names[code]}": code})
+    fake.refuse["cuInit"] = next(iter(results))  # type: ignore[assignment]
+    with pytest.raises(EngineError, match=rf"code {code}") as refused:
+        open_driver()
+    assert REPORT not in str(refused.value)
 
 
 def test_a_binding_without_its_library_is_told_so(install: Installs) -> None:
@@ -262,7 +278,11 @@ def test_another_capability_is_refused_with_what_is_supported(
         rf"NVIDIA Fake has compute capability {capability[0]}\.{capability[1]}, and the kernel is "
         r"written for 9\.0 \(sm_90a\)"
     )
-    for ask in (opened, choose.gpu, lambda: choose.check_present(load_node("1xh200").device)):
+    for ask in (
+        opened,
+        choose.nvidia_gpus,
+        lambda: choose.check_present(load_node("1xh200").device),
+    ):
         with pytest.raises(EngineError, match=said):
             ask()
     assert "cuDevicePrimaryCtxRetain" not in fake.names()
@@ -273,7 +293,7 @@ def test_the_gpu_that_is_here_is_the_one_that_is_named(install: Installs) -> Non
     choose.check_present(load_node("1xh200").device)
     with pytest.raises(
         EngineError,
-        match=r"h100-sxm has 132 multiprocessors of sm_90a and 80 GB; here is NVIDIA Fake",
+        match=r"h100-sxm has 132 multiprocessors of sm_90a and 8[06] GB. Here GPU 0 is NVIDIA Fake",
     ):
         choose.check_present(load_node("1xh100").device)
 

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from twin.engine.cuda import CudaEngine
-from twin.engine.cuda_build import architecture, compile_kernels
+from twin.engine.cuda_build import ARCHITECTURES, architecture, compile_kernels
 from twin.engine.driver import open_driver
 from twin.engine.gpu import Gpu
 from twin.engine.hip import HipEngine
@@ -34,6 +34,7 @@ from twin.workers import end_with_parent
 # other units
 ALIKE = 0.15
 UNITS = ("multiprocessors", "compute units")  # of NVIDIA, of AMD
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # likewise
 SMI_FIELDS = (
     "name",
     "driver_version",
@@ -70,11 +71,10 @@ def open_engine(
     `random_streams`: a seed; a GPU fills the matrices itself and takes only vectors and the
     embedding from `weights`. Raises EngineError when the device is not here or no engine knows it.
     """
-    check_present(device, plan.options.gpus)
-    if device.nvidia:
-        return CudaEngine(plan, weights, random_streams=random_streams, trace=trace)
-    if device.amd:
-        return HipEngine(plan, weights, random_streams=random_streams, trace=trace)
+    first = place(device, plan.options.gpus)
+    if device.nvidia or device.amd:
+        engine = CudaEngine if device.nvidia else HipEngine
+        return engine(plan, weights, random_streams=random_streams, trace=trace, device=first)
     return HostEngine(plan, weights, trace=trace)
 
 
@@ -91,49 +91,74 @@ def open_random(device: Device, plan: Plan, seed: int, *, trace: bool = False) -
 
 def check_present(device: Device, gpus: int = 1) -> None:
     """Raises EngineError unless the engine can use so many of `device` here and now."""
+    place(device, gpus)
+
+
+def place(device: Device, gpus: int = 1) -> int:
+    """Which GPU of this computer is the first of so many like `device`; 0 for its CPU. Raises
+    EngineError where they are not here, ToolchainError without the driver's binding.
+    """
     if device.isa == HOST:
-        return
+        return 0
     if not (device.nvidia or device.amd):
         raise EngineError(
             f"{device.name}: the engine runs on this computer's CPU (1xhost), on NVIDIA GPUs "
             "(1xh200) and on AMD's MI300X (1xmi300x); simulate it instead"
         )
-    found = gpu() if device.nvidia else amd_gpu()
-    if device.nvidia and gpus > 1:
-        find(open_driver(), 0, gpus)
-    wanted = device.memory.capacity_bytes.value
-    same = (
+    found = nvidia_gpus() if device.nvidia else amd_gpus()
+    alike = {n for n, one in enumerate(found) if _is(one, device)}
+    starts = [n for n in sorted(alike) if alike.issuperset(range(n, n + gpus))]
+    if starts:
+        return starts[0]
+    if device.nvidia and alike and gpus > 1:
+        find(open_driver(), min(alike), gpus)  # says which is missing or unlike
+    wanted = f"{device.memory.capacity_bytes.value / 1e9:.0f} GB"
+    here = "; ".join(
+        f"GPU {n} is {one.name} with {one.blocks} of {one.isa} and {one.memory_bytes / 1e9:.0f} GB"
+        for n, one in enumerate(found)
+    )
+    raise EngineError(
+        f"{device.name} has {device.blocks} {UNITS[device.amd]} of {device.isa} and {wanted}. "
+        f"Here {here}: name one of these (`twin hardware` lists what can be named), or show the "
+        f"right ones in {VISIBLE[device.amd]}"
+    )
+
+
+def _is(found: Found, device: Device) -> bool:
+    return (
         device.isa == found.isa
         and found.blocks == device.blocks
-        and abs(found.memory_bytes / wanted - 1) < ALIKE
+        and abs(found.memory_bytes / device.memory.capacity_bytes.value - 1) < ALIKE
     )
-    if not same:
-        raise EngineError(
-            f"{device.name} has {device.blocks} {UNITS[device.amd]} of {device.isa} and "
-            f"{wanted / 1e9:.0f} GB; here is {found.name} with {found.blocks} of {found.isa} and "
-            f"{found.memory_bytes / 1e9:.0f} GB: name that one (`twin hardware` lists them)"
-        )
 
 
-def gpu() -> Found:
-    """The first NVIDIA GPU of this computer. Raises ToolchainError or EngineError when there is
-    none that the engine can use.
+def nvidia_gpus() -> list[Found]:
+    """The NVIDIA GPUs of this computer. Raises ToolchainError or EngineError where the engine can
+    use none.
     """
     driver = open_driver()
-    if not driver.call("cuDeviceGetCount"):
+    gpus = [Gpu(driver, n) for n in range(int(driver.call("cuDeviceGetCount")))]
+    if not gpus:
         raise EngineError("the NVIDIA driver sees no GPU; run on a computer with one")
-    first = Gpu(driver, 0)
-    arch = architecture(first.capability, first.name)
-    return Found(first.name, arch, first.multiprocessors, first.memory_bytes)
+    if not any(gpu.capability in ARCHITECTURES for gpu in gpus):
+        architecture(gpus[0].capability, gpus[0].name)
+    return [Found(gpu.name, _isa(gpu), gpu.multiprocessors, gpu.memory_bytes) for gpu in gpus]
 
 
-def amd_gpu() -> Found:
-    """The first AMD GPU of this computer. Raises as `gpu` does."""
+def _isa(gpu: Gpu) -> str:
+    major, minor = gpu.capability
+    return ARCHITECTURES.get(gpu.capability, f"compute capability {major}.{minor}")
+
+
+def amd_gpus() -> list[Found]:
+    """The AMD GPUs of this computer. Raises as `nvidia_gpus` does."""
     driver = open_hip()
-    driver.count()
-    about = driver.about(0)
-    arch = hip_architecture(about.arch, about.name)
-    return Found(about.name, arch, about.compute_units, about.memory_bytes)
+    abouts = [driver.about(n) for n in range(driver.count())]
+    for about in abouts[:1]:
+        hip_architecture(about.arch, about.name)
+    return [
+        Found(about.name, about.arch, about.compute_units, about.memory_bytes) for about in abouts
+    ]
 
 
 def amd_conditions() -> dict[str, Any]:

@@ -21,20 +21,35 @@ ADVICE = MappingProxyType(
         "CUDA_ERROR_NO_DEVICE": HERE,
         "CUDA_ERROR_INVALID_DEVICE": "name a GPU that nvidia-smi lists",
         "CUDA_ERROR_DEVICE_UNAVAILABLE": "another program has this GPU to itself: end that one",
-        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "restart the computer: the driver was updated "
-        "while it ran",
-        "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "update the NVIDIA driver",
-        "CUDA_ERROR_INVALID_IMAGE": "update the NVIDIA driver, which does not know the "
-        "compiler's code",
-        "CUDA_ERROR_NO_BINARY_FOR_GPU": "name the GPU of this computer as the node (`twin "
-        "hardware` lists them)",
-        "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": "plan with fewer blocks or a smaller ring",
-        "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED": NO_PEER,
-        "CUDA_ERROR_TOO_MANY_PEERS": NO_PEER,
-        "CUDA_ERROR_ILLEGAL_ADDRESS": LOST,
-        "CUDA_ERROR_LAUNCH_FAILED": LOST,
-        "CUDA_ERROR_LAUNCH_TIMEOUT": LOST,
-        "CUDA_ERROR_ECC_UNCORRECTABLE": "the GPU's memory is damaged: use another one",
+        "CUDA_ERROR_NOT_INITIALIZED": LOST,
+        "CUDA_ERROR_STUB_LIBRARY": "the toolkit's stub of libcuda is found before the driver's: "
+        "take its folder (.../stubs) out of LD_LIBRARY_PATH",
+        "CUDA_ERROR_NOT_PERMITTED": "the administrator forbids it for this user or container",
+        "CUDA_ERROR_SYSTEM_NOT_READY": "start NVIDIA's Fabric Manager, which GPUs joined by "
+        "NVSwitch wait for (systemctl start nvidia-fabricmanager, of the driver's version), and "
+        "look at `nvidia-smi -q | grep -A 2 Fabric`",
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "restart the computer, whose driver was updated "
+        "while it ran; in a container start it again with the host's libcuda",
+        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": "take CUDA's forward-compatibility libcuda "
+        "(/usr/local/cuda/compat) out of LD_LIBRARY_PATH, or update the host's driver",
+        **dict.fromkeys(
+            (
+                "CUDA_ERROR_MPS_CONNECTION_FAILED",
+                "CUDA_ERROR_MPS_RPC_FAILURE",
+                "CUDA_ERROR_MPS_SERVER_NOT_READY",
+            ),
+            "start NVIDIA's Multi-Process Service anew (echo quit | nvidia-cuda-mps-control; "
+            "nvidia-cuda-mps-control -d), or leave it: unset CUDA_MPS_PIPE_DIRECTORY",
+        ),
+        **dict.fromkeys(
+            ("CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED"),
+            "end other programs of NVIDIA's Multi-Process Service, or leave it: the engine takes "
+            "a GPU whole",
+        ),
+        "CUDA_ERROR_MPS_CLIENT_TERMINATED": "another program of NVIDIA's Multi-Process Service "
+        "failed and took this one with it: run without that service",
+        "CUDA_ERROR_NVLINK_UNCORRECTABLE": "a link between GPUs fails: use other GPUs (`nvidia-smi "
+        "nvlink -e` counts errors)",
     }
 )
 REPORT = "report this with the command that you ran"
