@@ -50,6 +50,18 @@ ADVICE = MappingProxyType(
         "failed and took this one with it: run without that service",
         "CUDA_ERROR_NVLINK_UNCORRECTABLE": "a link between GPUs fails: use other GPUs (`nvidia-smi "
         "nvlink -e` counts errors)",
+        "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "update the NVIDIA driver",
+        "CUDA_ERROR_INVALID_IMAGE": "update the NVIDIA driver, which does not know the "
+        "compiler's code",
+        "CUDA_ERROR_NO_BINARY_FOR_GPU": "name the GPU of this computer as the node (`twin "
+        "hardware` lists them)",
+        "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": "plan with fewer blocks or a smaller ring",
+        "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED": NO_PEER,
+        "CUDA_ERROR_TOO_MANY_PEERS": NO_PEER,
+        "CUDA_ERROR_ILLEGAL_ADDRESS": LOST,
+        "CUDA_ERROR_LAUNCH_FAILED": LOST,
+        "CUDA_ERROR_LAUNCH_TIMEOUT": LOST,
+        "CUDA_ERROR_ECC_UNCORRECTABLE": "the GPU's memory is damaged: use another one",
     }
 )
 REPORT = "report this with the command that you ran"
