@@ -5,15 +5,21 @@ plan reserves.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.engine import test_cuda_engine as on_gpu
 from tests.engine.hf_cases import FAMILIES, TOLERANCE, plan, weights
+from tests.engine.small_engine import LLAMA, SEED
 from tests.engine.test_huggingface import GOLDENS, hf_greedy, hf_logits
 from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams
+from twin.engine.session import Session
+from twin.engine.weights import random_weights
+from twin.models.spec import Rope, RopeScaling
 from twin.plan.shards import factors_change
 from twin.plan.types import DType, Options, Plan, Sampling
 from twin.reference.step import Reference
@@ -33,7 +39,7 @@ def engine(gpus: int = 1, **options: Any) -> HostEngine:
     return HostEngine(made(gpus, **options), TABLE)
 
 
-def each_from_the_whole(running: HostEngine, prompt: list[int], count: int) -> list[int]:
+def each_from_the_whole(running: Session, prompt: list[int], count: int) -> list[int]:
     """Greedy tokens, each from logits of the whole sequence before it."""
     whole = list(prompt)
     for _ in range(count):
@@ -138,3 +144,27 @@ def test_a_stop_or_a_cancel_ends_either_part_and_a_seed_repeats() -> None:
             made = running.generate(TOKENS[:12], max_tokens=20, sampling=how, on_token=cancelled)
             assert made.stop_reason in ("cancelled", "length")
             assert made.tokens[:at] == whole[:at]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(bool(on_gpu.REASON), reason=on_gpu.REASON or "a GPU")
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_a_gpu_reads_a_sequence_again_where_the_factors_change(chunk: int) -> None:
+    pairs = LLAMA.head_dim // 2
+    short, long = (tuple(float(1 + n * i) for i in range(pairs)) for n in (1, 3))
+    scaling = RopeScaling("longrope", 1.2, original_context=SHORT, short=short, long=long)
+    spec = replace(LLAMA, rope=Rope(1e4, scaling=scaling))
+    planned = on_gpu.planned(spec, prompt_chunk=chunk, sampling=Sampling.FULL)
+    table = random_weights(spec, SEED, DType.FP16)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+    with on_gpu.CudaEngine(planned, table) as running:
+        for length in (12, SHORT + 4, 12):  # there and back
+            whole = (prompt * 2)[:length]
+            reference = Reference(planned, table)
+            reference.turn(length)
+            wanted = np.array([reference.step(token) for token in whole])
+            found = running.logits(whole)
+            assert np.abs(found - wanted).max() < 2e-3 * np.abs(wanted).max()
+        made = running.generate(prompt, max_tokens=10)
+        assert made.reread == SHORT + 1
+        assert made.tokens == each_from_the_whole(running, prompt, 10)
