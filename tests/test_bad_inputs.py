@@ -33,7 +33,7 @@ MISTAKES = [
     Mistake(
         "a model that nobody knows",
         ("plan", "gpt-9", "8xh200"),
-        ("'gpt-9'", "config.json", "laneformer-2b"),
+        ("'gpt-9'", "config.json", "gpt-oss-20b"),
     ),
     Mistake(
         "a model's name mistyped",
@@ -46,7 +46,7 @@ MISTAKES = [
     Mistake(
         "a node with too many GPUs",
         ("plan", "laneformer-2b", "9xh200"),
-        ("'9xh200'", "did you mean 8xh200"),
+        ("'9xh200'", "allowed: 1xh200-sxm, 2xh200-sxm, 4xh200-sxm, 8xh200-sxm"),
     ),
     Mistake(
         "a device's name mistyped", ("hardware", "mi300y"), ("'mi300y'", "did you mean mi300x")
@@ -122,7 +122,7 @@ MISTAKES = [
     Mistake(
         "an unknown type of weights",
         ("plan", *LANES, "--dtype", "fp8"),
-        ("'fp8'", "fp16, bf16, fp32"),
+        ("'fp8'", "MODEL@fp8"),
     ),
     Mistake(
         "a number that is none", ("plan", *LANES, "--blocks", "many"), ("'many'", "whole number")
@@ -169,7 +169,7 @@ GENERATION = [
         ("--max-tokens", "300"),
         ("302 positions", "context is 256", "shorten"),
     ),
-    Mistake("an odd number of GPUs", ("--gpus", "3"), ("3xhost", "did you mean")),
+    Mistake("an odd number of GPUs", ("--gpus", "3"), ("3xhost", "allowed: 1xhost, 2xhost")),
     Mistake("GPUs that do not divide the heads", ("--gpus", "8"), ("4 attention heads", "8 ranks")),
     Mistake("a stop token out of the vocabulary", ("--stop", "320"), ("--stop 320", "0 to 319")),
 ]

@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twin.errors import ConfigError
-from twin.units import cycles_to_ps, format_quantity, parse_quantity, picoseconds, stem, unit_of
+from twin.units import (
+    cycles_to_ps,
+    format_quantity,
+    parse_count,
+    parse_quantity,
+    picoseconds,
+    stem,
+    unit_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +121,33 @@ def test_units_follow_from_field_names() -> None:
     ]
     assert [unit_of(n) for n in names] == ["B/s", "B/s", "B", "Hz", "s", "W", "", "", ""]
     assert [stem(n) for n in names[2:5]] == ["on_chip", "clock", "hop"]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("4096", 4096),
+        ("4,096", 4096),
+        ("1_000_000", 10**6),
+        ("1e5", 10**5),
+        ("1.5e3", 1500),
+        ("128k", 128_000),
+        ("128K", 131_072),
+        ("128Ki", 131_072),
+        ("1.5k", 1500),
+        ("-1", -1),
+    ],
+)
+def test_a_count_is_read_as_people_write_it(text: str, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@given(st.integers(-(10**18), 10**18))
+def test_a_count_with_commas_is_the_same(count: int) -> None:
+    assert parse_count(f"{count:,}") == parse_count(str(count)) == count
+
+
+@pytest.mark.parametrize("text", ["", "many", "12.5", "4,09", "1,2345", "0x10", "1e-3", "k", "²"])
+def test_what_is_no_whole_number_says_how_to_write_one(text: str) -> None:
+    with pytest.raises(ConfigError, match="whole number; write 4096"):
+        parse_count(text)

@@ -352,3 +352,34 @@ def test_a_device_without_a_node_names_the_file_that_is_missing(
     monkeypatch.setattr("twin.hardware.load.device_names", lambda: ["lonely"])
     with pytest.raises(HardwareError, match=r"hwmodels/nodes/lonely\.yaml"):
         load_node("1xlonely")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("1xH200", "1xh200-sxm"),
+        ("H200x8", "8xh200-sxm"),
+        ("h200:8", "8xh200-sxm"),
+        ("8x-mi300x", "8xmi300x"),
+        ("8 x MI300X", "8xmi300x"),
+        ("MI300Xx8", "8xmi300x"),
+        ("NVIDIA H200 SXM", "1xh200-sxm"),
+        ("AMD Instinct MI300X", "1xmi300x"),
+        ("2×H100", "2xh100-sxm"),
+    ],
+)
+def test_a_node_is_known_however_it_is_written(written: str, meant: str) -> None:
+    assert load_node(written).name == meant
+
+
+def test_every_name_on_file_is_known_in_capitals_and_with_its_count_behind() -> None:
+    for name in node_names():
+        count, _, device = name.partition("x")
+        assert load_node(name.upper()).name == name
+        assert load_node(f"{device}x{count}").name == name
+
+
+@pytest.mark.parametrize("name", ["3xh200", "H200x16", "0xh200"])
+def test_a_wrong_count_names_those_that_there_are(name: str) -> None:
+    with pytest.raises(HardwareError, match="allowed: 1xh200-sxm, 2xh200-sxm"):
+        load_node(name)

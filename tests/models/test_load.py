@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,15 @@ from twin.data import data_dir, read_yaml
 from twin.engine.weights import open_checkpoint
 from twin.errors import CheckpointError, ConfigError
 from twin.models.decoder import canonical_shape
-from twin.models.load import canonical, from_config, load_model, model_names, read_named, tensors
+from twin.models.load import (
+    canonical,
+    from_config,
+    load_model,
+    model_names,
+    named,
+    read_named,
+    tensors,
+)
 from twin.models.spec import LaneHead, RopeScaling
 
 DENSE = {
@@ -331,3 +340,32 @@ def test_an_unknown_family_is_told_which_ones_run() -> None:
     runs = f"llama, mistral, qwen2, qwen3, laneformer, laneformer_tp, {new}"
     with pytest.raises(ConfigError, match=f"the engine runs {runs}, the others"):
         from_config({"model_type": "bert"}, "mine")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("Qwen3-8B", "qwen3-8b"),
+        ("Qwen/Qwen3-8B", "qwen3-8b"),
+        ("qwen3:8b", "qwen3-8b"),
+        ("llama3.1:8b", "llama-3.1-8b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("gpt_oss_20b", "gpt-oss-20b"),
+        ("Qwen/Qwen3-8B-AWQ", None),  # another format: not the same bytes
+        ("qwen3", None),
+    ],
+)
+def test_a_model_is_known_however_its_name_is_written(written: str, meant: str | None) -> None:
+    assert named(written) == meant
+
+
+def test_no_two_models_differ_in_signs_alone() -> None:
+    """So that a name written otherwise means one model."""
+    assert len({re.sub("[^a-z0-9]", "", name) for name in model_names()}) == len(model_names())
+    assert all(named(f"Some/{name.upper()}") == name for name in model_names())
+
+
+@pytest.mark.parametrize("missing", ["./nowhere", "../nowhere.gguf", "nowhere.gguf", "~/m"])
+def test_a_path_that_is_not_there_is_called_missing(missing: str) -> None:
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        load_model(missing)

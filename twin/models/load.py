@@ -242,7 +242,8 @@ def _unknown(text: str, runs: bool) -> ConfigError:
         return ConfigError(f"{shown(text)}: no such file or folder; check the path")
     return ConfigError(
         f"{shown(text)} is neither a model's name nor a path; "
-        f"{_hint(text.rpartition('/')[2].lower(), names)}; or give a folder with {_CONFIG}"
+        f"{_hint(text.rpartition('/')[2].lower(), names)} (`twin models` lists them all; a folder "
+        f"with {_CONFIG} is read, too)"
     )
 
 
