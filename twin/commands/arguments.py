@@ -22,7 +22,8 @@ from twin.hardware.load import load_node
 from twin.hardware.types import HOST, Node
 from twin.kernel.defaults import FIELDS, SETTLED
 from twin.models.formats import STORED
-from twin.plan.types import DType, Options
+from twin.models.spec import DType
+from twin.plan.types import Options
 from twin.study.options import check_range
 from twin.text import shown
 from twin.toolchain import host_compiler

@@ -23,12 +23,9 @@ LOADING = ("ahead", "on-demand")
 INPUTS = ("on-chip", "registers")
 RETENTION = ("whole", "random", "none")
 TOPOLOGIES = ("mesh", "switch", "memory")
-_FIRST = re.compile(
-    r"([0-9]{1,4})\s*[x×*]\s*-?\s*(.+)\Z", re.DOTALL | re.IGNORECASE
-)  # 8xh200, 8x-mi300x
-_LAST = re.compile(
-    r"(.+?)(?:\s*-?\s*[x×*]\s*|:)([0-9]{1,4})\Z", re.DOTALL | re.IGNORECASE
-)  # h200x8, h200:8
+# 8xh200, 8x-mi300x; h200x8, h200:8
+_FIRST = re.compile(r"([0-9]{1,4})\s*[x×*]\s*-?\s*(.+)\Z", re.DOTALL | re.IGNORECASE)
+_LAST = re.compile(r"(.+?)(?:\s*-?\s*[x×*]\s*|:)([0-9]{1,4})\Z", re.DOTALL | re.IGNORECASE)
 _VENDORS = ("nvidia-", "amd-", "instinct-")
 FILES = (".yaml", ".yml")  # a name that ends so is a file of one's own
 SECTION = "node"  # of such a file: how many there may be, and how they are linked
