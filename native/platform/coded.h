@@ -12,7 +12,18 @@ enum class Code : int {
   FP8_BLOCKS = facts::CODE_FP8_BLOCKS,
   INT4 = facts::CODE_INT4,  // the first of INT4_CODES
   MXFP4 = facts::CODE_MXFP4,
-  NVFP4 = facts::CODE_NVFP4
+  NVFP4 = facts::CODE_NVFP4,
+  // GGUF's blocks, which the host alone multiplies (host_blocks.h), in the order of their file
+  Q4_0 = facts::CODE_GGUF,
+  Q4_1,
+  Q5_0,
+  Q5_1,
+  Q8_0,
+  MIXED_32,
+  Q4_K,
+  Q5_K,
+  Q6_K,
+  MIXED_256
 };
 // Of INT4 by group width, as 32 << i / 4; i & 2: with zero points; i & 1: scales in FP16, not BF16.
 constexpr int INT4_CODES = facts::INT4_CODES;
@@ -40,6 +51,7 @@ __host__ __device__ constexpr bool uses(Code code) { return CODED && (CODES >> i
 __host__ __device__ constexpr bool is_int4(Code code) {
   return int(code) >= int(Code::INT4) && int(code) < int(Code::INT4) + INT4_CODES;
 }
+__host__ __device__ constexpr bool in_blocks(Code code) { return int(code) >= int(Code::Q4_0); }
 __host__ __device__ constexpr int int4_kind(Code code) { return int(code) - int(Code::INT4); }
 __host__ __device__ constexpr Element code_element(Code code) {
   if (is_int4(code)) return Element::INT4;
@@ -52,6 +64,7 @@ __host__ __device__ constexpr int code_bits(Code code) {
 }
 // Rows of a tile with those that fill its last loads, of two rows in four bits.
 __host__ __device__ constexpr int whole_rows(Code code, int rows) {
+  if (in_blocks(code)) return (rows + facts::BLOCK_ROWS - 1) / facts::BLOCK_ROWS * facts::BLOCK_ROWS;
   return code_bits(code) < 8 ? (rows + 1) / 2 * 2 : rows;
 }
 // Columns of a row that share a scale; 0: all.
@@ -75,6 +88,8 @@ __host__ __device__ constexpr bool code_outer(Code code) { return code == Code::
 __host__ __device__ constexpr int code_zero(Code code) {
   return is_int4(code) && !code_zeros(code) ? 8 : 0;
 }
+static_assert(int(Code::MIXED_256) == facts::CODE_KINDS, "codes in Python's order");
+
 // Rows of a tile as their scales count them.
 __host__ __device__ constexpr int scaled_rows(int rows) {
   return (rows + facts::SCALED_ROWS - 1) / facts::SCALED_ROWS * facts::SCALED_ROWS;
@@ -99,7 +114,8 @@ __device__ __forceinline__ int coded_bytes(const Stage& stage, int rows, bool wh
   if constexpr (CODED) {
     const int codes =
         whole_rows(code_of(stage), rows) * (whole ? stage.row_bytes : stage.last_bytes);
-    const int bytes = codes + scaled_rows(rows) * (whole ? stage.row_scales : stage.last_scales);
+    const int high = in_blocks(code_of(stage)) ? whole_rows(code_of(stage), rows) : scaled_rows(rows);
+    const int bytes = codes + high * (whole ? stage.row_scales : stage.last_scales);
     return (bytes + UNIT_BYTES - 1) / UNIT_BYTES * UNIT_BYTES;
   }
   return 0;

@@ -385,6 +385,8 @@ struct Core {
   }
   template <class Vector>
   __device__ static void become_whole(const Stage&, const Vector&, Nothing) {}
+  __device__ static void chunk_whole(const Stage&, const float*, int) {}
+  __device__ static void chunk_done() {}
   __device__ static const MemoryVector& normed(const MemoryVector& x, Span) { return x; }
 
   template <class Vector>

@@ -40,12 +40,13 @@ namespace twin {
 }
 
 #if defined(__AVX512F__)
-constexpr int VECTOR = 16;
+#define VECTOR_BYTES 64
 #elif defined(__AVX__)
-constexpr int VECTOR = 8;
+#define VECTOR_BYTES 32
 #else
-constexpr int VECTOR = 4;
+#define VECTOR_BYTES 16
 #endif
+constexpr int VECTOR = VECTOR_BYTES / 4;
 typedef float vfloat __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
 typedef int vint __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
 typedef u32 vu32 __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
@@ -256,6 +257,7 @@ inline void pause_core() {
 #include "memory_vector.h"
 #include "memory_prompt.h"
 #include "host_products.h"
+#include "host_blocks.h"
 #include "host_core.h"
 
 // The stages, whose registers a GPU's compiler must see whole, may be functions here: a build takes

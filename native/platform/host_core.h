@@ -103,12 +103,42 @@ struct Core {
   Nothing take_ahead(const Stage&, Span, bool) {
     return {};
   }
-  static void become_whole(const Stage&, const MemoryVector&, Nothing) {}
+  // What this thread's stage multiplies as whole numbers, where its weights are GGUF's blocks.
+  static InputRoom& inputs() {
+    static thread_local InputRoom room;
+    return room;
+  }
+  static void become_whole(const Stage& stage, const MemoryVector& x, Nothing) {
+    if (in_blocks(code_of(stage))) inputs().make(x.at, x.count, 1);
+  }
+  // The same of a prompt chunk, [tokens][columns]; `dot_coded` looks there until `chunk_done`.
+  static void chunk_whole(const Stage& stage, const float* x, int tokens) {
+    if (in_blocks(code_of(stage))) inputs().make(x, stage.cols, tokens), inputs().open = true;
+  }
+  static void chunk_done() { inputs().open = false; }
   static const MemoryVector& normed(const MemoryVector& x, Span) { return x; }
   void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch,
                  Nothing) {
+    if (in_blocks(code_of(stage))) {
+      BlockTiles tiles = {*this, ring, inputs(), x.at};
+      return dot_memory_tiles(tiles, stage, x, lo, hi, sums, batch);
+    }
     dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
   }
+  // Tiles of GGUF's blocks times inputs that are whole numbers already.
+  struct BlockTiles {
+    Core& core;
+    Ring& ring;
+    InputRoom& made;
+    const float* of;
+
+    void dot_coded(Code code, const u8* w, int rows, int cols, const float* x, float* sums) {
+      dot_in_blocks(code, w, rows, cols, made.of(0).from(int(x - of)), sums, ring.ahead);
+    }
+    void dot_tile(const u8* w, int rows, int cols, const float* x, float* sums) {
+      core.dot_tile(w, rows, cols, x, sums);
+    }
+  };
   template <class T>
   T sum(T v) {
     return v;
@@ -141,6 +171,11 @@ struct Core {
   // The same of a tile of few-bit weights, whose scales lie behind it.
   void dot_coded(Code code, const u8* w, int rows, int cols, const float* x, float* sums) {
     if (code == Code::PLAIN) return dot_tile(w, rows, cols, x, sums);
+    if (in_blocks(code)) {
+      InputRoom& made = inputs();
+      if (!made.open) made.make(x, cols, 1);
+      return dot_in_blocks(code, w, rows, cols, made.at(x), sums, ring.ahead);
+    }
     const int bits = code_bits(code), block = code_block(code) ? code_block(code) : cols;
     const long apart = long(cols) * bits / 8;
     const Scales scales = {code, w + whole_rows(code, rows) * apart, scaled_rows(rows),

@@ -166,6 +166,7 @@ struct Chunk {
   __device__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens, Ready ready,
                            Emit emit) {
     if (!ready()) return false;
+    b.core.chunk_whole(stage, x, tokens);
     const Span own = b.plan.owned_of(stage.owned, b.block);
     const int apart = tokens * stage.tile_rows;
     float* const mine = b.scratch + b.core.warp() * apart;
@@ -206,6 +207,7 @@ struct Chunk {
       }
       b.core.barrier();
     }
+    b.core.chunk_done();
     return true;
   }
 };

@@ -140,6 +140,8 @@ struct Core {
   void warp_sync() { team->warps[warp()].wait(); }
   void settle() {}
   static void become_whole(const Stage&, const MemoryVector&, Nothing) {}
+  static void chunk_whole(const Stage&, const float*, int) {}
+  static void chunk_done() {}
   static const MemoryVector& normed(const MemoryVector& x, Span) { return x; }
 
   template <class T, class Add>

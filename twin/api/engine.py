@@ -22,6 +22,7 @@ from twin.engine.sampling import SamplingParams
 from twin.engine.session import Session
 from twin.errors import ConfigError
 from twin.hardware.types import Node
+from twin.kernel.defaults import multiplies_blocks
 from twin.plan.types import Plan, Sampling
 from twin.text import shown
 
@@ -293,7 +294,8 @@ def open_engine(
     if random is not None:
         random = given.whole("random", random, 0, MOST_SEED)
     name = given.text("model", model)
-    source = open_source(name, random, chosen.get("weight_dtype"), text=random is None)
+    dtype, blocks = chosen.get("weight_dtype"), multiplies_blocks(where.device)
+    source = open_source(name, random, dtype, text=random is None, blocks=blocks)
     plan = plan_served(source, where, chosen, greedy=greedy)
     return Engine(_session(where, plan, source), source, where)
 

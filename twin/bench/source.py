@@ -84,7 +84,7 @@ def find_source(model: str, seed: int | None) -> Found:
     """
     folder = Path(model)
     if seed is None:
-        checkpoint = named_checkpoint(model)
+        checkpoint = named_checkpoint(model, blocks=False)
         about, own = (
             checkpoint.note or f"checkpoint {folder.resolve().name}",
             folder if folder.is_dir() else None,

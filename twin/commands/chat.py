@@ -87,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
     if temperature and args.greedy:
         raise ConfigError(f"--temperature {temperature} and --greedy contradict each other")
     SamplingParams(temperature, args.top_k, args.top_p, args.seed or 0, args.min_p)
-    node, source, chosen = chosen_node(args), source_of(args), chosen_options(args)
+    node, chosen = chosen_node(args), chosen_options(args)
+    source = source_of(args, node)
     node = settled_node(args, node, source.spec)
     with opened(
         source,

@@ -25,6 +25,7 @@ from twin.engine.session import Generation, Session
 from twin.errors import ConfigError
 from twin.files import read_text
 from twin.hardware.types import Node
+from twin.kernel.defaults import multiplies_blocks
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.report.tables import count
@@ -137,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--max-tokens {shown(args.max_tokens)}: at least 1")
     sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed, args.min_p)
     node = chosen_node(args)
-    source = source_of(args)
+    source = source_of(args, node)
     node = settled_node(args, node, source.spec)
     prompt = read_prompt(args, source)
     plan = plan_run(
@@ -162,10 +163,14 @@ def run(args: argparse.Namespace) -> int:
     return INTERRUPTED if ended.stop is Stop.CANCELLED else 0
 
 
-def source_of(args: argparse.Namespace) -> Source:
-    dtype = chosen_options(args).get("weight_dtype")
+def source_of(args: argparse.Namespace, node: Node) -> Source:
     source = open_source(
-        args.model, args.random, dtype, text=args.prompt_tokens is None, words=args.tokenizer
+        args.model,
+        args.random,
+        chosen_options(args).get("weight_dtype"),
+        text=args.prompt_tokens is None,
+        words=args.tokenizer,
+        blocks=multiplies_blocks(node.device),
     )
     if source.note:
         say(source.note)

@@ -13,6 +13,8 @@ from twin.commands.run import INTERRUPTED, add_machine, chosen_node, settled_nod
 from twin.engine.opening import Source, open_source
 from twin.errors import ConfigError
 from twin.files import read_text
+from twin.hardware.types import Node
+from twin.kernel.defaults import multiplies_blocks
 from twin.text import shown
 
 KEY = "MONOTWIN_API_KEY"
@@ -125,7 +127,8 @@ def run(args: argparse.Namespace) -> int:
     from twin.server.open import make_app, opened, watch
 
     guard = make_guard(args.host, _key(args), args.cors_origin, args.allow_host)
-    node, source, chosen = chosen_node(args), source_of(args), chosen_options(args)
+    node, chosen = chosen_node(args), chosen_options(args)
+    source = source_of(args, node)
     node = settled_node(args, node, source.spec)
     socket = bound(args.host, args.port)  # before minutes of loading
     with (
@@ -174,8 +177,9 @@ def check_libraries() -> None:
         )
 
 
-def source_of(args: argparse.Namespace) -> Source:
-    return open_source(args.model, args.random, chosen_options(args).get("weight_dtype"))
+def source_of(args: argparse.Namespace, node: Node) -> Source:
+    dtype = chosen_options(args).get("weight_dtype")
+    return open_source(args.model, args.random, dtype, blocks=multiplies_blocks(node.device))
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -19,7 +19,7 @@ from twin.engine.four_bit_tensors import (
 )
 from twin.engine.safetensors import NUMPY, STORED, Array, Entry
 from twin.errors import CheckpointError
-from twin.models.codes import CODES, Coded
+from twin.models.codes import CODES, Encoded
 from twin.models.decoder import Tensor
 from twin.models.formats import INT4, WHOLE_ROW, Format
 from twin.models.formats import STORED as FORMATS
@@ -43,8 +43,8 @@ class CodedTensor:
     def entries(self) -> tuple[Entry, ...]:
         return self.codes, self.scales
 
-    def matrix(self, files: dict[Path, Array]) -> Coded:
-        return Coded(CODES[self.format.name], self._codes(files), self._scales(files))
+    def matrix(self, files: dict[Path, Array]) -> Encoded:
+        return CODES[self.format.name].matrix(self._codes(files), self._scales(files))
 
     def part(self, part: str, files: dict[Path, Array]) -> Array:
         """Raises CheckpointError for a code or a scale that is no number."""

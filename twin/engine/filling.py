@@ -17,7 +17,7 @@ from twin.kernel import experts
 from twin.kernel.coded import stored_bytes, tile
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
-from twin.models.codes import Coded, code_of
+from twin.models.codes import Encoded, code_of
 from twin.models.formats import UNIT_BYTES
 from twin.plan.types import Matrix, Plan, Stage, tiles_of
 
@@ -43,7 +43,7 @@ def coded_pieces(plan: Plan, seed: int) -> Iterator[Piece]:
     starts = [int(row[0]) * PAGE_BYTES for row in made.streams]
     random = np.random.default_rng(seed)
     contents: dict[tuple[Matrix, int], NDArray[np.uint8]] = {}
-    sources: dict[Matrix, Coded] = {}  # experts
+    sources: dict[Matrix, Encoded] = {}  # experts
     for stage in plan.stages:
         if stage.matrix is None:
             continue
@@ -81,7 +81,7 @@ def _rows(plan: Plan, matrix: Matrix, count: int, random: np.random.Generator) -
     return out
 
 
-def _expert(plan: Plan, stage: Stage, place: experts.Place, source: Coded) -> NDArray[np.uint8]:
+def _expert(plan: Plan, stage: Stage, place: experts.Place, source: Encoded) -> NDArray[np.uint8]:
     """One expert of a routed stage."""
     assert stage.matrix is not None
     out = np.zeros(place.units * UNIT_BYTES, np.uint8)
@@ -89,7 +89,7 @@ def _expert(plan: Plan, stage: Stage, place: experts.Place, source: Coded) -> ND
     return out
 
 
-def _coded(matrix: Matrix, rows: int, random: np.random.Generator) -> Coded:
+def _coded(matrix: Matrix, rows: int, random: np.random.Generator) -> Encoded:
     """Random rows in the matrix's format, whose products with inputs of size one are of size one;
     from DIFFERENT rows on they repeat.
     """

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from twin.engine.safetensors import NUMPY, STORED, Array, Entry
 from twin.errors import CheckpointError
-from twin.models.codes import CODES, Coded
+from twin.models.codes import CODES, Encoded
 from twin.models.decoder import Tensor
 from twin.models.formats import Format
 from twin.text import shown
@@ -103,9 +103,9 @@ class FourBitTensor:
     def entries(self) -> tuple[Entry, ...]:
         return tuple(self.held.values())
 
-    def matrix(self, files: dict[Path, Array]) -> Coded:
+    def matrix(self, files: dict[Path, Array]) -> Encoded:
         code = CODES[self.format.name]
-        return Coded(code, **{part: self.part(part, files) for part in code.parts})
+        return code.matrix(*(self.part(part, files) for part in code.parts))
 
     def part(self, part: str, files: dict[Path, Array]) -> Array:
         """Raises CheckpointError for a scale that is no number, and for columns in another order

@@ -1,4 +1,5 @@
-"""Weights of a GGUF file: a tensor is turned into a type of the engine's when it is asked for.
+"""Weights of a GGUF file: a tensor is turned into a type of the engine's when it is asked for, or
+its blocks are given as the file has them.
 
 The `gguf` package knows every stored type and every name; it is an optional extra.
 """
@@ -11,7 +12,7 @@ import re
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,19 @@ import numpy as np
 
 from twin.engine.safetensors import NUMPY, Array, check_finite
 from twin.errors import CheckpointError
+from twin.models.codes import CODES, BlockCode
+from twin.models.codes.gguf import as_format
 from twin.models.decoder import Tensor
+from twin.models.formats import Role
 from twin.models.gguf_config import Architecture, Keys, architecture_of, factors_read
-from twin.models.gguf_file import KINDS, GgufFile, GgufTensor, read_gguf
+from twin.models.gguf_file import DOWNLOAD, KINDS, GgufFile, GgufTensor, read_gguf
 from twin.models.load import canonical, load_model, tensors
 from twin.models.spec import DType, ModelSpec
+from twin.models.weight import total
 from twin.text import shown
 
+BLOCKS = "blocks"  # of a matrix, behind its name
+HEADS = ("embed", "lm_head")  # of which a plan asks for blocks where the LM head has them
 MISSING = "reading GGUF needs the package gguf (the extra monotwin[gguf]): pip install gguf"
 KEPT_TENSORS = 8  # a layer is packed rank by rank, each asking for the same ones
 LARGEST_KEPT_BYTES = 2**28  # the table of embeddings is asked for once or twice
@@ -36,7 +43,8 @@ ROWS_ELEMENTS = 2**20  # turned at once: FP32 of that size stays in a core's cac
 
 @dataclass(slots=True)
 class GgufWeights:
-    """Tensors by canonical name: matrices as `dtype`, vectors in FP32.
+    """Tensors by canonical name: matrices as `dtype`, vectors in FP32. Of matrices that the model's
+    formats keep, "NAME.blocks", too: [rows, bytes] in the format of the stage that multiplies it.
 
     Raises CheckpointError for a tensor with an infinity or a NaN, which may come from the file or
     from turning it into `dtype`.
@@ -54,6 +62,9 @@ class GgufWeights:
 
     def __getitem__(self, name: str) -> Array:
         known = tensors(self.spec)
+        matrix, _, part = name.rpartition(".")
+        if part == BLOCKS and matrix in known:
+            return self._blocks(matrix, known[matrix])
         if name not in known:
             raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")
         with self._lock:
@@ -65,17 +76,53 @@ class GgufWeights:
     @property
     def note(self) -> str:
         """What becomes of the file's types, in a line."""
-        used = set(self.names.values())
+        spec, used = self.spec, set(self.names.values())
         stored = sum(tensor.bytes for tensor in used)
-        made = sum(math.prod(tensor.shape) * self._type(tensor).bytes for tensor in used)
         kinds = sorted({KINDS[t.kind][0] for t in used if len(t.shape) > 1})
+        plain = sum(math.prod(t.shape) * self._type(t).bytes for t in used)
+        if spec.stored is None:
+            become, made = f"become {self.dtype.value}", plain
+        else:
+            matrices, table = total(spec.weights(), "parameters"), spec.vocab * spec.hidden
+            # the table of tokens is looked up in 16 bits
+            rest = plain - (matrices + (0 if spec.tied else table)) * self.dtype.bytes
+            made = total(spec.weights(), "stored_bytes") + table * self.dtype.bytes + rest
+            become = (
+                f"multiplied as {', '.join(dict.fromkeys(w.format.name for w in spec.weights()))}"
+            )
         return (
-            f"{self.file.path.name}: {', '.join(kinds)}, {stored / 1e9:.3g} GB in the file, become "
-            f"{self.dtype.value}, {made / 1e9:.3g} GB in memory"
+            f"{self.file.path.name}: {', '.join(kinds)}, {stored / 1e9:.3g} GB in the file, "
+            f"{become}, {made / 1e9:.3g} GB in memory"
         )
 
     def _type(self, tensor: GgufTensor) -> DType:
         return self.dtype if len(tensor.shape) > 1 else DType.FP32
+
+    def _blocks(self, name: str, tensor: Tensor) -> Array:
+        """[rows, bytes] of a matrix, rows in the order of Hugging Face's."""
+        found = self.names[tensor.name]
+        kind = KINDS[found.kind][0].lower()
+        formats, code = self.spec.formats, CODES[kind]
+        assert isinstance(code, BlockCode)
+        leaf = name.rpartition(".")[2]
+        form = (
+            formats.of(Role.HEAD)
+            if name in HEADS
+            else formats.in_layer(int(name.split(".")[1]), leaf)
+        )
+        assert form is not None
+        raw = self._data[found.begin : found.begin + found.bytes].reshape(found.shape[0], -1)
+        for numbers in code.numbers(raw):
+            if not np.isfinite(numbers).all():
+                raise CheckpointError(
+                    f"{self.file.path}: {shown(found.name)} holds a scale that is no finite "
+                    f"number; {DOWNLOAD}"
+                )
+        # where a tensor holds several matrices, the rows of this one
+        places = np.broadcast_to(np.arange(len(raw))[:, None], found.shape)
+        rows = canonical(self.spec, name, self._unpermuted(found.name, places))[:, 0]
+        in_order = len(rows) == len(raw) and bool((np.diff(rows) == 1).all())
+        return as_format(raw if in_order else raw[rows], kind, form)
 
     def _whole(self, tensor: Tensor) -> Array:
         found = self._recent.get(tensor.name)
@@ -124,8 +171,9 @@ def _parts(rows: int, columns: int) -> list[slice]:
     return [slice(first, first + step) for first in range(0, rows, step)]
 
 
-def open_gguf(path: Path, dtype: DType | None = None) -> GgufWeights:
-    """A GGUF file's weights, as `dtype`, by default the model's own: `spec.dtype`.
+def open_gguf(path: Path, dtype: DType | None = None, *, blocks: bool = True) -> GgufWeights:
+    """A GGUF file's weights, as `dtype`, by default the model's own: `spec.dtype`. `blocks`:
+    without a `dtype`, matrices whose types a CPU multiplies stay as they are.
 
     All but the tensors' elements is checked before any is read. Raises CheckpointError or
     ConfigError.
@@ -134,6 +182,8 @@ def open_gguf(path: Path, dtype: DType | None = None) -> GgufWeights:
     file = read_gguf(path)
     _refuse_parts(file)
     spec = load_model(path, runs=True)
+    if dtype is not None or not blocks:
+        spec = replace(spec, stored=None)
     names = _named(gguf, file, spec)
     for tensor in {t.kind: t for t in names.values()}.values():
         _check_kind(gguf, file, tensor)

@@ -87,17 +87,19 @@ def open_source(
     *,
     text: bool = True,
     words: Path | None = None,
+    blocks: bool = True,
 ) -> Source:
     """A checkpoint, or with a seed random weights of a model's shape. Raises ConfigError,
     CheckpointError.
 
     `dtype`: of random weights and of a GGUF file's. `text`: prompts will be text, so a checkpoint
     must have a tokenizer, and a shape without one gets made-up words. `words`: the folder of
-    another tokenizer than the model's own.
+    another tokenizer than the model's own. `blocks`: a GGUF file's weights may stay as they are
+    stored, as CPUs multiply them.
     """
     folder = words or Path(model)
     if seed is None:
-        checkpoint = named_checkpoint(model, dtype)
+        checkpoint = named_checkpoint(model, dtype, blocks=blocks)
         tokenizer = _tokenizer(folder, checkpoint.spec, text)
         return Source(checkpoint.spec, checkpoint.weights, tokenizer, None, checkpoint.note)
     if not 0 <= seed <= MOST_SEED:
@@ -109,7 +111,7 @@ def open_source(
     return Source(spec, random_weights(spec, seed, dtype), tokenizer, seed)
 
 
-def named_checkpoint(model: str, dtype: DType | None = None) -> Checkpoint:
+def named_checkpoint(model: str, dtype: DType | None = None, *, blocks: bool = True) -> Checkpoint:
     """The checkpoint at a path; `dtype`: of a GGUF file's weights.
 
     Raises ConfigError for the name of a shape, CheckpointError for what is no checkpoint.
@@ -120,7 +122,7 @@ def named_checkpoint(model: str, dtype: DType | None = None) -> Checkpoint:
             f"{shown(model)} names a shape without weights: give a checkpoint's folder, or "
             "--random SEED to run its shape"
         )
-    return open_checkpoint(folder, dtype)
+    return open_checkpoint(folder, dtype, blocks=blocks)
 
 
 def _tokenizer(place: Path, spec: ModelSpec, text: bool) -> Tokenizer | None:

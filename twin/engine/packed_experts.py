@@ -14,7 +14,7 @@ import numpy as np
 
 from twin.engine.safetensors import NUMPY, Array, Entry
 from twin.errors import CheckpointError
-from twin.models.codes import CODES, Coded
+from twin.models.codes import CODES, Encoded
 from twin.models.decoder import Tensor
 from twin.models.formats import MXFP4, Role
 from twin.models.load import packed_tensors
@@ -85,9 +85,9 @@ class PackedExpert:
     def entries(self) -> tuple[Entry, ...]:
         return self.packed.entries
 
-    def matrix(self, files: dict[Path, Array]) -> Coded:
+    def matrix(self, files: dict[Path, Array]) -> Encoded:
         """Raises CheckpointError for a scale that is no number."""
-        return Coded(CODES[MXFP4.name], self.part("codes", files), self.part("scales", files))
+        return CODES[MXFP4.name].matrix(self.part("codes", files), self.part("scales", files))
 
     def part(self, part: str, files: dict[Path, Array]) -> Array:
         """Raises as `matrix` does."""

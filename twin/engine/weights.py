@@ -34,7 +34,7 @@ from twin.engine.packed_experts import (
 from twin.engine.safetensors import NUMPY, STORED, Array, Entry, check_finite, read_header, view
 from twin.engine.save import CONFIG, INDEX, SINGLE, save_checkpoint
 from twin.errors import CheckpointError, ConfigError
-from twin.models.codes import CODES, Coded, code_of
+from twin.models.codes import CODES, Encoded, code_of
 from twin.models.decoder import Tensor, canonical_shape
 from twin.models.files import find, is_there, read_json
 from twin.models.foreign import (
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 LARGEST_SEED = 2**64 - 1
-CODED_PARTS = ("codes", "scales", "zeros", "outer")  # of a coded matrix, behind its name
+CODED_PARTS = ("codes", "scales", "zeros", "outer", "blocks")  # of a coded matrix, behind its name
 _ROLES = {
     Role.ATTENTION: ("q", "k", "v", "o", "qkvz"),
     Role.SMALL: ("ba",),
@@ -173,16 +173,19 @@ class Checkpoint:
     note: str = ""  # what a user should know of it, in a line
 
 
-def open_checkpoint(path: str | Path, dtype: DType | None = None) -> Checkpoint:
+def open_checkpoint(
+    path: str | Path, dtype: DType | None = None, *, blocks: bool = True
+) -> Checkpoint:
     """Check a directory of config.json and safetensors, or a GGUF file, then map it. Raises
     CheckpointError or ConfigError.
 
     `dtype`: of a GGUF file's weights and of packed experts, which are turned into it; without it
-    packed experts, and always others of safetensors, stay as they are stored.
+    packed experts, and always others of safetensors, stay as they are stored. `blocks`: so do a
+    GGUF file's, where a CPU multiplies them.
     """
     path = Path(path)
     if is_gguf(path):
-        weights = open_gguf(path, dtype)
+        weights = open_gguf(path, dtype, blocks=blocks)
         return Checkpoint(path, weights.spec, weights.dtype, weights, weights.note)
     refuse_foreign(path)
     if not is_there(path, Path.is_dir):
@@ -374,7 +377,7 @@ class RandomWeights:
     keep: int = KEPT_TENSORS  # made last, of matrices and of those in few bits each
     _names: frozenset[str] = field(default=frozenset(), repr=False)  # once one was asked for
     _recent: OrderedDict[str, Array] = field(default_factory=OrderedDict, repr=False)
-    _recent_coded: OrderedDict[str, Coded] = field(default_factory=OrderedDict, repr=False)
+    _recent_coded: OrderedDict[str, Encoded] = field(default_factory=OrderedDict, repr=False)
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._recent:
@@ -399,7 +402,7 @@ class RandomWeights:
             return self._coded(name).astype(np.float32)
         return self._plain(name)
 
-    def _coded(self, name: str) -> Coded:
+    def _coded(self, name: str) -> Encoded:
         """The nearest weights of the matrix's format."""
         if name not in self._recent_coded:
             code = code_of(format_of(self.spec, name))
@@ -422,6 +425,11 @@ def format_of(spec: ModelSpec, name: str) -> Format:
     chosen.
     """
     leaf = name.rpartition(".")[2]
+    _, _, within = name.partition(".")
+    if within and within.count(".") == 1:
+        own = spec.formats.in_layer(int(within.partition(".")[0]), leaf)
+        if own is not None:
+            return own
     role = next((role for role, leaves in _ROLES.items() if leaf in leaves), None)
     if role is Role.DENSE and ".experts." in name:
         role = Role.EXPERT

@@ -9,6 +9,8 @@ Behind the codes lie scales, each kind as [blocks of a row][rows, filled up to S
 row has one beside those of its blocks (FP32), that comes first; then the blocks', then their zero
 points, a byte each. The end is filled up to UNIT_BYTES.
 
+GGUF's blocks, which CPUs multiply, lie otherwise: twin/models/codes/gguf.py.
+
 A GPU's thread holds `pack` elements of each row. Where these take several loads of 16 bytes, as
 those of the plan's weight type do beside few-bit weights, the first loads of all threads come
 first, then the second ones: neighbouring threads then load neighbouring bytes.
@@ -22,7 +24,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.models.codes import CODES, Coded
+from twin.models.codes import CODES, Blocks, Coded, Encoded
 from twin.models.formats import FP4, PACK, SCALED_ROWS, UNIT_BYTES
 from twin.models.spec import DType
 from twin.plan.partition import BYTE_BITS
@@ -99,7 +101,7 @@ def coded_fields(plan: Plan, matrix: Matrix | None) -> dict[str, int]:
 def pack_coded(
     plan: Plan,
     stage: Stage,
-    source: NDArray[Any] | Coded,
+    source: NDArray[Any] | Encoded,
     starts: list[int],
     out: NDArray[np.uint8],
 ) -> list[int]:
@@ -109,6 +111,9 @@ def pack_coded(
     matrix, ends = stage.matrix, list(starts)
     assert matrix is not None
     for block in range(plan.blocks):
+        if isinstance(source, Blocks):
+            ends[block] += _pack_blocks(matrix, source, block, out[ends[block] :])
+            continue
         for (lo, hi), (left, right) in tiles(matrix, block):
             size = stored_bytes(plan, matrix, hi - lo, right - left)
             made = tile(plan, matrix, source, (lo, hi), (left, right))
@@ -118,14 +123,41 @@ def pack_coded(
     return ends
 
 
+def _pack_blocks(matrix: Matrix, source: Blocks, block: int, out: NDArray[np.uint8]) -> int:
+    """The same of a block's tiles of GGUF's blocks, those of one height and width at once. Returns
+    their bytes.
+    """
+    (lo, hi), high, at = matrix.owned[block], matrix.tile_rows, 0
+    for first, last in ((lo, hi - (hi - lo) % high), (hi - (hi - lo) % high, hi)):
+        if first == last:
+            continue
+        tiles_high = -(-(last - first) // high)
+        slices = [
+            source.rows(slice(first, last))
+            .columns(left, min(left + matrix.tile_cols, matrix.cols))
+            .interleaved()
+            .reshape(tiles_high, -1)
+            for left in range(0, matrix.cols, matrix.tile_cols)
+        ]
+        size = sum(part.size for part in slices)
+        to, begin = out[at : at + size].reshape(tiles_high, -1), 0
+        for part in slices:
+            to[:, begin : begin + part.shape[1]] = part
+            begin += part.shape[1]
+        at += size
+    return at
+
+
 def tile(
     plan: Plan,
     matrix: Matrix,
-    source: NDArray[Any] | Coded,
+    source: NDArray[Any] | Encoded,
     rows: tuple[int, int],
     cols: tuple[int, int],
 ) -> NDArray[np.uint8]:
     """A tile's bytes, without what fills it up."""
+    if isinstance(source, Blocks):
+        return source.rows(slice(*rows)).columns(*cols).interleaved().reshape(-1)
     if isinstance(source, Coded):
         part = source.rows(slice(*rows)).columns(*cols)
         kinds = (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from math import ceil, gcd
 from typing import Any
 
-from twin.errors import PlanError
-from twin.hardware.types import Node
+from twin.errors import ConfigError, PlanError
+from twin.hardware.types import Device, Node
 from twin.kernel.budget import on_chip_bytes
 from twin.kernel.coded import tensor_products, whole_products
 from twin.kernel.experts import has_experts
@@ -15,6 +16,7 @@ from twin.kernel.prompt import TOKENS, fitting_chunk
 from twin.kernel.scan import tensor_scan
 from twin.kernel.strips import MOST_STRIPS, has_strips, with_strips
 from twin.kernel.teams import teams_of
+from twin.models.formats import format_named
 from twin.models.spec import ModelSpec
 from twin.plan.build import build
 from twin.plan.partition import LINE_BYTES, ROWS_AT_ONCE, coded_slot_bytes, tight_bytes
@@ -114,9 +116,35 @@ def plan_for(spec: ModelSpec, node: Node, **chosen: Any) -> Plan:
     """The plan of a model on a node with default options, except those given. It still has to pass
     `validate`.
     """
+    spec = as_multiplied(spec, node, chosen)
     options = _node_options(spec, node, chosen)
     plan, ring = _ringed(spec, node, options, chosen)
     return dataclasses.replace(plan, options=dataclasses.replace(plan.options, **ring))
+
+
+def as_multiplied(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> ModelSpec:
+    """The model as the node's engine multiplies it: a GGUF file's blocks become the weight type but
+    on a CPU, and there too where somebody chose that type. Raises ConfigError for blocks of no
+    file on another node.
+    """
+    on_cpu = multiplies_blocks(node.device)
+    if spec.stored is None or (on_cpu and "weight_dtype" not in chosen):
+        return spec
+    if spec.stored.layers:
+        plain = format_named(spec.dtype.value)
+        return dataclasses.replace(spec, stored=spec.stored.turned(plain))
+    blocks = [form.name for form in spec.coded if form.interleaved]
+    if blocks and not on_cpu:
+        raise ConfigError(
+            f"{spec.name}: {node.device.name} does not multiply {blocks[0]}, only CPUs do; a GGUF "
+            f"file's weights become {spec.dtype.value} there: leave out @{blocks[0]}"
+        )
+    return spec
+
+
+def multiplies_blocks(device: Device) -> bool:
+    """Does its engine multiply GGUF's blocks as a file stores them? Emulated GPUs are CPUs."""
+    return device.sharing is not None
 
 
 def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
@@ -126,6 +154,7 @@ def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
     `chosen` holds values of Options fields and always wins. Raises PlanError for a context beyond
     the model's.
     """
+    spec = as_multiplied(spec, node, chosen)
     options = _node_options(spec, node, chosen)
     return dataclasses.replace(options, **_ringed(spec, node, options, chosen)[1])
 

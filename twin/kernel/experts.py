@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from twin.errors import PlanError
 from twin.kernel.coded import STORAGE, stored_bytes, tile
 from twin.kernel.fields import up
-from twin.models.codes import Coded
+from twin.models.codes import Blocks, Coded, Encoded
 from twin.models.feeds import Scoring
 from twin.models.formats import UNIT_BYTES
 from twin.plan import shards
@@ -149,14 +149,14 @@ def pack(
         if plan.coded:
             pack_tiles(plan, stage.matrix, place, rows, own)
             continue
-        assert not isinstance(rows, Coded)
+        assert not isinstance(rows, Blocks | Coded)
         made = [part.reshape(-1) for part in slices(stage.matrix, rows)]
         storage = STORAGE[plan.options.weight_dtype]
         own.view(storage)[:] = np.concatenate(made).astype(storage, copy=False)
 
 
 def pack_tiles(
-    plan: Plan, matrix: Matrix, place: Place, source: NDArray[Any] | Coded, out: NDArray[np.uint8]
+    plan: Plan, matrix: Matrix, place: Place, source: NDArray[Any] | Encoded, out: NDArray[np.uint8]
 ) -> None:
     """The tiles of an expert, of all blocks that own rows of it or of its row groups in order."""
     for block, (lo, hi) in enumerate(matrix.owned or ((0, matrix.rows),)):

@@ -37,7 +37,7 @@ from twin.kernel.teams import (
     SKEW_FLOATS,
     WIDE_AT_ONCE,
 )
-from twin.models.formats import INT4, SCALED_ROWS, UNIT_BYTES
+from twin.models.formats import BLOCK_ROWS, GGUF, INT4, SCALED_ROWS, UNIT_BYTES
 from twin.plan.splits import KEPT_HEAD, SPLITS_AT_ONCE, TENSOR_HEADS, TENSOR_POSITIONS
 from twin.plan.types import PARTIAL_EXTRA
 
@@ -64,6 +64,8 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "INT4_CODES": (len(INT4), "from there on"),
     "CODE_MXFP4": (NUMBERS["mxfp4"], "E2M1 with a power of two for each 32 columns of a row"),
     "CODE_NVFP4": (NUMBERS["nvfp4"], "with E4M3 scales for each 16, and one for the row"),
+    "CODE_GGUF": (NUMBERS[GGUF[0].name], "the first of GGUF's blocks; the others follow"),
+    "BLOCK_ROWS": (BLOCK_ROWS, "of a tile of them, which are interleaved"),
     "CODE_KINDS": (len(NUMBERS), "the last of these numbers"),
     "SCALED_ROWS": (SCALED_ROWS, "of a tile of codes: their scales are filled up to so many"),
     "CONTEST": (CONTEST, "experts that a block compares with each other, at most"),

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from twin.kernel import experts
 from twin.kernel.coded import STORAGE, pack_coded, stored_bytes
 from twin.kernel.fields import Table
-from twin.models.codes import Coded
+from twin.models.codes import Blocks, Coded
 from twin.models.formats import UNIT_BYTES
 from twin.plan import shards
 from twin.plan.shards import Weights
@@ -125,7 +125,7 @@ def pack(plan: Plan, weights: Weights, rank: int, out: NDArray[np.uint8]) -> Non
         if plan.coded:
             starts = pack_coded(plan, stage, found, starts, out)
             continue
-        assert not isinstance(found, Coded)
+        assert not isinstance(found, Blocks | Coded)
         source = np.ascontiguousarray(found).astype(storage, copy=False)
         for block, (lo, hi) in enumerate(stage.matrix.owned):
             size = (hi - lo) * stage.matrix.cols * source.itemsize

@@ -46,6 +46,7 @@ class Format:
     matrix_bytes: int = 0  # of one matrix: NVFP4's second scale
     zero_bytes: int = 0  # of one block: the code that stands for zero
     row_bytes: int = 0  # of one row of a coded tile: NVFP4's second scale
+    interleaved: int = 0  # rows whose blocks a coded tile interleaves: GGUF's, on CPUs alone
     # the engine decodes it (twin/models/codes), and [rows, cols] is a tile of its stream
     coded: bool = False
 
@@ -56,7 +57,7 @@ class Format:
         units.
         """
         if self.coded:
-            filled = -(-rows // SCALED_ROWS) * SCALED_ROWS
+            filled = -(-rows // self.scaled_rows) * self.scaled_rows
             size = self.whole_rows(rows) * cols * self.bits // 8 + filled * self.scaling(cols)
             return -(-size // UNIT_BYTES) * UNIT_BYTES
         return (
@@ -69,8 +70,13 @@ class Format:
         """Rows of a coded tile with those that fill its last loads: a load has PACK columns of as
         many rows as it then holds.
         """
-        at_once = max(1, LOAD_BITS // (PACK * self.bits))
+        at_once = self.interleaved or max(1, LOAD_BITS // (PACK * self.bits))
         return -(-rows // at_once) * at_once
+
+    @property
+    def scaled_rows(self) -> int:
+        """Rows of a coded tile that its scales are filled up to."""
+        return self.interleaved or SCALED_ROWS
 
     def scaling(self, cols: int) -> int:
         """Bytes of a row's scales and zero points in a coded tile of so many columns."""
@@ -125,7 +131,25 @@ INT4 = tuple(
     for scale in ("", "-fp16")
 )
 FP4 = (MXFP4.name, NVFP4.name)
-FORMATS = (FP32, BF16, FP16, INT8, FP8, FP8_BLOCK, FP8_BLOCK_E8M0, MXFP4, NVFP4, *INT4)
+# GGUF's, of which CPUs multiply what a file stores; the scales of a block are all beside its codes
+GGUF = (
+    Format("q4_0", 4, (1, 32), 2),
+    Format("q4_1", 4, (1, 32), 4),
+    Format("q5_0", 5, (1, 32), 2),
+    Format("q5_1", 5, (1, 32), 4),
+    Format("q8_0", 8, (1, 32), 2),
+    Format("q4_k", 4, (1, 256), 16),
+    Format("q5_k", 5, (1, 256), 16),
+    Format("q6_k", 6, (1, 256), 18),
+)
+# what holds several of them in one matrix without rounding (twin/models/codes/gguf.py)
+MIXED_32, MIXED_256 = (
+    Format("gguf-mixed-32", 8, (1, 32), 4),
+    Format("gguf-mixed-256", 6, (1, 256), 36),
+)
+MIXED = (MIXED_32, MIXED_256)
+BLOCK_ROWS = 16  # of a tile that are interleaved: lanes of the widest vector
+FORMATS = (FP32, BF16, FP16, INT8, FP8, FP8_BLOCK, FP8_BLOCK_E8M0, MXFP4, NVFP4, *INT4, *GGUF)
 STORED = {f.name: f for f in FORMATS}
 INT4_G32 = STORED["int4-g32"]  # compressed-tensors pack-quantized
 SHORT = {"int4": "int4-g128"}  # names for those that most people mean
@@ -141,6 +165,7 @@ DECODED = {
         *(replace(form, coded=True) for form in INT4),
         replace(MXFP4, coded=True),
         replace(NVFP4, matrix_bytes=0, row_bytes=4, coded=True),
+        *(replace(form, coded=True, interleaved=BLOCK_ROWS) for form in (*GGUF, *MIXED)),
     )
 }
 # names of those without scales, which are the engine's weight types
@@ -149,10 +174,15 @@ PLAIN = ("fp32", "bf16", "fp16")
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """The format of each kind of matrix: `rest` unless `chosen` says otherwise."""
+    """The format of each kind of matrix: `rest` unless `chosen` says otherwise, or `layers` of a
+    single one.
+    """
 
     rest: Format
     chosen: tuple[tuple[Role, Format], ...] = ()
+    layers: tuple[
+        tuple[tuple[str, Format], ...], ...
+    ] = ()  # of each: (a matrix's name, its format)
 
     def of(self, role: Role) -> Format:
         return dict(self.chosen).get(role, self.rest)
@@ -160,7 +190,24 @@ class Formats:
     def with_role(self, role: Role, format: Format) -> Formats:
         """The same with another format for one kind."""
         kept = tuple((r, f) for r, f in self.chosen if r is not role)
-        return Formats(self.rest, (*kept, (role, format)))
+        return replace(self, chosen=(*kept, (role, format)))
+
+    def in_layer(self, layer: int, name: str) -> Format | None:
+        """The format of one matrix of a layer, where it has one of its own."""
+        return dict(self.layers[layer]).get(name) if self.layers else None
+
+    def turned(self, plain: Format) -> Formats | None:
+        """The same with GGUF's blocks turned into `plain`, as devices take them that do not
+        multiply them; None where all is in `plain` then.
+        """
+        kept = tuple((role, form) for role, form in self.chosen if form not in GGUF)
+        layers = tuple(
+            tuple((name, form) for name, form in layer if form not in (*GGUF, *MIXED))
+            for layer in self.layers
+        )
+        if self.rest == plain and not kept and not any(layers):
+            return None
+        return Formats(self.rest, kept, layers)
 
 
 def format_named(name: str) -> Format:

@@ -7,16 +7,19 @@ llama.cpp puts there, each with its reason below.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from twin.errors import ConfigError
 from twin.models.bounds import FIELDS, quantity
+from twin.models.codes.gguf import common_format
+from twin.models.formats import GGUF, MIXED, Format, Formats, Role, format_named
 from twin.models.gguf_file import KINDS, GgufFile
 from twin.models.spec import DType, ModelSpec, Rope, RopeScaling
 from twin.text import shown
 
+STORED_AS = {form.name: form for form in (*GGUF, *MIXED)}
 ARCHITECTURE = "general.architecture"
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 FREQUENCIES = "rope_freqs.weight"  # what each pair's frequency is divided by
@@ -197,8 +200,56 @@ def weight_type(file: GgufFile) -> DType:
     return DType.BF16 if kinds & set(_WIDE_RANGE) else DType.FP16
 
 
+# what a layer's matrices are called, those first that hold several of ours; one line for each that
+# a stage multiplies as one
+_MATRICES = (
+    (("q", ("attn_qkv", "attn_q")), ("k", ("attn_qkv", "attn_k")), ("v", ("attn_qkv", "attn_v"))),
+    (("o", ("attn_output",)),),
+    (("gate", ("ffn_gate", "ffn_up")), ("up", ("ffn_up",))),
+    (("down", ("ffn_down",)),),
+)
+
+
+def kept(spec: ModelSpec, file: GgufFile) -> Formats | None:
+    """How a CPU's engine streams a file's matrices: as they are stored, where it multiplies their
+    types; None where it does of none. Those that a stage multiplies as one have one format.
+    """
+    plain = format_named(spec.dtype.value)
+
+    def of(names: Iterable[str]) -> Format | None:
+        found = [file.tensors[name] for name in names if name in file.tensors]
+        return common_format(KINDS[tensor.kind][0].lower() for tensor in found)
+
+    layers = []
+    for layer in range(spec.layers):
+        own: list[tuple[str, Format]] = []
+        for stage in _MATRICES:
+            names = {
+                leaf: next(
+                    (n for n in (f"blk.{layer}.{t}.weight" for t in leaves) if n in file.tensors),
+                    "",
+                )
+                for leaf, leaves in stage
+            }
+            form = of(names.values())
+            own += [(leaf, STORED_AS[form.name]) for leaf in names if form is not None]
+        layers.append(tuple(own))
+    head = of([HEAD if HEAD in file.tensors else EMBEDDING])
+    if head is None and not any(layers):
+        return None
+    chosen = ((Role.HEAD, STORED_AS[head.name]),) if head else ()
+    return Formats(plain, chosen, tuple(layers))
+
+
 def completed(spec: ModelSpec, file: GgufFile) -> ModelSpec:
-    """The model with what a configuration cannot say: the factors of its frequencies, its type."""
+    """The model with what a configuration cannot say: the factors of its frequencies, its type, its
+    matrices' formats.
+    """
+    spec = _with_factors(spec, file)
+    return replace(spec, stored=kept(spec, file))
+
+
+def _with_factors(spec: ModelSpec, file: GgufFile) -> ModelSpec:
     keys = Keys(file)
     frequencies, short, long = (file.floats(name) for name in (FREQUENCIES, SHORT, LONG))
     if short and long:

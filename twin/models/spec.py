@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 
@@ -179,12 +179,15 @@ class ModelSpec:
         """
         layer, formats = self.layer(index), self.formats
         hyper = self.hyper.weights(self.hidden, formats) if self.hyper else ()
-        return (
+        found = (
             *hyper[:1],
             *layer.mixer.weights(self.hidden, formats),
             *hyper[1:],
             *layer.feed.weights(self.hidden, formats),
         )
+        if not formats.layers:
+            return found
+        return tuple(replace(w, format=formats.in_layer(index, w.name) or w.format) for w in found)
 
     def end_weights(self) -> tuple[Weight, ...]:
         """What follows the last layer: the collapse of hyper-connections, the LM head."""

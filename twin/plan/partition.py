@@ -30,6 +30,7 @@ WORTHWHILE = 1.1  # times as many threads busy that narrower tiles must bring
 NARROW = 2
 LINE_BYTES = 128
 BYTE_BITS = 8
+BLOCK_COLUMNS = 2048  # of a tile in a plan with GGUF's blocks, at most
 COLUMN_STEP = 8  # a thread loads 8 values (16 bytes of a 16-bit type) at once
 
 
@@ -250,6 +251,7 @@ class Coding:
     narrowest: Format
     grain: int  # columns that no tile divides
     ranks: int
+    blocks: Format | None = None  # the widest of GGUF's, where it has some
 
     @property
     def share(self) -> int:
@@ -263,7 +265,13 @@ def coding_of(forms: Collection[Format], ranks: int) -> Coding | None:
     """Of a plan with weights in these coded formats; None without any."""
     if not forms:
         return None
-    return Coding(min(forms, key=lambda form: form.bits), max(form.grain for form in forms), ranks)
+    in_blocks = [form for form in forms if form.interleaved]
+    return Coding(
+        min(forms, key=lambda form: form.bits),
+        max(form.grain for form in forms),
+        ranks,
+        max(in_blocks, key=lambda form: form.bytes(1, form.grain) / form.grain, default=None),
+    )
 
 
 def coded_slot_bytes(forms: Collection[Format], least: int) -> int:
@@ -271,7 +279,11 @@ def coded_slot_bytes(forms: Collection[Format], least: int) -> int:
     lines.
     """
     loads = COLUMN_STEP * BYTE_BITS  # bits of a column's rows that are loaded at once
-    sizes = [form.bytes(loads // form.bits, least // COLUMN_STEP) for form in forms]
+    if any(form.interleaved for form in forms):
+        least *= 2  # of FP16 as many columns of COLUMN_STEP rows
+        sizes = [form.bytes(form.interleaved or 1, BLOCK_COLUMNS) for form in forms]
+    else:
+        sizes = [form.bytes(loads // form.bits, least // COLUMN_STEP) for form in forms]
     return max([least, *(-(-size // LINE_BYTES) * LINE_BYTES for size in sizes)])
 
 
@@ -320,6 +332,8 @@ def _cut_coded(
             f"a matrix has {matrix.cols} columns per rank; {coding.narrowest.name} weights take "
             f"multiples of {coding.share}: use fewer GPUs or lanes"
         )
+    if coding.blocks:
+        return _cut_blocks(matrix, coding, coding.blocks, options, even=even)
     at_once = options.tile_rows * BYTE_BITS // bits
     if at_once % 2 or not at_once:
         raise PlanError(
@@ -375,3 +389,24 @@ def _cut_coded(
     if uneven:
         return replace(matrix, tile_rows=at_once, tile_cols=uneven, pack=PACK)
     raise SmallSlot(options.slot_bytes, at_once, need)
+
+
+def _cut_blocks(
+    matrix: Matrix, coding: Coding, widest: Format, options: Options, *, even: bool
+) -> Matrix:
+    """The same where some matrices are GGUF's blocks: tiles of as many rows as are interleaved, of
+    one width whatever their format.
+    """
+    plain = COLUMN_STEP * options.weight_dtype.bytes  # of a column
+    need = 0
+    for slices in range(1, -(-matrix.cols // coding.grain) + 1):
+        wide = min(matrix.cols, -(-matrix.cols // (slices * coding.grain)) * coding.grain)
+        need = max(widest.bytes(widest.interleaved, wide), plain * wide)
+        if (
+            wide <= BLOCK_COLUMNS
+            and need <= options.slot_bytes
+            and not (even and matrix.cols % wide)
+        ):
+            high = matrix.format.interleaved if matrix.format else COLUMN_STEP
+            return replace(matrix, tile_rows=high or COLUMN_STEP, tile_cols=wide, pack=PACK)
+    raise SmallSlot(options.slot_bytes, widest.interleaved, need)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.errors import PlanError
-from twin.models.codes import Code, Coded, code_of, joined, paired
+from twin.models.codes import BlockCode, Blocks, Code, Encoded, code_of, joined, paired
 from twin.models.formats import WHOLE_ROW
 from twin.models.mixers import DeltaNet
 from twin.models.spec import DType, LaneHead, ModelSpec, Rope, RopeScaling, RopeStyle
@@ -32,7 +32,7 @@ class Weights(Protocol):
     stored type.
 
     A coded matrix has its parts: "layers.3.q.codes", a byte each, "layers.3.q.scales", and what
-    else its code has (`Code.parts`).
+    else its code has (`Code.parts`); GGUF's has "layers.3.q.blocks" as the file has them.
     """
 
     @property
@@ -44,7 +44,7 @@ class Weights(Protocol):
     def __getitem__(self, name: str) -> Array: ...
 
 
-def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array | Coded:
+def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array | Encoded:
     """[rows, cols] of the stage on this rank, in the order of `stage.matrix`."""
     layer, matrix = f"layers.{stage.layer}", stage.matrix
     if matrix is None:
@@ -127,16 +127,16 @@ def _router(weights: Weights, layer: str) -> Array:
     return np.concatenate([router, weights[f"{layer}.shared_expert_gate"]])
 
 
-def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Coded:
+def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Encoded:
     matrix = stage.matrix
     assert matrix is not None
     assert matrix.format is not None
     code, outputs, first = code_of(matrix.format), matrix.rows // matrix.unit, rank * matrix.cols
 
-    def named(leaf: str) -> Coded:
+    def named(leaf: str) -> Encoded:
         return _named(weights, code, leaf if stage.layer < 0 else f"layers.{stage.layer}.{leaf}")
 
-    def turned(name: str, leaf: str) -> Coded:
+    def turned(name: str, leaf: str) -> Encoded:
         rows = np.arange(plan.ranks * matrix.rows)[_head_rows(plan, name, rank)]
         return named(leaf).rows(_turning(weights, name, rows))
 
@@ -159,17 +159,20 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Code
         case StageKind.SHARED_DOWN:
             cols = (first, first + matrix.cols)
             return _within(named("shared_down"), (0, matrix.rows), cols)
+        case StageKind.LM_HEAD:
+            table, vocab = named("embed" if weights.spec.tied else "lm_head"), plan.shard.vocab
+            return _within(table, (rank * vocab, (rank + 1) * vocab), (0, matrix.cols))
         case _:
             raise PlanError(f"{stage.name} has no coded weights of a model")
 
 
-def _named(weights: Weights, code: Code, name: str) -> Coded:
-    return Coded(code, **{part: weights[f"{name}.{part}"] for part in code.parts})
+def _named(weights: Weights, code: Code | BlockCode, name: str) -> Encoded:
+    return code.matrix(*(weights[f"{name}.{part}"] for part in code.parts))
 
 
 def expert_matrix(
     plan: Plan, stage: Stage, rank: int, weights: Weights, expert: int
-) -> Array | Coded:
+) -> Array | Encoded:
     """[rows, cols] of one expert of a routed stage on this rank. Ranks divide its width; what is
     beyond it is zero.
     """
@@ -188,7 +191,7 @@ def expert_matrix(
     return pair.reshape(matrix.rows, matrix.cols)
 
 
-def _coded_expert(stage: Stage, matrix: Matrix, rank: int, weights: Weights, name: str) -> Coded:
+def _coded_expert(stage: Stage, matrix: Matrix, rank: int, weights: Weights, name: str) -> Encoded:
     assert matrix.format is not None
     code, width, first = code_of(matrix.format), matrix.rows // matrix.unit, rank * matrix.cols
     if stage.kind is StageKind.ROUTED_DOWN:
@@ -199,7 +202,7 @@ def _coded_expert(stage: Stage, matrix: Matrix, rank: int, weights: Weights, nam
     return paired(*(_within(half, own, (0, matrix.cols)) for half in halves))
 
 
-def _within(stored: Coded, rows: Span, cols: Span) -> Coded:
+def _within(stored: Encoded, rows: Span, cols: Span) -> Encoded:
     """A rank's part, of whole blocks. Beyond the matrix weights are zero, which any code with a
     scale of zero is; exponents have none, but code 0 of their weights is zero.
     """
@@ -208,6 +211,8 @@ def _within(stored: Coded, rows: Span, cols: Span) -> Coded:
     more = (rows[1] - rows[0] - part.shape[0], cols[1] - cols[0] - part.shape[1])
     if more == (0, 0):
         return part
+    if isinstance(part, Blocks):
+        return part.filled(rows[1] - rows[0], cols[1] - cols[0])
     block = stored.code.format.block[1]
     blocks = 1 if block == WHOLE_ROW else -(-(cols[1] - cols[0]) // block)
     filled: dict[str, Any] = {}
@@ -217,7 +222,7 @@ def _within(stored: Coded, rows: Span, cols: Span) -> Coded:
             continue
         by_block = field.name != "codes" and array.shape[1] == part.scales.shape[1]
         short = more[1] if field.name == "codes" else by_block * (blocks - part.scales.shape[1])
-        least = np.zeros((), stored.code.scale_type).astype(np.float32)
+        least = np.zeros((), part.code.scale_type).astype(np.float32)
         beyond = least if field.name == "scales" else 0
         filled[field.name] = np.pad(array, ((0, more[0]), (0, short)), constant_values=beyond)
     return replace(part, **filled)

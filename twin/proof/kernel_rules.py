@@ -29,7 +29,7 @@ from twin.plan.types import (
     Stage,
     StageKind,
 )
-from twin.proof.stored import DECODED, multiplied
+from twin.proof.stored import DECODED, in_blocks, multiplied
 from twin.proof.violation import Violation
 
 LOADED_AT_ONCE = 8  # elements of a row: 16 bytes of the narrowest stored type
@@ -257,6 +257,17 @@ def _matrix(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
             f"its weights are stored as {matrix.format.name}; the kernel multiplies 16 or 32 "
             f"bits, or {', '.join(DECODED)}",
         )
+    elif matrix.format is not None and in_blocks(matrix.format.name):
+        if not plan.limits.oversubscribe:
+            message = f"its weights are {matrix.format.name}, which only CPUs multiply"
+            yield Violation("kernel", stage.name, message)
+        wide = matrix.format.block[1]
+        if matrix.cols % wide or matrix.tile_cols % wide:
+            message = (
+                f"{matrix.cols} columns in tiles of {matrix.tile_cols}: a block of "
+                f"{matrix.format.name} has {wide}, and no tile divides it"
+            )
+            yield Violation("kernel", stage.name, message)
     for what, columns in (("columns", matrix.cols), ("columns a tile", matrix.tile_cols)):
         if columns % LOADED_AT_ONCE and columns < matrix.cols + (what == "columns"):
             yield Violation(

@@ -19,7 +19,24 @@ DECODED = {  # name -> bits, columns of a block; bytes of its scale, its zero po
         for zero in ("", "-zp")
         for scale in ("", "-fp16")
     },
+    # GGUF's, on CPUs: a block's scales and addends are all beside its codes
+    "q4_0": (4, 32, 2, 0, 0),
+    "q4_1": (4, 32, 4, 0, 0),
+    "q5_0": (5, 32, 2, 0, 0),
+    "q5_1": (5, 32, 4, 0, 0),
+    "q8_0": (8, 32, 2, 0, 0),
+    "gguf-mixed-32": (8, 32, 4, 0, 0),
+    "q4_k": (4, 256, 16, 0, 0),
+    "q5_k": (5, 256, 16, 0, 0),
+    "q6_k": (6, 256, 18, 0, 0),
+    "gguf-mixed-256": (6, 256, 36, 0, 0),
 }
+INTERLEAVED = 16  # rows of a tile of GGUF's blocks
+
+
+def in_blocks(name: str) -> bool:
+    """Is it one of GGUF's, which our kernel multiplies on CPUs alone?"""
+    return name.startswith(("q", "gguf-"))
 
 
 def streams(matrix: Matrix, stored: Format | None) -> bool:
@@ -34,6 +51,7 @@ def streams(matrix: Matrix, stored: Format | None) -> bool:
         has.name == stored.name
         and has.coded
         and (has.bits, has.block) == (bits, (1, wide or WHOLE_ROW))
+        and has.interleaved == (INTERLEAVED if in_blocks(stored.name) else 0)
         and [has.scale_bytes, has.zero_bytes, has.row_bytes] == sizes
     )
 

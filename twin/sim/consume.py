@@ -16,7 +16,7 @@ from twin.hardware.types import Codes, Device, Number, Warps
 from twin.kernel.coded import TENSOR, tensor_products, whole_products
 from twin.kernel.experts import has_experts
 from twin.kernel.teams import WARP, WARPS, hidden_in_quads
-from twin.models.formats import INT4, INT8, Format
+from twin.models.formats import GGUF, INT4, INT8, MIXED, Format
 from twin.models.spec import DType
 from twin.plan.splits import TENSOR_POSITIONS
 from twin.plan.types import Matrix, Plan, Scan, StageKind
@@ -39,6 +39,7 @@ UNPACK = {
     "mxfp4": 1.5,
     "nvfp4": 1.5,
     **{form.name: 1.5 for form in INT4},
+    **{form.name: 1.0 for form in (*GGUF, *MIXED)},
 }
 # of a device's warps, bytes of codes a second
 RATES = {name: f"{name}_bytes_per_s" for name in ("int8", "fp8", "int4", "fp4")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,10 @@ class Code:
             *(("zeros",) if form.zero_bytes else ()),
             *(("outer",) if form.row_bytes else ()),
         )
+
+    def matrix(self, *parts: NDArray[Any]) -> Coded:
+        """A matrix of `parts`, in this order."""
+        return Coded(self, **dict(zip(self.parts, parts, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,16 +84,3 @@ class Coded:
 
     def _parts(self) -> tuple[Any, ...]:
         return self.codes, self.scales, self.zeros, self.outer
-
-
-def joined(parts: Sequence[Coded]) -> Coded:
-    """Matrices of the same columns, one below the other."""
-    fields = zip(*(p._parts() for p in parts), strict=True)
-    whole: list[Any] = [None if field[0] is None else np.concatenate(field) for field in fields]
-    return Coded(parts[0].code, *whole)
-
-
-def paired(first: Coded, second: Coded) -> Coded:
-    """Row 2i is row i of the first, row 2i + 1 row i of the second."""
-    order = np.arange(2 * len(first.codes)).reshape(2, -1).T.reshape(-1)
-    return joined([first, second]).rows(order)
