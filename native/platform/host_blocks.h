@@ -1,5 +1,5 @@
 // GGUF's blocks on the host. A tile interleaves BLOCK_ROWS rows: for each block of columns the words
-// of these rows' codes, [word][row], then their scales, [scale][row] (twin/models/codes/gguf.py). So
+// of these rows' codes and narrow scales, [word][row], then numbers in FP16 (twin/models/codes/gguf.py). So
 // a vector holds a word, four codes, of as many rows as it has lanes; lanes are never added up, and a
 // row's sum has the same order on every machine.
 //
@@ -9,6 +9,13 @@
 #pragma once
 
 namespace twin {
+
+// arrays of vectors stay in registers
+#if defined(__clang__)
+#define TWIN_EVERY _Pragma("unroll")
+#else
+#define TWIN_EVERY _Pragma("GCC unroll 16")
+#endif
 
 constexpr int INPUT_GROUP = 32;      // columns that share a scale of the inputs
 constexpr int LARGEST_INPUT = 32639;  // whose upper and lower halves, both signed, are bytes
@@ -134,22 +141,38 @@ struct InputRoom {
     return of(int(apart / given)).from(int(apart % given));
   }
 
+  // A group of `count` inputs; what is missing is zero. No number stays none.
   static void group(const float* x, int count, const Inputs& to) {
-    float value[INPUT_GROUP] = {}, most = 0, doubt = 0;
-    for (int i = 0; i < count; ++i) value[i] = x[i];
-    for (int i = 0; i < INPUT_GROUP; ++i) {
-      const float size = value[i] < 0 ? -value[i] : value[i];
+    constexpr int EACH = INPUT_GROUP / VECTOR;
+    constexpr float ROUND = 12582912.0f;  // 1.5 * 2**23: what is added to it has no fraction
+    float filled[INPUT_GROUP];
+    if (count < INPUT_GROUP) {
+      for (int i = 0; i < INPUT_GROUP; ++i) filled[i] = i < count ? x[i] : 0.0f;
+      x = filled;
+    }
+    vfloat value[EACH], most = {}, doubt = {};
+    TWIN_EVERY for (int i = 0; i < EACH; ++i) {
+      value[i] = *reinterpret_cast<const vfloat*>(x + i * VECTOR);
+      const vfloat size = bits_as<vfloat>(bits_as<vu32>(value[i]) & 0x7FFFFFFFu);
       most = size > most ? size : most;
-      doubt += value[i] * 0.0f;  // no number stays none
+      doubt += value[i] * 0.0f;
     }
-    const float by = most > 0x1p-100f ? float(LARGEST_INPUT) / most : 0.0f;
-    int whole[INPUT_GROUP], sums[2] = {};
-    for (int i = 0; i < INPUT_GROUP; ++i) {
-      constexpr float ROUND = 12582912.0f;  // 1.5 * 2**23: what is added to it has no fraction
-      whole[i] = int((value[i] * by + ROUND) - ROUND);
+    float largest = 0;
+    for (int i = 0; i < VECTOR; ++i) largest = most[i] > largest ? most[i] : largest;
+    const float none = sum_elements(doubt), scale = largest / float(LARGEST_INPUT) + none;
+    const float by = none == 0 && largest > 0x1p-100f ? float(LARGEST_INPUT) / largest : 0.0f;
+    alignas(LINE) int whole[INPUT_GROUP];
+    int sums[2];
+    TWIN_EVERY for (int i = 0; i < EACH; ++i) {
+      const vfloat near = (by != 0 ? value[i] * by : vfloat{}) + ROUND;
+      *reinterpret_cast<vint*>(whole + i * VECTOR) =
+          (bits_as<vint>(near) & 0x7FFFFF) - 0x400000;  // what ROUND leaves of the mantissa
     }
-    if (doubt != 0) for (int& one : whole) one = 0;
-    for (int i = 0; i < INPUT_GROUP; ++i) sums[i / 16] += whole[i];
+    for (int half = 0; half < 2; ++half) {
+      int sum = 0;
+      for (int i = 0; i < 16; ++i) sum += whole[16 * half + i];
+      sums[half] = sum;
+    }
     if constexpr (BYTE_PRODUCTS) {
       u8 *const a = address(to.a), *const b = address(to.b);
       for (int i = 0; i < INPUT_GROUP; ++i) a[i] = u8((whole[i] + 128) >> 8);
@@ -161,7 +184,6 @@ struct InputRoom {
         b[i / 4] = (u32(whole[i + 1]) & 0xFFFFu) | u32(whole[i + 3]) << 16;
       }
     }
-    const float scale = most / float(LARGEST_INPUT) + doubt;
     const_cast<float*>(to.scale)[0] = scale;
     for (int i = 0; i < 2; ++i) {
       const_cast<int*>(to.sum)[i] = sums[i];
@@ -178,12 +200,12 @@ constexpr int BLOCK_ROWS = facts::BLOCK_ROWS;
 // Of VECTOR of a tile's rows.
 __forceinline__ vu32 words_of(const u8* at) { return *reinterpret_cast<const vu32*>(at); }
 __forceinline__ vfloat halves_of(const u8* at) { return load_vector<Type::FP16>(at); }
-__forceinline__ vint signed_of(const u8* at) {
-  return __builtin_convertvector(*reinterpret_cast<const vbytes*>(at), vint);
+// Byte `i` of each word.
+__forceinline__ vint signed_byte(vu32 words, int i) {
+  return bits_as<vint>(words << (24 - 8 * i)) >> 24;
 }
-__forceinline__ vint unsigned_of(const u8* at) {
-  typedef u8 bytes __attribute__((vector_size(VECTOR), aligned(1), may_alias));
-  return __builtin_convertvector(*reinterpret_cast<const bytes*>(at), vint);
+__forceinline__ vint unsigned_byte(vu32 words, int i) {
+  return bits_as<vint>(words >> 8 * i & 255u);
 }
 __forceinline__ vfloat floats_of(vint whole) { return __builtin_convertvector(whole, vfloat); }
 
@@ -196,7 +218,6 @@ struct BlockAt {
 
   const u8* word(int at) const { return block + at * BLOCK_ROWS + 4 * first; }
   const u8* half(int at) const { return block + at * BLOCK_ROWS + 2 * first; }
-  const u8* byte(int at) const { return block + at * BLOCK_ROWS + first; }
 };
 
 // 32 columns with a scale in FP16 and, with MINS, what is added to each: Q4_0, Q4_1, Q5_0, Q5_1,
@@ -210,10 +231,10 @@ struct Blocks32 {
   static __forceinline__ void add(vfloat& sum, BlockAt at, const Inputs& x) {
     vint a = {}, b = vint{} - ZERO * (x.sum[0] + x.sum[1]);
     if constexpr (BITS == 8) {
-      for (int k = 0; k < 8; ++k) add_products(a, b, words_of(at.word(4 * k)), x.a[k], x.b[k]);
+      TWIN_EVERY for (int k = 0; k < 8; ++k) add_products(a, b, words_of(at.word(4 * k)), x.a[k], x.b[k]);
     } else {
       const vu32 fifths = BITS == 5 ? words_of(at.word(CODES)) : vu32{};
-      for (int k = 0; k < 4; ++k) {
+      TWIN_EVERY for (int k = 0; k < 4; ++k) {
         const vu32 two = words_of(at.word(4 * k));
         vu32 low = two & LOW, high = two >> 4 & LOW;
         if constexpr (BITS == 5)
@@ -239,9 +260,11 @@ struct BlocksOfSixBits {
 
   static __forceinline__ void add(vfloat& sum, BlockAt at, const Inputs& x) {
     vfloat scaled = {}, off = {};
-    for (int c = 0; c < 4; ++c) {
+    const vu32 scales = words_of(at.word(SCALES)), taken = words_of(at.word(SCALES + 4)),
+               rest = words_of(at.word(SCALES + 8));
+    TWIN_EVERY for (int c = 0; c < 4; ++c) {
       vint a[2] = {}, b[2] = {};
-      for (int k = 0; k < 8; ++k) {
+      TWIN_EVERY for (int k = 0; k < 8; ++k) {
         const vu32 two = words_of(at.word(32 * c + 4 * k));
         vu32 low = two & LOW, high = two >> 4 & LOW;
         if constexpr (BITS == 5) {
@@ -253,24 +276,22 @@ struct BlocksOfSixBits {
         add_products(a[0], b[0], low, x.a[at_low], x.b[at_low]);
         add_products(a[1], b[1], high, x.a[at_high], x.b[at_high]);
       }
-      for (int i = 0; i < 2; ++i) {
+      TWIN_EVERY for (int i = 0; i < 2; ++i) {
         const int g = 2 * c + i;
-        scaled += floats_of(both(a[i], b[i])) * (floats_of(scale(at, g)) * x.scale[g]);
-        off += floats_of(taken(at, g)) * (x.weight[2 * g] + x.weight[2 * g + 1]);
+        scaled += floats_of(both(a[i], b[i])) * (floats_of(six(scales, rest, 0, g)) * x.scale[g]);
+        off += floats_of(six(taken, rest, 4, g)) * (x.weight[2 * g] + x.weight[2 * g + 1]);
       }
     }
     const u8* two = at.half(SCALES + 12);
     sum += halves_of(two) * scaled;
     sum -= halves_of(at.half(SCALES + 14)) * off;
   }
-  static __forceinline__ vint at_byte(BlockAt at, int i) { return unsigned_of(at.byte(SCALES + i)); }
-  static __forceinline__ vint scale(BlockAt at, int g) {
-    if (g < 4) return at_byte(at, g) & 63;
-    return (at_byte(at, g + 4) & 15) | (at_byte(at, g - 4) >> 6) << 4;
-  }
-  static __forceinline__ vint taken(BlockAt at, int g) {
-    if (g < 4) return at_byte(at, g + 4) & 63;
-    return at_byte(at, g + 4) >> 4 | (at_byte(at, g) >> 6) << 4;
+  // Number `g`: of the first four all six bits, of the others the upper two in `first`, and the
+  // lower four in `rest` from bit `from` of a byte on.
+  static __forceinline__ vint six(vu32 first, vu32 rest, int from, int g) {
+    if (g < 4) return bits_as<vint>(first >> 8 * g & 63u);
+    const int at = 8 * (g - 4);
+    return bits_as<vint>((rest >> (at + from) & 15u) | (first >> (at + 6) & 3u) << 4);
   }
 };
 
@@ -285,11 +306,11 @@ struct BlocksOfSixteen {
 
   static __forceinline__ void add(vfloat& sum, BlockAt at, const Inputs& x) {
     vfloat scaled = {}, off = {};
-    for (int h = 0; h < 2; ++h)
-      for (int half = 0; half < 2; ++half) {  // of each of the four groups of 32
+    TWIN_EVERY for (int h = 0; h < 2; ++h)
+      TWIN_EVERY for (int half = 0; half < 2; ++half) {  // of each of the four groups of 32
         vint a[4] = {}, b[4] = {};
-        for (int i = 0; i < 4; ++i) b[i] -= 32 * x.sum[8 * h + 2 * i + half];
-        for (int k = 4 * half; k < 4 * half + 4; ++k) {
+        TWIN_EVERY for (int i = 0; i < 4; ++i) b[i] -= 32 * x.sum[8 * h + 2 * i + half];
+        TWIN_EVERY for (int k = 4 * half; k < 4 * half + 4; ++k) {
           const vu32 first = words_of(at.word(64 * h + 4 * k)),
                      second = words_of(at.word(64 * h + 32 + 4 * k)),
                      upper = words_of(at.word(UPPER + 32 * h + 4 * k));
@@ -298,14 +319,17 @@ struct BlocksOfSixteen {
                                  (second & LOW) | (upper << 2 & 0x30303030u),
                                  (first >> 4 & LOW) | (upper & 0x30303030u),
                                  (second >> 4 & LOW) | (upper >> 2 & 0x30303030u)};
-          for (int i = 0; i < 4; ++i)
+          TWIN_EVERY for (int i = 0; i < 4; ++i)
             add_products(a[i], b[i], codes[i], x.a[from + 8 * i], x.b[from + 8 * i]);
         }
-        for (int i = 0; i < 4; ++i) {
+        TWIN_EVERY for (int i = 0; i < 4; ++i) {
           const int g = 8 * h + 2 * i + half;
           scaled += floats_of(both(a[i], b[i])) *
-                    (floats_of(signed_of(at.byte(SCALES + g))) * x.scale[g / 2]);
-          if constexpr (MINS) off += floats_of(unsigned_of(at.byte(OFF + g))) * x.weight[g];
+                    (floats_of(signed_byte(words_of(at.word(SCALES + g / 4 * 4)), g % 4)) *
+                     x.scale[g / 2]);
+          if constexpr (MINS)
+            off += floats_of(unsigned_byte(words_of(at.word(OFF + g / 4 * 4)), g % 4)) *
+                   x.weight[g];
         }
       }
     sum += halves_of(at.half(NUMBER)) * scaled;

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from twin.bench.source import hold
 from twin.engine.gguf_weights import MISSING
 from twin.engine.opening import open_source
 from twin.engine.tokenizer import Tokenizer, make_byte_tokenizer, open_tokenizer
@@ -82,10 +81,11 @@ def demo_model(out: Path, show: Show) -> DemoModel:
 def real_model(path: Path) -> DemoModel:
     source = open_source(str(path))
     assert source.tokenizer is not None
-    weights = hold(source.weights, source.spec.dtype)  # each of four engines asks for all of them
     prompt = source.encode(ASKED)
     title = "SmolLM2-135M-Instruct"
-    return DemoModel(title, source.spec, weights, source.tokenizer, prompt, QUESTION, source.note)
+    return DemoModel(
+        title, source.spec, source.weights, source.tokenizer, prompt, QUESTION, source.note
+    )
 
 
 def random_model(out: Path, note: str) -> DemoModel:

@@ -2,8 +2,8 @@
 Q4_K, Q5_K and Q6_K of 256. A CPU multiplies them; a tile holds the file's own numbers.
 
 A row group is `Format.interleaved` rows of a tile. For each block of columns it has the words of
-these rows' codes, [word][row], then their scales, [scale][row]: a vector takes a word, four codes,
-of as many rows as it has lanes (native/platform/host_blocks.h).
+these rows' codes and narrow scales, [word][row], then their numbers in FP16, [number][row]: a
+vector takes a word, four codes, of as many rows as it has lanes (native/platform/host_blocks.h).
 
 Rows of one stage that a file stores in several of these types (Q4_K_M has values in Q6_K beside
 queries and keys in Q4_K, in half of the layers) lie in a type that holds both without rounding:
@@ -210,7 +210,7 @@ class _Small:
         low = weights.min(axis=1, keepdims=True)
         if self.addend:
             size = (weights.max(axis=1, keepdims=True) - low) / np.float32(most)
-            addend = [low.astype(np.float16)]
+            addend = [(low + np.float32(self.zero) * size).astype(np.float16)]
             taken = addend[0].astype(np.float32)
         else:
             size = np.abs(weights).max(axis=1, keepdims=True) / np.float32(most - self.zero)
@@ -274,7 +274,7 @@ class _SixBits:
         return (
             Field(16 + fifths, 128, WORD),
             *((Field(16, fifths, WORD),) if fifths else ()),
-            Field(4, 12, 1),
+            Field(4, 12, WORD),
             Field(0, HALF, HALF),
             Field(HALF, HALF, HALF),
         )
@@ -330,9 +330,9 @@ class _Sixteen:
     taken: bool
 
     def fields(self) -> tuple[Field, ...]:
-        common = (Field(0, 128, WORD), Field(128, 64, WORD), Field(192, 16, 1))
+        common = (Field(0, 128, WORD), Field(128, 64, WORD), Field(192, 16, WORD))
         if self.taken:
-            return (*common, Field(208, 16, 1), Field(224, HALF, HALF), Field(226, HALF, HALF))
+            return (*common, Field(208, 16, WORD), Field(224, HALF, HALF), Field(226, HALF, HALF))
         return (*common, Field(208, HALF, HALF))
 
     def decode(self, blocks: Bytes) -> Floats:
