@@ -29,11 +29,9 @@ from twin.units import picoseconds
 # stream it at 4.8 TB/s, 58 G weights/s per SM (AIC: B200 GEMV table), so factors far above 2 would
 # be wrong.
 PLAIN = {dtype.value for dtype in DType}
-# INT8: our prototype took 0.027 cycles a byte (dp4a), that of BF16 0.021; eight warps of an H200,
-# fed from shared memory.
-# GGUF's blocks, which only CPUs multiply: weights in the second-level cache of one core of a Sapphire
-# Rapids at 2.0 GHz (AVX-512 VNNI, 2026-11-28), next to 18.6 G weights/s of FP16, whose unpacking is
-# an instruction as BF16's is.
+# GGUF's blocks, which only CPUs multiply: weights in the second-level cache of one core of a
+# Sapphire Rapids at 2.0 GHz (AVX-512 VNNI, 2026-11-28), next to 18.6 G weights/s of FP16, whose
+# unpacking is an instruction as BF16's is.
 BLOCKS = {
     "q4_0": 0.49,
     "q4_1": 0.5,
@@ -46,6 +44,8 @@ BLOCKS = {
     "q6_k": 0.65,
     "gguf-mixed-256": 0.99,
 }
+# INT8: our prototype took 0.027 cycles a byte (dp4a), that of BF16 0.021; eight warps of an H200,
+# fed from shared memory.
 UNPACK = {
     "int8": 0.64,
     "fp8": 1.0,
