@@ -34,6 +34,7 @@ from twin.engine.packed_experts import (
 from twin.engine.safetensors import NUMPY, STORED, Array, Entry, check_finite, read_header, view
 from twin.engine.save import CONFIG, INDEX, SINGLE, save_checkpoint
 from twin.errors import CheckpointError, ConfigError
+from twin.models.beside import read_config
 from twin.models.codes import CODES, Encoded, code_of
 from twin.models.decoder import Tensor, canonical_shape
 from twin.models.files import find, is_there, read_json
@@ -229,7 +230,9 @@ def open_checkpoint(
 def _layout(path: Path) -> Layout | None:
     """How the checkpoint stores matrices of four bits, if it says that it has some."""
     config = find(path, CONFIG)
-    quantization = read_json(config).get("quantization_config") if config else None
+    quantization = (
+        read_config(config, CheckpointError).get("quantization_config") if config else None
+    )
     return layout_of(quantization) if isinstance(quantization, dict) else None
 
 

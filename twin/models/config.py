@@ -38,10 +38,10 @@ class Config:
     def __contains__(self, key: str) -> bool:
         return self.values.get(key) is not None
 
-    def get(self, key: str) -> object:
-        """The value as it stands, unchecked; None: absent."""
+    def get(self, key: str, default: object = None) -> object:
+        """The value as it stands, unchecked."""
         self.record.keys.add(key)
-        return self.values.get(key)
+        return self.values[key] if key in self else default
 
     def unused(self, *keys: str) -> None:
         """Keys that say nothing here, because of what another key says."""

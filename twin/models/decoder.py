@@ -5,14 +5,16 @@ checkpoint.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twin.errors import ConfigError
 from twin.models.config import Config, dtype
 from twin.models.experts import Names, feed_shape
 from twin.models.feeds import DenseFeed
 from twin.models.linear import mixer_shape
-from twin.models.readable import dense_formats
+from twin.models.modules import DENSE, Table
+from twin.models.quantized import stored_formats
+from twin.models.readable import dense_quantization
 from twin.models.spec import ModelSpec, Rope
 from twin.models.variant import LLAMA, Activation, Norms, Variant
 
@@ -37,16 +39,17 @@ def dense(
     tied: bool = False,
     variant: Variant = LLAMA,
     ropes: tuple[Rope | None, ...] = (),
+    table: Table = DENSE,
 ) -> ModelSpec:
     """A ModelSpec from the fields that all families spell alike. `head_dim`, `tied`: the family's
-    default; None: hidden / heads.
+    default; None: hidden / heads. `table`: what its matrices are called in checkpoints.
     """
     _refuse_unsupported(config, variant.activation)
     heads, hidden = config.count("num_attention_heads"), config.count("hidden_size")
     kv_heads = config.count("num_key_value_heads", heads)
     config.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     head_dim = _head_dim(config, head_dim, hidden, heads)
-    return ModelSpec(
+    spec = ModelSpec(
         name=config.name,
         family=family,
         layers=config.count("num_hidden_layers"),
@@ -66,8 +69,8 @@ def dense(
         dtype=dtype(config),
         variant=variant,
         ropes=ropes,
-        stored=dense_formats(config),
     )
+    return replace(spec, stored=stored_formats(config, spec, table, dense_quantization(config)))
 
 
 def no_windows(config: Config) -> tuple[int, ...]:

@@ -9,17 +9,10 @@ from __future__ import annotations
 
 from twin.models.config import Config, rope
 from twin.models.feeds import ExpertFeed, Scoring
-from twin.models.formats import Role
 from twin.models.layered import check_experts, feed_of, layered, layout
 from twin.models.mixers import LatentAttention
+from twin.models.modules import LATENT
 from twin.models.spec import ModelSpec, RopeStyle
-
-_MODULES = {
-    Role.ATTENTION: "model.layers.0.self_attn.q_a_proj",
-    Role.DENSE: "model.layers.0.mlp.gate_proj",
-    Role.SHARED: "model.layers.3.mlp.shared_experts.gate_proj",
-    Role.EXPERT: "model.layers.3.mlp.experts.0.gate_proj",
-}
 
 _METHODS = ("noaux_tc", "greedy", "group_limited_greedy")
 
@@ -57,7 +50,7 @@ def from_config(fields: Config) -> ModelSpec:
         family=fields.text("model_type"),
         rope=rope(fields, theta=10000.0, style=RopeStyle.INTERLEAVED, simulated=True),
         layout=layout(fields, lambda i: attention, feed),
-        modules=_MODULES,
+        table=LATENT,
         kv_heads=1,
         head_dim=attention.latent_dim,
         ffn=experts.width,

@@ -14,6 +14,8 @@ from twin.models.formats import MXFP4, Role
 from twin.models.layered import check_experts, kinds_of_layers, layered, layout
 from twin.models.layers import HyperConnections
 from twin.models.mixers import CompressedAttention
+from twin.models.modules import COMPRESSED
+from twin.models.schemes import said_of_experts
 from twin.models.spec import ModelSpec, RopeStyle
 
 # the published code overlaps windows and runs the indexer exactly where the ratio is 4
@@ -24,13 +26,6 @@ _RATES = {  # class defaults
     "heavily_compressed_attention": 128,
 }
 _HASHED, _SHARE = 3, 64 / 512
-_MODULES = {
-    Role.ATTENTION: "layers.2.attn.wq_a",
-    Role.INDEX: "layers.2.attn.indexer.wq_b",
-    Role.SHARED: "layers.2.ffn.shared_experts.w1",
-    Role.EXPERT: "layers.2.ffn.experts.0.w1",
-    Role.HYPER: "layers.2.hc_attn_fn",
-}
 
 
 def from_config(fields: Config) -> ModelSpec:
@@ -65,7 +60,7 @@ def from_config(fields: Config) -> ModelSpec:
         family="deepseek_v4",
         rope=rope(fields, theta=10000.0, style=RopeStyle.INTERLEAVED, simulated=True),
         layout=layers,
-        modules=_MODULES,
+        table=COMPRESSED,
         kv_heads=fields.count("num_key_value_heads", 1),
         head_dim=fields.count("head_dim"),
         ffn=experts.width,
@@ -157,6 +152,6 @@ def _with_expert_dtype(config: Config, spec: ModelSpec) -> ModelSpec:
     kind = holder.text("expert_dtype", "same")
     if kind not in ("same", "fp4", "fp8"):
         raise holder.refuse("expert_dtype", "fp4, fp8 or absent")
-    return (
-        replace(spec, stored=spec.formats.with_role(Role.EXPERT, MXFP4)) if kind == "fp4" else spec
-    )
+    if kind != "fp4" or (part and said_of_experts(part.values)):
+        return spec
+    return replace(spec, stored=spec.formats.with_role(Role.EXPERT, MXFP4))

@@ -10,16 +10,12 @@ from __future__ import annotations
 from twin.errors import ConfigError
 from twin.models.config import Config, rope
 from twin.models.feeds import DenseFeed
-from twin.models.formats import Role
 from twin.models.gemma2 import cap
 from twin.models.layered import kinds_of_layers, layered, layout
 from twin.models.mixers import GroupedAttention, Mixer
+from twin.models.modules import DENSE
 from twin.models.spec import ModelSpec
 
-_MODULES = {
-    Role.ATTENTION: "model.layers.0.self_attn.q_proj",
-    Role.DENSE: "model.layers.0.mlp.gate_proj",
-}
 # "proportional" scales the rotated share of a head: nothing that moves bytes
 _TURNED = ("rope_type", "partial_rotary_factor")
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -67,7 +63,7 @@ def from_config(fields: Config) -> ModelSpec:
         family="gemma4",
         rope=rope(_full_rope(fields), theta=None, simulated=True),
         layout=layers,
-        modules=_MODULES,
+        table=DENSE,
         kv_heads=fields.count("num_key_value_heads"),
         head_dim=fields.count("head_dim"),
         ffn=feed.width,

@@ -15,15 +15,11 @@ from twin.models.config import Config, rope
 from twin.models.decoder import Tensor
 from twin.models.experts import Names
 from twin.models.feeds import ExpertFeed
-from twin.models.formats import Role
 from twin.models.layered import check_experts, feed_of, kinds_of_layers, layered, layout
 from twin.models.mixers import GroupedAttention
+from twin.models.modules import GPT_OSS
 from twin.models.spec import ModelSpec
 
-_MODULES = {
-    Role.ATTENTION: "model.layers.0.self_attn.q_proj",
-    Role.EXPERT: "model.layers.0.mlp.experts.gate_up_proj",
-}
 _NAMES = Names("mlp.router", "mlp.experts", "gate_up_proj", "gate_up_proj", "down_proj")
 _GAIN = 1.702  # of transformers' configuration, where a checkpoint's does not say it
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -69,7 +65,7 @@ def from_config(fields: Config) -> ModelSpec:
         family="gpt_oss",
         rope=rope(_scaled(fields), theta=None),
         layout=layers,
-        modules=_MODULES,
+        table=GPT_OSS,
         kv_heads=kv_heads,
         head_dim=head_dim,
         ffn=experts.width,

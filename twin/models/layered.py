@@ -4,15 +4,17 @@ experts, refusals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from twin.errors import ConfigError
 from twin.models.config import Config, dtype
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
-from twin.models.formats import Role
 from twin.models.layers import HyperConnections, Layer
 from twin.models.mixers import DeltaNet, Mixer
+from twin.models.modules import Table
 from twin.models.quantized import stored_formats
+from twin.models.schemes import quantization_of
 from twin.models.spec import ModelSpec, Rope
 
 
@@ -22,15 +24,13 @@ def layered(
     family: str,
     rope: Rope,
     layout: Sequence[Layer],
-    modules: Mapping[Role, str],
+    table: Table,
     kv_heads: int,
     head_dim: int,
     ffn: int,
     hyper: HyperConnections | None = None,
 ) -> ModelSpec:
-    """A ModelSpec with a layout. `modules` names one module of each kind, for the exceptions of a
-    quantization.
-    """
+    """A ModelSpec with a layout. `table`: what its matrices are called in checkpoints."""
     config.require(
         "hidden_act",
         "silu",
@@ -46,7 +46,7 @@ def layered(
     config.require(
         "mlp_bias", False, (False,), "biases in dense feed-forward layers are not described"
     )
-    return ModelSpec(
+    spec = ModelSpec(
         name=config.name,
         family=family,
         layers=len(layout),
@@ -65,9 +65,9 @@ def layered(
         tied=config.flag("tie_word_embeddings", False),
         dtype=dtype(config),
         layout=tuple(layout),
-        stored=stored_formats(config, modules),
         hyper=hyper,
     )
+    return replace(spec, stored=stored_formats(config, spec, table, quantization_of(config)))
 
 
 def _all(layout: Sequence[Layer], what: str) -> bool:

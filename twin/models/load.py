@@ -38,12 +38,14 @@ from twin.models import (
     qwen3_next,
     smollm3,
 )
+from twin.models.beside import CONFIG as _CONFIG
+from twin.models.beside import read_config
 from twin.models.bounds import MOST_BYTES, quantity
 from twin.models.class_defaults import completed as with_defaults
 from twin.models.classes import check_classes
 from twin.models.config import Config, text_of
 from twin.models.decoder import Tensor, canonical_shape
-from twin.models.files import find, is_there, read_json
+from twin.models.files import find, is_there
 from twin.models.foreign import INSTEAD, format_of_file, format_of_folder
 from twin.models.formats import format_named
 from twin.models.gguf_config import completed, config_of
@@ -60,7 +62,6 @@ _OPTIONAL = ("notes", "published")
 # of names: models that are tuned otherwise, with the same configuration
 TUNINGS = ("-instruct", "-it", "-chat", "-base", "-hf")
 _FILES = (".json", ".gguf", ".safetensors")
-_CONFIG = "config.json"
 _CACHED = "models--"
 LONGEST_NAME = 64  # characters of what may be a name mistyped
 
@@ -198,7 +199,7 @@ def _load(text: str, path: Path, runs: bool) -> ModelSpec:
             raise ConfigError(
                 f"{path}: has no {_CONFIG}; give a Hugging Face folder or its {_CONFIG}"
             )
-        return from_config(read_json(file, ConfigError), _name(path.resolve()), runs=runs)
+        return from_config(read_config(file), _name(path.resolve()), runs=runs)
     if is_gguf(path):
         gguf = read_gguf(path)
         return completed(
@@ -209,7 +210,7 @@ def _load(text: str, path: Path, runs: bool) -> ModelSpec:
         # of the file itself: in the Hugging Face cache it links to one that is called by a hash
         home = path.parent.resolve()
         return from_config(
-            read_json(path, ConfigError),
+            read_config(path),
             _name(home if path.name == _CONFIG else home / path.stem),
             runs=runs,
         )

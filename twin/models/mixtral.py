@@ -7,15 +7,10 @@ from twin.models.config import Config, rope
 from twin.models.decoder import Tensor
 from twin.models.experts import Names
 from twin.models.feeds import ExpertFeed
-from twin.models.formats import Role
 from twin.models.layered import check_experts, feed_of, layered, layout
 from twin.models.mixers import GroupedAttention
+from twin.models.modules import MIXTRAL
 from twin.models.spec import ModelSpec
-
-_MODULES = {
-    Role.ATTENTION: "model.layers.0.self_attn.q_proj",
-    Role.EXPERT: "model.layers.0.block_sparse_moe.experts.0.w1",
-}
 
 _NAMES = Names("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2")
 
@@ -48,7 +43,7 @@ def from_config(fields: Config) -> ModelSpec:
         fields,
         family="mixtral",
         rope=rope(fields, theta=1.0e6),
-        modules=_MODULES,
+        table=MIXTRAL,
         layout=layout(fields, lambda i: attention, feed_of(fields, experts)),
         kv_heads=kv_heads,
         head_dim=head_dim,

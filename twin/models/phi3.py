@@ -12,6 +12,7 @@ import numpy.typing as npt
 from twin.models import decoder
 from twin.models.config import Config, rope
 from twin.models.decoder import Tensor, dense, matrix_shapes, no_windows
+from twin.models.modules import FUSED
 from twin.models.spec import ModelSpec, Rope, RopeScaling
 
 _THETA = 10000.0
@@ -35,7 +36,7 @@ def from_config(fields: Config) -> ModelSpec:
     fields.require("lm_head_bias", False, (False,), "biases of the LM head are not supported")
     window = fields.count("sliding_window") if "sliding_window" in fields else 0
     windows = (window,) * fields.count("num_hidden_layers") if window else no_windows(fields)
-    return dense(fields, family="phi3", rope=_rope(fields), windows=windows)
+    return dense(fields, family="phi3", rope=_rope(fields), windows=windows, table=FUSED)
 
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:

@@ -1,54 +1,73 @@
-"""What a `quantization_config` stores in which format, and the same model in another format."""
+"""What a `quantization_config` stores in which format, matrix by matrix, and the same model in
+another format.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from twin.errors import ConfigError
-from twin.models.config import Config, dtype
-from twin.models.foreign import INSTEAD
-from twin.models.formats import (
-    FP8_BLOCK,
-    FP8_BLOCK_E8M0,
-    FP32,
-    INT4_G32,
-    MXFP4,
-    NVFP4,
-    Format,
-    Formats,
-    Role,
-    format_named,
-)
-from twin.models.patterns import Patterns
+from twin.models.config import Config
+from twin.models.formats import FP32, Format, Formats, Role, format_named
+from twin.models.modules import HEAD, KEPT, PREFIXES, Module, Table, modules
+from twin.models.patterns import Patterns, Style, tells_experts_apart
 from twin.models.spec import ModelSpec
 from twin.text import shown
 
-# What quantization tools leave alone: tables, routers, and the small matrices whose outputs steer
-# everything else.
-_KEPT = (Role.EMBED, Role.HEAD, Role.ROUTER, Role.SMALL, Role.COMPRESS, Role.HYPER)
-_EXCEPTIONS = ("modules_to_not_convert", "ignore", "exclude_modules")
-_METHODS = ("fp8", "mxfp4", "compressed-tensors", "modelopt")
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Modules that a list of a configuration names."""
+
+    texts: tuple[str, ...] = ()
+    style: Style = Style.NAMES
 
 
-def stored_formats(config: Config, modules: Mapping[Role, str]) -> Formats | None:
-    """The formats of a configuration; None without quantization. `modules`: one module's name for
-    each kind of matrix of the family.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Modules that a quantization stores in one format: its targets, less what it leaves out."""
 
-    A kind is quantized unless the configuration's list of exceptions matches its module.
-    Hyper-connections are FP32.
+    format: Format
+    targets: Named | None = None  # None: all of `roles`
+    left_out: Named = Named()
+    roles: tuple[Role, ...] = tuple(role for role in Role if role not in KEPT)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """What a `quantization_config` says of matrices: of parts that claim a module the first has it.
+
+    `head`: the LM head is quantized unless something leaves it out, which the engine does not read.
     """
-    fields = config.part("quantization_config")
-    rest = format_named(dtype(config).value)
-    kept = Formats(rest, ((Role.HYPER, FP32),) if Role.HYPER in modules else ())
-    if fields is None:
+
+    parts: tuple[Part, ...]
+    head: bool = False
+
+    def lists(self) -> Iterator[Named]:
+        for part in self.parts:
+            yield part.left_out
+            if part.targets is not None:
+                yield part.targets
+
+
+def stored_formats(
+    config: Config, spec: ModelSpec, table: Table, quantization: Quantization | None
+) -> Formats | None:
+    """The formats of a model's matrices by kind; None without quantization. `table`: what they are
+    called in the family's checkpoints.
+
+    Raises ConfigError where two matrices of a kind differ, by their names. Hyper-connections are
+    FP32.
+    """
+    kept = Formats(format_named(spec.dtype.value), ((Role.HYPER, FP32),) if spec.hyper else ())
+    if quantization is None:
         return kept if kept.chosen else None
-    format = _format(fields)
-    fields.ignored()
-    left_out = Patterns(fields.name, [text for key in _EXCEPTIONS for text in fields.texts(key)])
-    for role, module in modules.items():
-        if role not in _KEPT and not left_out.match(module):
-            kept = kept.with_role(role, format)
+    judge = _Judge(config, spec, table, quantization)
+    judge.check_head()
+    for role, format in judge.by_role().items():
+        kept = kept if format is None else kept.with_role(role, format)
+    judge.check_lists()
     return kept
 
 
@@ -58,58 +77,118 @@ def requantized(spec: ModelSpec, format: Format) -> ModelSpec:
     """
     stored = spec.formats
     for role in Role:
-        if role not in _KEPT:
+        if role not in KEPT:
             stored = stored.with_role(role, format)
     return replace(spec, name=f"{spec.name}@{format.name}", stored=stored)
 
 
-def _format(fields: Config) -> Format:
-    method = fields.text("quant_method")
-    if method not in _METHODS:
-        raise fields.refuse("quant_method", " or ".join(_METHODS), INSTEAD)
-    if method == "mxfp4":
-        return MXFP4
-    return _fp8(fields) if method == "fp8" else _grouped(fields)
+class _Judge:
+    """Every matrix of every layer, by what a quantization says of it."""
+
+    def __init__(
+        self, config: Config, spec: ModelSpec, table: Table, quantization: Quantization
+    ) -> None:
+        self.config, self.spec, self.quantization = config, spec, quantization
+        self.owner = f"{config.name}: quantization_config"
+        lists = [named for named in dict.fromkeys(quantization.lists()) if named.texts]
+        apart = any(tells_experts_apart(named.texts, named.style) for named in lists)
+        self.modules = list(modules(spec, table, each_expert=apart))
+        self.known = {word for name in table.values() for word in name.split(".")}
+        tried = len(self.modules) * len(PREFIXES)
+        self.patterns = {
+            named: Patterns(self.owner, named.texts, named.style, tried) for named in lists
+        }
+
+    def of(self, module: Module) -> Format | None:
+        """The format of a module; None: it is left as it was."""
+        for part in self.quantization.parts:
+            if module.role in part.roles and self._claims(part, module.names):
+                return part.format
+        return None
+
+    def by_role(self) -> dict[Role, Format | None]:
+        """Raises ConfigError where one kind has two formats."""
+        first: dict[Role, tuple[Module, Format | None]] = {}
+        for module in self.modules:
+            found = self.of(module)
+            other, format = first.setdefault(module.role, (module, found))
+            if found != format:
+                plain = self.spec.dtype.value
+                raise ConfigError(
+                    f"{self.owner}: stores {other.name} in {format.name if format else plain} and "
+                    f"{module.name} in {found.name if found else plain}; allowed: one format for "
+                    f"all matrices of a kind ({module.role.value}); use another checkpoint"
+                )
+        return {role: format for role, (_, format) in first.items()}
+
+    def check_head(self) -> None:
+        """The engine multiplies the head in 16 bits."""
+        names = (HEAD, *(prefix + HEAD for prefix in PREFIXES if prefix), "head")
+        if self.quantization.head and any(self._claims(p, names) for p in self.quantization.parts):
+            raise ConfigError(
+                f"{self.owner}: leaves {HEAD} quantized; allowed: a list of exceptions (ignore) "
+                f"with {HEAD!r}, because the engine multiplies the head in 16 bits; use another "
+                "checkpoint"
+            )
+
+    def check_lists(self) -> None:
+        """Raises ConfigError for the name of a matrix in a spelling that we do not know, or that
+        its method takes for nothing.
+        """
+        every = {name for module in self.modules for name in module.names}
+        for named in self.patterns:
+            for text in named.texts:
+                if self._spelt_otherwise(text) and not _hits(text, named.style, every):
+                    raise ConfigError(
+                        f"{self.owner}: names {shown(text)}, which is no matrix of this model; "
+                        f"allowed: {', '.join(sorted(self._examples()))} and so on; correct the "
+                        "name, or use another checkpoint"
+                    )
+
+    def _examples(self) -> set[str]:
+        return {PREFIXES[0] + module.name for module in self.modules[:2]}
+
+    def _claims(self, part: Part, names: Sequence[str]) -> bool:
+        if part.targets is not None and not self._in(part.targets, names):
+            return False
+        return not self._in(part.left_out, names)
+
+    def _in(self, named: Named, names: Sequence[str]) -> bool:
+        return named in self.patterns and self.patterns[named].any(names)
+
+    def _spelt_otherwise(self, text: str) -> bool:
+        """Of a name of a decoder's layer or matrix, not of a tower, a draft or a norm: is it called
+        otherwise than here? A matrix that this layer only lacks is not.
+        """
+        parts = text.strip("*.").split(".")
+        if text.startswith("re:") or "layers" not in parts or _ELSEWHERE & set(_words(text)):
+            return False
+        at = parts.index("layers")
+        number, last = "".join(parts[at + 1 : at + 2]), parts[-1]
+        if number.isdecimal() and int(number) >= self.spec.layers:
+            return False  # a draft
+        before = ".".join(parts[:at])
+        known = f"{before}." if before else "", f"{before.lstrip('*')}."
+        if last in _FUSED - self.known or (last in _WHOLE and not text.endswith("*")):
+            return True
+        return not set(known) & set(PREFIXES) and (last == number or last in self.known)
 
 
-def _fp8(fields: Config) -> Format:
-    if fields.wholes("weight_block_size") != (128, 128):
-        raise fields.refuse("weight_block_size", "[128, 128]")
-    scale = fields.text("scale_fmt", "float")
-    if scale not in ("float", "ue8m0"):
-        raise fields.refuse("scale_fmt", "float or ue8m0")
-    return FP8_BLOCK_E8M0 if scale == "ue8m0" else FP8_BLOCK
+_FUSED = {"qkv_proj", "gate_up_proj"}
+_WHOLE = {"attn", "self_attn", "mlp", "experts"}  # of which compressed-tensors takes no name
+_ELSEWHERE = {
+    *("vision", "visual", "image", "audio", "video", "speech", "encoder", "projector", "mtp"),
+    *("draft", "eagle", "medusa", "merger", "perceiver", "aligner", "resampler", "tower"),
+}
 
 
-def _grouped(fields: Config) -> Format:
-    """compressed-tensors and modelopt say bits and group size of the first group of modules."""
-    groups = fields.part("config_groups")
-    weights = _first_group(groups).part("weights") if groups and groups.values else None
-    if weights is None:
-        raise ConfigError(
-            f"{fields.name}: config_groups has no group with weights; allowed: one group; take it "
-            "from the model's config.json"
-        )
-    bits, size, kind = (
-        weights.count("num_bits"),
-        weights.count("group_size"),
-        weights.text("type", "int"),
-    )
-    known = {(4, 32, "int"): INT4_G32, (4, 16, "float"): NVFP4}
-    if (bits, size, kind) not in known:
-        allowed = "int of 4 bits in groups of 32, float of 4 bits in groups of 16"
-        raise ConfigError(
-            f"{weights.name}: {shown(kind)} of {bits} bits in groups of {size}; allowed: "
-            f"{allowed}; use another checkpoint"
-        )
-    return known[bits, size, kind]
+def _words(text: str) -> list[str]:
+    return text.replace(".", "_").split("_")
 
 
-def _first_group(groups: Config) -> Config:
-    key, value = next(iter(groups.values.items()))
-    name = f"{groups.name}: {shown(key)}"
-    if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"{name} is {shown(value)}; allowed: a mapping; take it from the model's config.json"
-        )
-    return Config(name, value)
+def _hits(text: str, style: Style, every: set[str]) -> bool:
+    """Whether one text of a list names any of these."""
+    if text in every:
+        return True
+    alone = Patterns("", (text,), style)
+    return any(map(alone.match, every))

@@ -9,14 +9,13 @@ from twin.models.config import Config, rope
 from twin.models.decoder import Tensor
 from twin.models.experts import Names
 from twin.models.feeds import ExpertFeed
-from twin.models.formats import Role
 from twin.models.layered import check_experts, feed_of, layered, layout
 from twin.models.mixers import GroupedAttention
+from twin.models.modules import QWEN_EXPERTS
 from twin.models.qwen2 import windows
-from twin.models.qwen3_moe import MODULES, dense_layers, routed
+from twin.models.qwen3_moe import dense_layers, routed
 from twin.models.spec import ModelSpec
 
-SHARED_MODULE = "model.layers.0.mlp.shared_expert.gate_proj"
 NAMES = Names(
     *("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"),
     shared="mlp.shared_expert",
@@ -57,7 +56,7 @@ def from_config(fields: Config) -> ModelSpec:
                 dense_layers=dense_layers(fields),
             ),
         ),
-        modules=MODULES | {Role.SHARED: SHARED_MODULE},
+        table=QWEN_EXPERTS,
         kv_heads=kv_heads,
         head_dim=head_dim,
         ffn=experts.width,

@@ -7,18 +7,12 @@ from twin.models.config import Config, rope
 from twin.models.decoder import Tensor, layer_types
 from twin.models.experts import Names
 from twin.models.feeds import ExpertFeed
-from twin.models.formats import Role
 from twin.models.layered import check_experts, feed_of, layered, layout
 from twin.models.mixers import GroupedAttention
+from twin.models.modules import QWEN_EXPERTS
 from twin.models.spec import ModelSpec
 
 _SAVED = "num_local_experts"
-MODULES = {
-    Role.ATTENTION: "model.layers.0.self_attn.q_proj",
-    Role.DENSE: "model.layers.0.mlp.gate_proj",
-    Role.EXPERT: "model.layers.0.mlp.experts.0.gate_proj",
-}
-
 _NAMES = Names("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj")
 
 
@@ -64,7 +58,7 @@ def from_config(fields: Config) -> ModelSpec:
         family="qwen3_moe",
         rope=rope(fields, theta=None),
         layout=layers,
-        modules=MODULES,
+        table=QWEN_EXPERTS,
         kv_heads=kv_heads,
         head_dim=head_dim,
         ffn=experts.width,

@@ -13,18 +13,13 @@ from twin.errors import ConfigError
 from twin.models import decoder, gemma, linear
 from twin.models.config import Config, rope
 from twin.models.decoder import Tensor
-from twin.models.formats import Role
 from twin.models.layered import check_experts, feed_of, kinds_of_layers, layered, layout
 from twin.models.mixers import DeltaNet, GroupedAttention, Mixer
-from twin.models.qwen2_moe import NAMES, SHARED_MODULE, with_shared
-from twin.models.qwen3_moe import MODULES, dense_layers
+from twin.models.modules import QWEN_EXPERTS
+from twin.models.qwen2_moe import NAMES, with_shared
+from twin.models.qwen3_moe import dense_layers
 from twin.models.spec import ModelSpec
 
-_MODULES = MODULES | {
-    Role.ATTENTION: "model.layers.0.linear_attn.in_proj_qkvz",
-    Role.SMALL: "model.layers.0.linear_attn.in_proj_ba",
-    Role.SHARED: SHARED_MODULE,
-}
 _LINEAR, _FULL = "linear_attention", "full_attention"
 SHARE = 0.25  # of a head that is rotated; the class default
 BESIDE = ("mtp.",)  # a draft layer, which is no part of the model
@@ -99,7 +94,7 @@ def from_config(fields: Config) -> ModelSpec:
         family="qwen3_next",
         rope=replace(turned, rotated=_rotated(fields, full.head_dim)),
         layout=layout(fields, lambda i: mixers[kinds[i]], feed),
-        modules=_MODULES,
+        table=QWEN_EXPERTS,
         kv_heads=full.kv_heads,
         head_dim=full.head_dim,
         ffn=experts.width,

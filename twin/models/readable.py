@@ -16,9 +16,6 @@ and the head stay in 16 bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from twin.models.config import Config, dtype, refuse_quantized
 from twin.models.formats import (
     FP8,
@@ -28,56 +25,73 @@ from twin.models.formats import (
     MXFP4,
     NVFP4,
     Format,
-    Formats,
-    Role,
-    format_named,
 )
-from twin.models.patterns import Patterns
+from twin.models.patterns import Style
+from twin.models.quantized import Named, Part, Quantization
+from twin.models.schemes import MADE, OF_GROUP, OF_WEIGHTS, refuse_caches
 from twin.models.spec import DType
 
-MODULES = {
-    Role.ATTENTION: "model.layers.0.self_attn.q_proj",
-    Role.DENSE: "model.layers.0.mlp.gate_proj",
-}
-HEAD = "lm_head"
 _FORMATS = ("int-quantized", "float-quantized", "naive-quantized")
 _FOUR_BITS = ("pack-quantized", "mxfp4-pack-quantized", "nvfp4-pack-quantized")
-_EXCEPTIONS = ("modules_to_not_convert", "ignore")
+_MADE = (  # how a checkpoint was made, and with which kernels others run it
+    *MADE,
+    *("damp_percent", "damp_auto_increment", "dataset", "tokenizer", "true_sequential", "meta"),
+    *("static_groups", "mse", "model_seqlen", "use_cuda_fp16", "use_exllama", "disable_exllama"),
+    *("exllama_config", "max_input_length", "cache_block_outputs", "batch_size", "pack_dtype"),
+    *("module_name_preceding_first_block", "block_name_to_quantize", "pad_token_id", "backend"),
+    *("model_file_base_name", "model_name_or_path", "do_fuse", "fuse_max_seq_len", "adapter"),
+    *("modules_to_fuse", "autoround_version", "iters", "nsamples", "lr", "seqlen", "scale_dtype"),
+    *("low_gpu_mem_usage", "enable_minmax_tuning", "enable_quanted_input", "train_bs", "minmax_lr"),
+    *("gradient_accumulate_steps", "amp", "not_use_best_mse", "data_type"),
+)
 
 
-def dense_formats(config: Config) -> Formats | None:
-    """The formats of a dense model's matrices; None without quantization. Raises ConfigError for
-    what is not read.
+def dense_quantization(config: Config) -> Quantization | None:
+    """What a dense model's `quantization_config` says; None without. Raises ConfigError for what is
+    not read.
     """
     fields = config.part("quantization_config")
     if fields is None:
         return None
-    fields.ignored()
-    if fields.values.get("quant_method") == "gptq" and fields.values.get("desc_act"):
+    if fields.get("quant_method") == "gptq" and fields.get("desc_act"):
         raise fields.refuse(
             "desc_act",
             "false: with act-order the columns of a group are no neighbours",
             "use a checkpoint without act-order",
         )
-    format = _format(fields.values, dtype(config))
+    format = _format(fields, dtype(config))
     if format is None:
         refuse_quantized(config)
         raise AssertionError("refused")
-    left_out = Patterns(fields.name, [text for key in _EXCEPTIONS for text in fields.texts(key)])
-    if fields.values["quant_method"] == "compressed-tensors" and not left_out.match(HEAD):
-        raise fields.refuse(
-            "ignore",
-            f"a list with {HEAD!r}: the engine multiplies the head in 16 bits",
-            "use another checkpoint",
-        )
-    rest = format_named(dtype(config).value)
-    return Formats(
-        rest,
-        tuple((role, format) for role, module in MODULES.items() if not left_out.match(module)),
-    )
+    refuse_caches(fields)
+    fields.unused(*_MADE)
+    part = Part(format, None, _left_out(fields))
+    return Quantization((part,), head=fields.get("quant_method") == "compressed-tensors")
 
 
-def _format(fields: Mapping[str, Any], scales: DType) -> Format | None:
+def _left_out(fields: Config) -> Named:
+    """Of compressed-tensors exact names and expressions; of GPTQ expressions behind "-:"; of the
+    others names or expressions as transformers takes them.
+    """
+    if fields.get("quant_method") == "compressed-tensors":
+        return Named(fields.texts("ignore"), Style.EXACT)
+    if fields.get("quant_method") != "gptq":
+        return Named(fields.texts("modules_to_not_convert"), Style.BOUNDED)
+    dynamic = fields.part("dynamic")
+    if dynamic is None:
+        return Named()
+    for text in dynamic.values:
+        if not text.startswith("-:"):
+            raise dynamic.refuse(
+                text,
+                "expressions behind '-:', whose modules stay in 16 bits",
+                "use a checkpoint whose layers all have the same bits and groups",
+            )
+    dynamic.unused(*dynamic)
+    return Named(tuple(text.removeprefix("-:") for text in dynamic), Style.EXPRESSIONS)
+
+
+def _format(fields: Config, scales: DType) -> Format | None:
     match fields.get("quant_method"):
         case "fp8":
             known = (
@@ -98,7 +112,7 @@ def _format(fields: Mapping[str, Any], scales: DType) -> Format | None:
         case "gptq":
             known = fields.get("bits") == 4 and fields.get("lm_head", False) is False
             known = known and fields.get("checkpoint_format", "gptq") in ("gptq", "gptq_v2")
-            known = known and not fields.get("dynamic") and type(fields.get("sym")) is bool
+            known = known and type(fields.get("sym")) is bool
             zeros = fields.get("sym") is False
             return _int4(fields.get("group_size"), zeros=zeros, scales=scales) if known else None
         case _:
@@ -111,16 +125,18 @@ def _int4(wide: object, *, zeros: bool, scales: DType) -> Format | None:
     return next((form for form in INT4 if form.name == name and type(wide) is int), None)
 
 
-def _grouped(fields: Mapping[str, Any], scales: DType) -> Format | None:
-    groups = fields.get("config_groups")
-    if not isinstance(groups, dict) or len(groups) != 1:
+def _grouped(fields: Config, scales: DType) -> Format | None:
+    groups = fields.part("config_groups")
+    if groups is None or len(groups.values) != 1:
         return None
-    group = next(iter(groups.values()))
-    weights = group.get("weights") if isinstance(group, dict) else None
-    if not isinstance(weights, dict) or group.get("targets") != ["Linear"]:
+    group = groups.part(*groups.values)
+    weights = group.part("weights") if group else None
+    if group is None or weights is None or group.get("targets") != ["Linear"]:
         return None
+    group.unused(*OF_GROUP)
+    weights.unused(*OF_WEIGHTS)
     if fields.get("format") in _FOUR_BITS:
-        return _four_bits(str(fields["format"]), weights, scales)
+        return _four_bits(str(fields.get("format")), weights, scales)
     plain = (
         weights.get("symmetric", True) is True
         and not weights.get("dynamic")
@@ -135,7 +151,7 @@ def _grouped(fields: Mapping[str, Any], scales: DType) -> Format | None:
     return {"int": INT8, "float": FP8}.get(str(weights.get("type", "int")))
 
 
-def _four_bits(layout: str, weights: Mapping[str, Any], scales: DType) -> Format | None:
+def _four_bits(layout: str, weights: Config, scales: DType) -> Format | None:
     """Of compressed-tensors. The order of columns may have been chosen by their weights, not so
     that groups are of columns far apart (`actorder` "group").
     """

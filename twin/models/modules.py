@@ -1,0 +1,127 @@
+"""What the matrices of a model are called in checkpoints of its family: the names that
+configurations of a quantization use.
+
+A table takes the name of a Weight to that of a module in its layer; "{}" stands for an expert's
+number, and names of a mixer other than softmax attention have its kind before them. Matrices that
+no quantization touches (`KEPT`) need no name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from twin.models.formats import Role
+from twin.models.mixers import DeltaNet
+from twin.models.spec import ModelSpec
+from twin.models.weight import Weight
+
+Table = Mapping[str, str]
+# What quantization tools leave alone: tables, routers, and the small matrices whose outputs steer
+# everything else.
+KEPT = (Role.EMBED, Role.HEAD, Role.ROUTER, Role.SMALL, Role.COMPRESS, Role.HYPER)
+HEAD = "lm_head"
+# Before "layers.N": as text models are published, and as they are called within others.
+PREFIXES = (
+    *("model.", "", "language_model.model.", "model.language_model.", "language_model."),
+    *("model.language_model.model.", "model.text_model."),
+)
+
+
+def of_experts(experts: str, gate: str, up: str, down: str) -> dict[str, str]:
+    """Names of routed experts' matrices, each expert by its number in `experts`."""
+    names = {"gate": gate, "up": up, "down": down}
+    return {f"experts.{key}": f"{experts}.{{}}.{name}" for key, name in names.items()}
+
+
+def of_shared(shared: str, gate: str, up: str, down: str) -> dict[str, str]:
+    """Names of the matrices of shared experts, which stand together."""
+    names = {"gate": gate, "up": up, "down": down}
+    return {f"shared_{key}": f"{shared}.{name}" for key, name in names.items()}
+
+
+_GATED = ("gate_proj", "up_proj", "down_proj")
+DENSE: Table = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+FUSED: Table = {
+    **dict.fromkeys("qkv", "self_attn.qkv_proj"),
+    "o": DENSE["o"],
+    **dict.fromkeys(("gate", "up"), "mlp.gate_up_proj"),
+    "down": DENSE["down"],
+}
+QWEN_EXPERTS: Table = {
+    **DENSE,
+    **of_experts("mlp.experts", *_GATED),
+    **of_shared("mlp.shared_expert", *_GATED),
+    "delta.qkvz": "linear_attn.in_proj_qkvz",
+    "delta.o": "linear_attn.out_proj",
+}
+LATENT: Table = {
+    "q_a": "self_attn.q_a_proj",
+    "q_b": "self_attn.q_b_proj",
+    "q": DENSE["q"],
+    "kv_a": "self_attn.kv_a_proj_with_mqa",
+    **dict.fromkeys(("k_up", "v_up"), "self_attn.kv_b_proj"),
+    "o": DENSE["o"],
+    **{key: DENSE[key] for key in ("gate", "up", "down")},
+    **of_experts("mlp.experts", *_GATED),
+    **of_shared("mlp.shared_experts", *_GATED),
+}
+MIXTRAL: Table = {**DENSE, **of_experts("block_sparse_moe.experts", "w1", "w3", "w2")}
+# its experts are one module
+GPT_OSS: Table = {
+    **DENSE,
+    **dict.fromkeys(("experts.gate", "experts.up", "experts.down"), "mlp.experts"),
+}
+COMPRESSED: Table = {
+    "q_a": "attn.wq_a",
+    "q_b": "attn.wq_b",
+    "kv": "attn.wkv",
+    "o_a": "attn.wo_a",
+    "o_b": "attn.wo_b",
+    "index_q": "attn.indexer.wq_b",
+    **of_experts("ffn.experts", "w1", "w3", "w2"),
+    **of_shared("ffn.shared_experts", "w1", "w3", "w2"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A matrix of a layer: its kind, and its name below the prefixes."""
+
+    role: Role
+    name: str  # "layers.3.mlp.experts.7.gate_proj"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that it may be called."""
+        return tuple(prefix + self.name for prefix in PREFIXES)
+
+
+def modules(spec: ModelSpec, table: Table, *, each_expert: bool) -> Iterator[Module]:
+    """The modules of all layers that a quantization may touch; of experts the first one of a layer,
+    unless `each_expert`.
+    """
+    for index in range(spec.layers):
+        delta = isinstance(spec.layer(index).mixer, DeltaNet)
+        found: dict[str, Weight] = {}
+        for weight in spec.layer_weights(index):
+            if weight.role not in KEPT:
+                found.setdefault(table[_key(weight, delta)], weight)
+        for name, weight in found.items():
+            count = weight.experts if each_expert and "{}" in name else 1
+            for expert in range(count):
+                yield Module(weight.role, f"layers.{index}.{name.format(expert)}")
+
+
+def _key(weight: Weight, delta: bool) -> str:
+    if weight.role is Role.EXPERT:
+        return f"experts.{weight.name}"
+    return f"delta.{weight.name}" if delta and weight.role is Role.ATTENTION else weight.name
