@@ -167,7 +167,7 @@ def test_a_list_that_names_all_experts_alike_is_judged_by_one(style: Style) -> N
         for layer in range(2, LAYERS):
             of_layer = [f"model.layers.{layer}.mlp.experts.{e}.up_proj" for e in range(EXPERTS)]
             assert len({patterns.match(name) for name in of_layer}) == 1, texts
-    assert seen > 10
+    assert seen > 3
 
 
 def test_groups_of_modules_have_their_own_formats() -> None:

@@ -138,7 +138,7 @@ class _Judge:
         every = {name for module in self.modules for name in module.names}
         for named in self.patterns:
             for text in named.texts:
-                if self._spelt_otherwise(text) and not _hits(text, named.style, every):
+                if self._spelt_otherwise(text, named.style) and not _hits(text, named.style, every):
                     raise ConfigError(
                         f"{self.owner}: names {shown(text)}, which is no matrix of this model; "
                         f"allowed: {', '.join(sorted(self._examples()))} and so on; correct the "
@@ -156,7 +156,7 @@ class _Judge:
     def _in(self, named: Named, names: Sequence[str]) -> bool:
         return named in self.patterns and self.patterns[named].any(names)
 
-    def _spelt_otherwise(self, text: str) -> bool:
+    def _spelt_otherwise(self, text: str, style: Style) -> bool:
         """Of a name of a decoder's layer or matrix, not of a tower, a draft or a norm: is it called
         otherwise than here? A matrix that this layer only lacks is not.
         """
@@ -169,7 +169,7 @@ class _Judge:
             return False  # a draft
         before = ".".join(parts[:at])
         known = f"{before}." if before else "", f"{before.lstrip('*')}."
-        if last in _FUSED - self.known or (last in _WHOLE and not text.endswith("*")):
+        if last in _FUSED - self.known or (last in _WHOLE and style is Style.EXACT):
             return True
         return not set(known) & set(PREFIXES) and (last == number or last in self.known)
 

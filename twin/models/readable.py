@@ -9,9 +9,8 @@ this.
 - AWQ (`gemm`) and GPTQ in 4 bits and such groups. GPTQ with act-order is refused: neighbours of a
   row do not share a scale there.
 
-Everything else is refused by name (`foreign.py`). Layers that are left out must be whole kinds of
-matrices; a checkpoint where single layers differ is refused when its tensors are looked at. Tables
-and the head stay in 16 bits.
+Everything else is refused by name (`foreign.py`). Matrices that are left out must be whole kinds
+(`quantized.py`). Tables and the head stay in 16 bits.
 """
 
 from __future__ import annotations
