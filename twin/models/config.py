@@ -12,7 +12,13 @@ from twin.models.spec import DType, Rope, RopeScaling, RopeStyle
 from twin.models.yarn import magnitude
 from twin.text import shown
 
+LONGEST_KEY = 64  # characters; those that families have are shorter
 _DTYPES = {"float16": DType.FP16, "bfloat16": DType.BF16, "float32": DType.FP32}
+
+
+def spelt(key: str) -> str:
+    """A key in an error: as it is written, unless it could be anything."""
+    return key if key.isidentifier() and len(key) <= LONGEST_KEY else shown(key)
 
 
 @dataclass(slots=True)
@@ -69,7 +75,7 @@ class Config:
         for key in self:
             part, value = self.record.parts.get(key), self.values[key]
             if part is not None and isinstance(value, Mapping):
-                yield from Config(f"{self.name}: {key}", value, part).unread()
+                yield from Config(f"{self.name}: {spelt(key)}", value, part).unread()
             elif key not in self.record.keys:
                 yield self, key
 
@@ -81,7 +87,8 @@ class Config:
     ) -> ConfigError:
         """The error for a field whose value cannot be used."""
         return ConfigError(
-            f"{self.name}: {key} is {shown(self.values.get(key))}; allowed: {allowed}; {next_step}"
+            f"{self.name}: {spelt(key)} is {shown(self.values.get(key))}; allowed: {allowed}; "
+            f"{next_step}"
         )
 
     def count(self, key: str, default: int | None = None) -> int:
@@ -171,7 +178,8 @@ class Config:
         value = self.values[key]
         if not isinstance(value, Mapping):
             raise self.refuse(key, "a mapping or null")
-        return Config(f"{self.name}: {key}", value, self.record.parts.setdefault(key, Record()))
+        record = self.record.parts.setdefault(key, Record())
+        return Config(f"{self.name}: {spelt(key)}", value, record)
 
     def require(
         self, key: str, default: object, allowed: tuple[object, ...], next_step: str

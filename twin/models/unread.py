@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from twin.errors import ConfigError
-from twin.models.config import Config
+from twin.models.config import Config, spelt
 from twin.text import shown
 
 IRRELEVANT: dict[str, tuple[str, ...]] = {  # by the reason why nothing computed depends on them
@@ -150,7 +150,7 @@ def refuse_unread(config: Config, kind: str) -> None:
     known to change nothing.
     """
     left = [
-        (where.name.removeprefix(f"{config.name}: "), key, where.values[key])
+        (where.name.removeprefix(f"{config.name}: "), spelt(key), where.values[key])
         for where, key in config.unread()
         if not _passes(key, where.values[key])
     ]
