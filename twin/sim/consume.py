@@ -177,7 +177,7 @@ def untouched(plan: Plan, device: Device) -> list[str]:
     codes = [
         field.name
         for field in dataclasses.fields(Codes)
-        if field.name.removesuffix("_bytes_per_s") not in cores
+        if device.codes and field.name.removesuffix("_bytes_per_s") not in cores
     ]
     return [*(f"warps.{name}" for name in idle), *(f"codes.{name}" for name in codes)]
 
