@@ -154,7 +154,7 @@ def test_parts_that_mean_nothing_are_refused(
         ("gptq", {"desc_act": True}, "act-order"),
         ("gptq", {"bits": 3}, "GPTQ"),
         ("gptq", {"group_size": -1}, "GPTQ"),
-        ("gptq", {"dynamic": {"-:.*down.*": {}}}, "GPTQ"),
+        ("gptq", {"dynamic": {"-:.*down.*": {}}}, "down_proj"),
         ("gptq", {"lm_head": True}, "GPTQ"),
         ("awq", {"version": "gemv"}, "AWQ"),
         ("awq", {"zero_point": False}, "AWQ"),
