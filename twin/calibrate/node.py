@@ -15,7 +15,8 @@ from typing import Any
 from twin.calibrate import store
 from twin.hardware.activity import usable
 from twin.hardware.derive import follow, followed
-from twin.hardware.load import load_device, load_node
+from twin.hardware.load import links_as, load_device, load_node, overlay_of
+from twin.hardware.overlay import overlaid
 from twin.hardware.override import apply_fit, numbers, resolve
 from twin.hardware.types import HOST, Device, Kind, Node, Number
 
@@ -34,6 +35,10 @@ def calibrated_node(name: str) -> Node:
 
 def with_links(node: Node) -> Node:
     """The node with the fit of its links, or with what those of others say."""
+    if (other := links_as(node)) is not None:
+        links = numbers(calibrated_node(other))
+        fit = {path: n for path, n in links.items() if path.startswith("link.")}
+        return apply_fit(node, {path: _as_of(other, number) for path, number in fit.items()})
     like: dict[str, Number] = {}
     for found in _like_others(node).values():
         like |= found
@@ -100,6 +105,8 @@ def following(device: Device) -> Device:
     """A device on file without a fit of its own: what is like another part follows that part's
     fit.
     """
+    if overlay := overlay_of(device.name):
+        return overlaid(overlay, calibrated(load_device(overlay.device)))
     for name in followed(device):
         on_file = load_device(name)
         device = follow(device, calibrated(on_file), on_file)

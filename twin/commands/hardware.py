@@ -8,7 +8,7 @@ from pathlib import Path
 from twin.calibrate.validate import calibrated_node
 from twin.commands.arguments import Subparsers, command, file_to_write
 from twin.commands.output import emit
-from twin.errors import ConfigError
+from twin.errors import ConfigError, HardwareError
 from twin.files import write
 from twin.hardware.floor import ceiling
 from twin.hardware.load import FILES, counted, device_names, load_device, node_names, own_device
@@ -27,7 +27,7 @@ EXAMPLES = """\
   twin hardware 8xmi300x         the same for a node, with its links
   twin hardware cerebras-cs3     a machine that holds weights on chip: numbers and speeds
   twin hardware host --json      this computer, for machines
-  twin hardware --new my-part.yaml --like h200-sxm
+  twin hardware --new my-part.yaml --like h200-sxm --set block.clock=+10%
   twin hardware ./my-gpu.yaml    a file of your own; every command takes it where a node is named"""
 
 
@@ -36,7 +36,7 @@ def add(commands: Subparsers) -> None:
         commands,
         "hardware",
         run,
-        usage="[DEVICE] [--new [FILE] --like DEVICE] [--json]",
+        usage="[DEVICE] [--new [FILE] --like DEVICE [--set NUMBER=VALUE]] [--json]",
         summary="list devices, show one's numbers with kind and source, or begin a new one",
         text="A number is measured, fitted, datasheet, third-party, vendor, unbound (in a fit "
         "whose probes do not tell it) or assumed, in this order of trust. Machines that hold "
@@ -58,11 +58,19 @@ def add(commands: Subparsers) -> None:
         type=file_to_write,
         help="write a device file of your own to begin with (default my-gpu.yaml); needs --like",
     )
-    parser.add_argument("--like", metavar="DEVICE", help="with --new: whose numbers to begin with")
+    parser.add_argument("--like", metavar="DEVICE", help="with --new: the part that it is like")
+    parser.add_argument(
+        "--set",
+        metavar="NUMBER=VALUE",
+        action="append",
+        default=[],
+        dest="changes",
+        help="with --new: what it has otherwise, such as memory.stream='12 TB/s'; may be repeated",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.new is not None or args.like is not None:
+    if args.new is not None or args.like is not None or args.changes:
         return _new(args)
     if args.device is None:
         return _list(args)
@@ -106,11 +114,15 @@ def _new(args: argparse.Namespace) -> int:
         )
     if args.new.exists():
         raise ConfigError(f"--new {shown_text(args.new)}: is there already; choose another name")
-    write({args.new: template(args.new, args.like)})
-    device, family = own_device(args.new)  # what was written can be read
+    write({args.new: template(args.new, args.like, args.changes)})
+    try:
+        device, family = own_device(args.new)  # what was written can be read
+    except HardwareError:
+        args.new.unlink()
+        raise
     told = (
-        f"{args.new}: {device.name}, the numbers of {args.like}\nedit it, then: "
-        f"twin hardware {args.new}; twin simulate llama-3.1-8b {args.new}"
+        f"{args.new}: {device.name}, like {args.like} but for {len(args.changes)} numbers\nedit "
+        f"it, then: twin hardware {args.new}; twin simulate llama-3.1-8b {args.new}"
     )
     emit(args, {"file": str(args.new), "name": device.name, "gpus": list(family.links)}, told)
     return 0

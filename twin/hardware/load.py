@@ -13,6 +13,7 @@ from twin.errors import ConfigError, HardwareError
 from twin.files import expanded, resolved
 from twin.hardware.derive import follow, read_kinship, with_followers
 from twin.hardware.host import detect_host
+from twin.hardware.overlay import Overlay, is_overlay, overlaid, read_overlay
 from twin.hardware.override import IDLE, numbers
 from twin.hardware.schema import build, check_blocks, check_keys, text
 from twin.hardware.types import HOST, Device, Link, Node, Number
@@ -142,11 +143,40 @@ def own_device(path: Path) -> tuple[Device, Family]:
             f"{path}: name: {device.name} is also the name of {_own[device.name]}; rename one"
         )
     section = data.get(SECTION)
+    if section is None and is_overlay(data):
+        return device, Family(device.name, (), _links_of(on_file(str(data["like"])) or ""))
     if section is None:
         return device, Family(device.name, (), {1: None})
     keys = ["gpus", "link"]
     section = check_keys(section, path, SECTION, required=["gpus"], allowed=keys)
     return device, Family(device.name, (), _links(section, path))
+
+
+def overlay_of(name: str) -> Overlay | None:
+    """What a device of a user's file is like and changes, where the file says no more."""
+    if name not in _own:
+        return None
+    data = _own_parts(_own[name])
+    return read_overlay(data, _own[name]) if is_overlay(data) else None
+
+
+def links_as(node: Node) -> str | None:
+    """The node on file whose links one of a user's device has, where the file says no others."""
+    overlay = overlay_of(node.device.name)
+    if overlay is None or node.gpus == 1 or SECTION in _yaml(_own[node.device.name]):
+        return None
+    return f"{node.gpus}x{on_file(overlay.device)}"
+
+
+def _own_parts(path: Path) -> dict[str, object]:
+    """A device file without its section on nodes."""
+    return {key: value for key, value in _yaml(path).items() if key != SECTION}
+
+
+def _links_of(device: str) -> dict[int, Link | None]:
+    """As nodes of a device on file have them."""
+    family = _families().get(device)
+    return family.links if family else {1: None}
 
 
 def _own_nodes(path: Path, data: Mapping[str, object]) -> tuple[Device, Family]:
@@ -184,8 +214,10 @@ def read_device(path: Path) -> Device:
 
     What it leaves out because it is `like` another part follows from that part's file.
     """
-    data = dict(_yaml(path))
-    data.pop(SECTION, None)
+    data = _own_parts(path)
+    if is_overlay(data):
+        overlay = read_overlay(data, path)
+        return _named(overlaid(overlay, _base(overlay)), path)
     kinship = read_kinship(data.pop("like"), path) if "like" in data else None
     if kinship is None:
         device = build(Device, data, path)
@@ -194,11 +226,7 @@ def read_device(path: Path) -> Device:
         device = follow(
             build(Device, with_followers(data, kinship, reference), path), reference, reference
         )
-    if device.name != path.stem:
-        raise HardwareError(
-            f"{path}: name: {shown(device.name)} must be the file's name {path.stem!r}"
-        )
-    check_blocks(device)
+    check_blocks(_named(device, path))
     _check_words(device, path)
     memory = device.memory
     for name in ("stream_bytes_per_s", "ceiling_bytes_per_s"):
@@ -212,6 +240,25 @@ def read_device(path: Path) -> Device:
     for loaded, idle in IDLE.items():
         if loaded in known:
             _check_queue(loaded, known[loaded], idle, known[idle], path)
+    return device
+
+
+def _base(overlay: Overlay) -> Device:
+    """The part on file, without its fit."""
+    canonical = on_file(overlay.device)
+    if canonical is None or canonical == HOST:
+        raise HardwareError(
+            f"{overlay.file}: like: unknown device {shown(overlay.device)}; "
+            f"{did_you_mean(overlay.device, device_names()[1:])}"
+        )
+    return load_device(canonical)
+
+
+def _named(device: Device, path: Path) -> Device:
+    if device.name != path.stem:
+        raise HardwareError(
+            f"{path}: name: {shown(device.name)} must be the file's name {path.stem!r}"
+        )
     return device
 
 

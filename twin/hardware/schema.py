@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -42,6 +42,7 @@ RANGES_BY_NAME = {
     "element_s": _OF_ONE_ELEMENT,
     "sample_element_s": _OF_ONE_ELEMENT,
 }
+MOST_WRONG, LONGEST_WRONG = 12, 600  # things and characters of one refusal
 MOST_BLOCKS = 8192  # of a device
 
 
@@ -56,10 +57,14 @@ def build(cls: type[T], data: object, file: Path, path: str = "") -> T:
         allowed=list(fields),
     )
     hints = get_type_hints(cls)
-    values = {
-        key: _field(_plain(hints[key]), item, file, _join(path, key))
-        for key, item in mapping.items()
-    }
+    values, wrong = {}, []
+    for key, item in mapping.items():
+        try:
+            values[key] = _field(_plain(hints[key]), item, file, _join(path, key))
+        except HardwareError as error:
+            wrong.append(str(error).removeprefix(f"{file}: "))
+    if wrong:
+        raise HardwareError(f"{file}: {together(wrong)}")
     return cls(**values)
 
 
@@ -141,17 +146,26 @@ def check_keys(
         raise HardwareError(
             f"{file}: {where}: must be a mapping with {', '.join(allowed)}, not {shown(data)}"
         )
-    for key in data:
-        if key not in allowed:
-            raise HardwareError(
-                f"{file}: {_join(path, _named(key))}: unknown key; {did_you_mean(key, allowed)}"
-            )
-    for key in required:
-        if key not in data:
-            raise HardwareError(
-                f"{file}: {_join(path, key)}: missing; {where} needs {', '.join(required)}"
-            )
+    unknown = [key for key in data if key not in allowed]
+    missing = [key for key in required if key not in data]
+    wrong = [
+        f"{_join(path, _named(key))}: unknown key; {did_you_mean(key, allowed)}" for key in unknown
+    ]
+    if missing:
+        them = ", ".join(_join(path, key) for key in missing)
+        wrong.append(f"{them}: missing; {where} needs {', '.join(required)}")
+    if wrong:
+        raise HardwareError(f"{file}: {together(wrong)}")
     return data
+
+
+def together(wrong: Sequence[str]) -> str:
+    """What is wrong with one file, as one text."""
+    said = list(wrong[:MOST_WRONG])
+    while len(said) > 1 and len("; ".join(said)) > LONGEST_WRONG:
+        said.pop()
+    more = f"; and {len(wrong) - len(said)} more" if len(wrong) > len(said) else ""
+    return "; ".join(said) + more
 
 
 def _field(hint: Any, data: object, file: Path, path: str) -> object:
