@@ -8,6 +8,7 @@ from twin.errors import ConfigError
 from twin.units import (
     cycles_to_ps,
     format_quantity,
+    format_range,
     parse_count,
     parse_quantity,
     picoseconds,
@@ -84,6 +85,23 @@ def test_what_is_shown_can_be_read_back(value: float, unit: str) -> None:
 )
 def test_people_see_three_digits(value: float, unit: str, shown: str) -> None:
     assert format_quantity(value, unit) == shown
+
+
+@given(st.floats(min_value=0, max_value=1e15), st.booleans())
+def test_a_family_of_units_is_kept_whatever_the_value(value: float, binary: bool) -> None:
+    shown = format_quantity(value, "B", binary=binary)
+    assert ("i" in shown) == (binary and abs(value) >= 1023.5)
+    assert parse_quantity(shown, "B") == pytest.approx(value, rel=0.006, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [(10.8e12, 17.2e12, "10.8 .. 17.2 TB/s"), (283e-12, 1.13e-9, "283 ps .. 1.13 ns"), (5, 5, "")],
+)
+def test_a_range_names_a_unit_once_where_both_ends_have_it(
+    low: float, high: float, shown: str
+) -> None:
+    assert format_range(low, high, "s" if low < 1 else "B/s") == shown
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**12), st.integers(1, 5 * 10**9))

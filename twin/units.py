@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 from twin.errors import ConfigError
 from twin.text import shown
@@ -29,6 +30,7 @@ _SHOWN = {  # descending; what people read, not everything that is accepted
     "W": ("MW", "kW", "W", "mW"),
     "": ("",),
 }
+_SHOWN_BINARY = ("TiB", "GiB", "MiB", "KiB", "B")
 _SUFFIXES = (("bytes_per_s", "B/s"), ("bytes", "B"), ("hz", "Hz"), ("s", "s"), ("w", "W"))
 LONGEST = 100  # characters of a quantity: matching takes the square of them
 UNSIGNED = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
@@ -89,14 +91,18 @@ def parse_count(text: str) -> int:
     return int(value)
 
 
-def format_quantity(value: float, unit: str) -> str:
-    """`value` in base units for people, to three digits: "4.61 TB/s", "1.2 us", "256 KiB"."""
+def format_quantity(value: float, unit: str, *, binary: bool | None = None) -> str:
+    """`value` in base units for people, to three digits: "4.61 TB/s", "1.2 us", "256 KiB".
+
+    `binary`: bytes in KiB, MiB, GiB, or in kB, MB, GB, for a table that needs one family of units
+    (`binary_bytes`). None: binary where that is whole.
+    """
     spellings = _spellings(unit)
     if not unit:
-        return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
-    if unit == "B" and (binary := _whole_binary(value)):
-        return binary
-    for spelling in _SHOWN[unit]:
+        return f"{value:,.0f}" if value == int(value) or value >= 999.5 else f"{value:.3g}"
+    if unit == "B" and binary is not False and (whole := _whole_binary(value)):
+        return whole
+    for spelling in _SHOWN_BINARY if unit == "B" and binary else _SHOWN[unit]:
         if abs(value) >= spellings[spelling] * 0.9995:
             return f"{_three_digits(value / spellings[spelling])} {spelling}"
     return (
@@ -104,6 +110,25 @@ def format_quantity(value: float, unit: str) -> str:
         if value
         else f"0 {unit}"
     )
+
+
+def format_range(low: float, high: float, unit: str, *, binary: bool | None = None) -> str:
+    """Both ends, their unit once where they share it: "10.8 .. 17.2 TB/s". Empty where they are
+    equal.
+    """
+    if low == high:
+        return ""
+    first, last = (format_quantity(end, unit, binary=binary) for end in (low, high))
+    if unit and first.partition(" ")[2] == last.partition(" ")[2]:
+        first = first.partition(" ")[0]
+    return f"{first} .. {last}"
+
+
+def binary_bytes(counts: Iterable[float]) -> bool:
+    """Whether a table of these bytes reads better in KiB, MiB and GiB: where one of them is whole
+    there.
+    """
+    return any(_whole_binary(count) for count in counts)
 
 
 def unit_of(field: str) -> str:

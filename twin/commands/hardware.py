@@ -17,9 +17,10 @@ from twin.hardware.template import template
 from twin.hardware.types import Device, Node
 from twin.machines.load import load_machine, machine_names
 from twin.report.machines import described, shown
-from twin.report.tables import table
+from twin.report.sources import numbers_text
+from twin.report.tables import table, terminal_width
 from twin.text import shown as shown_text
-from twin.units import format_quantity, unit_of
+from twin.units import binary_bytes, format_quantity
 
 EXAMPLES = """\
   twin hardware                  all devices and nodes
@@ -76,20 +77,13 @@ def run(args: argparse.Namespace) -> int:
         return _list(args)
     if args.device in machine_names():
         machine = load_machine(args.device)
-        emit(args, described(machine), shown(machine))
+        emit(args, described(machine), shown(machine, terminal_width()))
         return 0
     target = find(args.device)
-    rows = []
+    known = numbers(target)
     data = {}
-    for path, number in numbers(target).items():
-        unit = unit_of(path.rsplit(".", 1)[-1])
+    for path, number in known.items():
         low, high = interval(number)
-        span = (
-            "" if low == high else f"{format_quantity(low, unit)} .. {format_quantity(high, unit)}"
-        )
-        rows.append(
-            (path, format_quantity(number.value, unit), span, number.kind.value, number.source)
-        )
         data[path] = {
             "value": number.value,
             "low": low,
@@ -97,11 +91,10 @@ def run(args: argparse.Namespace) -> int:
             "kind": number.kind.value,
             "source": number.source,
         }
-    head = ("number", "value", "range", "kind", "source")
     emit(
         args,
         {"name": target.name, "numbers": data},
-        f"{_title(target)}\n\n{table(head, rows, text_columns=5)}",
+        f"{_title(target)}\n\n{numbers_text(known, terminal_width())}",
     )
     return 0
 
@@ -143,12 +136,13 @@ def find(name: str) -> Device | Node:
 def _list(args: argparse.Namespace) -> int:
     nodes = node_names()
     devices = [load_device(name) for name in device_names()]
+    binary = binary_bytes(d.memory.capacity_bytes.value for d in devices)
     rows = [
         (
             d.name,
             d.title,
             d.blocks,
-            format_quantity(d.memory.capacity_bytes.value, "B"),
+            format_quantity(d.memory.capacity_bytes.value, "B", binary=binary),
             format_quantity(ceiling(d).value, "B/s"),
             d.isa or "twin only",
             " ".join(n.split("x", 1)[0] for n in nodes if n.split("x", 1)[1] == d.name),

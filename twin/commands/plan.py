@@ -198,10 +198,11 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
     about = [
         ("ring of a block", ring),
         *([("division", _division(data))] if "division" in data else []),
-        ("weights per step", format_quantity(data["weight_bytes"], "B")),
+        ("weights per step", format_quantity(data["weight_bytes"], "B", binary=False)),
         (
             "caches per step",
-            f"{format_quantity(data['kv_bytes'], 'B')} at {options.context} positions",
+            f"{format_quantity(data['kv_bytes'], 'B', binary=False)} at {options.context} "
+            "positions",
         ),
         (
             "floor",
@@ -221,6 +222,6 @@ def _in_one_unit(have: int, limit: int, unit: str, remark: str) -> tuple[str, st
     """
     if not unit:
         return format_quantity(have, unit), format_quantity(limit, unit) + remark
-    said = format_quantity(limit, unit)
+    said = format_quantity(limit, unit, binary=True)
     word = said.split()[-1]
     return f"{have / parse_quantity(f'1 {word}', unit):,.4g} {word}", said + remark

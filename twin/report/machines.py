@@ -11,8 +11,8 @@ from twin.hardware.override import interval
 from twin.machines.cell import Cell, cell, error
 from twin.machines.types import Machine
 from twin.models.load import load_model, model_names
-from twin.report.tables import table
-from twin.units import format_quantity, unit_of
+from twin.report.sources import HEAD, Sources, number_rows, with_sources
+from twin.report.tables import hanging, table
 
 CONTEXT = 1024  # positions of the speeds shown
 
@@ -65,16 +65,20 @@ def described(machine: Machine) -> dict[str, Any]:
     }
 
 
-def shown(machine: Machine) -> str:
-    """The same as text for a terminal."""
-    parts = [machine.title, _numbers(machine)]
+def shown(machine: Machine, width: int) -> str:
+    """The same as text for a terminal of `width` columns."""
+    sources = Sources()
+    parts = [
+        machine.title,
+        table(HEAD, number_rows(machine.numbers(), sources), text_columns=5),
+    ]
     if machine.published:
-        parts.append(_published(machine))
+        parts.append(_published(machine, sources))
     parts += [
         f"one request, {CONTEXT:,} cached positions\n\n{_cells(machine)}",
-        "not modelled:\n" + "\n".join(f"- {t}" for t in machine.not_modelled),
+        "not modelled:\n" + "\n".join(hanging("- ", t, width) for t in machine.not_modelled),
     ]
-    return "\n\n".join(parts)
+    return with_sources("\n\n".join(parts), sources, width)
 
 
 def cells_of(machine: Machine) -> list[Cell]:
@@ -88,22 +92,7 @@ def cells_of(machine: Machine) -> list[Cell]:
     return found
 
 
-def _numbers(machine: Machine) -> str:
-    rows = []
-    for name, number in machine.numbers().items():
-        unit, (low, high) = unit_of(name), interval(number)
-        span = (
-            ""
-            if low == high or not unit
-            else f"{format_quantity(low, unit)} .. {format_quantity(high, unit)}"
-        )
-        rows.append(
-            (name, format_quantity(number.value, unit), span, number.kind.value, number.source)
-        )
-    return table(("number", "value", "range", "kind", "source"), rows, text_columns=5)
-
-
-def _published(machine: Machine) -> str:
+def _published(machine: Machine, sources: Sources) -> str:
     rows = [
         (
             row.model,
@@ -112,7 +101,7 @@ def _published(machine: Machine) -> str:
             f"{error(machine, row):+.0%}",
             row.use.value,
             row.kind.value,
-            f"{row.source}; {row.conditions}" if row.conditions else row.source,
+            sources.cite(f"{row.source}; {row.conditions}" if row.conditions else row.source),
         )
         for row in machine.published
     ]

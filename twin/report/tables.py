@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 
 BAR_WIDTH = 60
+PAGE_WIDTH = 100  # columns where nothing says how wide the terminal is
+LEAST_WIDTH = 40
 BAR_SIGNS = "█▓▒░▚▞▤▥"
 
 
@@ -34,6 +38,24 @@ def table(
         lines.append("  ".join(padded).rstrip())
     lines.insert(1, "  ".join("-" * w for w in widths))
     return "\n".join(lines)
+
+
+def terminal_width() -> int:
+    """Columns of the terminal that stdout is, by COLUMNS where that is set."""
+    return max(LEAST_WIDTH, shutil.get_terminal_size((PAGE_WIDTH, 24)).columns)
+
+
+def hanging(mark: str, text: str, width: int) -> str:
+    """`text` behind its mark, in lines of at most `width` columns that begin below its first
+    word.
+    """
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=mark,
+        subsequent_indent=" " * len(mark),
+        break_on_hyphens=False,
+    )
 
 
 def facts(pairs: Sequence[tuple[str, object]]) -> str:
