@@ -45,6 +45,13 @@ def test_coded_plans_match_the_reference(name: str, chosen: dict[str, Any]) -> N
     assert error(coded(name, **chosen)) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["q4_1", "q8_0"])
+@pytest.mark.parametrize("chosen", [{}, ODD, {"execution": Execution.GRAPH}], ids=str)
+def test_blocks_of_gguf_match_the_reference(name: str, chosen: dict[str, Any]) -> None:
+    """To what inputs of 16 bits leave."""
+    assert error(coded(name, **({"slot_bytes": 32768} | chosen))) < 1e-4
+
+
 @pytest.mark.parametrize("name", FEW)
 def test_four_bits_in_column_slices_match_the_reference(name: str) -> None:
     assert error(coded(name, **NARROW)) < 1e-5

@@ -19,6 +19,7 @@ from tests.engine.hf_cases import FAMILIES
 from tests.engine.small_engine import LIMITS, SEED, TOKENS, error, planned, sanitized
 from tests.engine.test_experts import routed
 from tests.engine.test_packed_experts import write_safetensors
+from tests.models.codes.names import ON_EVERY_DEVICE
 from twin.engine.weights import format_of, open_checkpoint, random_weights
 from twin.kernel import experts
 from twin.kernel.coded import TENSOR, stored_bytes, tile
@@ -27,7 +28,6 @@ from twin.kernel.layout import choice_floats, whole_floats
 from twin.kernel.streams import PAGE_BYTES, pack
 from twin.kernel.tables import layout
 from twin.kernel.teams import REGISTER_PORTIONS, WARP, teams_of, wide_ffn
-from twin.models.codes import CODES
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import UNIT_BYTES, format_named
 from twin.models.load import from_config, tensors
@@ -115,8 +115,8 @@ def test_logits_do_not_depend_on_the_plan(more: dict[str, Any]) -> None:
 
 def every_code(*quick: str) -> list[ParameterSet]:
     """All codes; those that are not `quick` are slow."""
-    marks = {name: () if name in quick else (pytest.mark.slow,) for name in CODES}
-    return [pytest.param(name, marks=marks[name]) for name in CODES]
+    marks = {name: () if name in quick else (pytest.mark.slow,) for name in ON_EVERY_DEVICE}
+    return [pytest.param(name, marks=marks[name]) for name in ON_EVERY_DEVICE]
 
 
 @pytest.mark.parametrize("name", every_code("mxfp4"))
@@ -141,7 +141,7 @@ def test_shared_experts_and_dense_layers_of_every_format(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CODES if not name.endswith("-fp16")])
+@pytest.mark.parametrize("name", [name for name in ON_EVERY_DEVICE if not name.endswith("-fp16")])
 def test_wide_experts_of_every_format(name: str) -> None:
     assert error(coded(name, width=384, blocks=5)) < 1e-5
 

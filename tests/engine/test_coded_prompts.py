@@ -26,14 +26,13 @@ from tests.engine.test_prompt_chunks import (
     error_after,
     needs_gpu,
 )
-from tests.models.codes.names import coded_names
+from tests.models.codes.names import ON_EVERY_DEVICE, coded_names
 from twin.engine.cuda import CudaEngine
 from twin.hardware.load import load_node
 from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.prompt import decoded_bytes, pass_weight_bytes
 from twin.kernel.room import check_room
 from twin.kernel.tables import layout
-from twin.models.codes import CODES
 from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
@@ -158,7 +157,7 @@ def agree(plan: Plan, bound: float | None = None) -> None:
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", ON_EVERY_DEVICE)
 def test_gpu_every_format_is_read_in_passes(name: str, dtype: DType) -> None:
     agree(gpu_plan(requantized(WIDE, format_named(name)), dtype))
 

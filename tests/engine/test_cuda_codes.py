@@ -23,9 +23,9 @@ from tests.engine.test_cuda_engine import (
     weights_of,
 )
 from tests.engine.test_experts import FEED, routed
+from tests.models.codes.names import ON_EVERY_DEVICE
 from twin.engine.cuda import CudaEngine
 from twin.kernel.teams import ffn_at_once, teams_of, wide_ffn
-from twin.models.codes import CODES
 from twin.models.feeds import Scoring
 from twin.models.formats import format_named
 from twin.models.quantized import requantized
@@ -57,7 +57,7 @@ def agree(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", ON_EVERY_DEVICE)
 def test_every_format_matches_the_reference(name: str, dtype: DType) -> None:
     agree(
         checked(requantized(WIDE, format_named(name)), weight_dtype=dtype, kv_dtype=dtype, blocks=7)
@@ -106,7 +106,7 @@ def test_experts_match_the_reference(feed: Any, chosen: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("width", [64, 384])
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", ON_EVERY_DEVICE)
 def test_experts_of_every_format_match_the_reference(name: str, width: int) -> None:
     agree(checked(test_coded_experts.model(name, width=width), blocks=5))
 

@@ -15,10 +15,10 @@ from tests.engine.small_engine import SEED, TOKENS, engine, planned
 from tests.engine.test_coded import coded
 from tests.engine.test_coded_experts import model
 from tests.engine.test_experts import routed
+from tests.models.codes.names import ON_EVERY_DEVICE
 from twin.engine.filling import DIFFERENT, _coded, coded_pieces
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
-from twin.models.codes import CODES
 from twin.models.formats import DECODED, UNIT_BYTES, format_named
 from twin.models.quantized import requantized
 from twin.plan.types import Matrix, Plan
@@ -37,7 +37,10 @@ def spread(plan: Plan) -> float:
 
 def some(*names: str) -> list[ParameterSet]:
     """All formats; those that are not named are slow."""
-    return [pytest.param(name, marks=() if name in names else pytest.mark.slow) for name in CODES]
+    return [
+        pytest.param(name, marks=() if name in names else pytest.mark.slow)
+        for name in ON_EVERY_DEVICE
+    ]
 
 
 @pytest.mark.parametrize("name", ["fp8-128x128", "int4-g32-zp", "nvfp4"])
@@ -54,7 +57,7 @@ def test_rows_beyond_the_different_ones_repeat(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{"gpus": 2, "blocks": 3}, {"slot_bytes": 1168}], ids=str)
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", ON_EVERY_DEVICE)
 def test_streams_of_other_plans_are_weights(name: str, more: dict[str, Any]) -> None:
     assert 0.01 < spread(coded(name, **more)) < 100
 

@@ -27,7 +27,7 @@ from tests.engine.test_prompt_chunks import (
     error_after,
     needs_gpu,
 )
-from tests.models.codes.names import coded_names
+from tests.models.codes.names import ON_EVERY_DEVICE, coded_names
 from tests.native.test_warps import build_warps
 from twin.engine import host
 from twin.engine.cuda import CudaEngine
@@ -38,7 +38,6 @@ from twin.kernel.defaults import plan_for
 from twin.kernel.prompt import chip_bytes, lot_of, pass_weight_bytes, routed_bytes
 from twin.kernel.room import check_room
 from twin.kernel.tables import layout
-from twin.models.codes import CODES
 from twin.models.feeds import Scoring
 from twin.models.formats import format_named
 from twin.models.load import load_model
@@ -350,7 +349,7 @@ def test_gpu_experts_are_read_in_passes(name: str, dtype: DType) -> None:
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("width", [64, 384])
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", ON_EVERY_DEVICE)
 def test_gpu_experts_of_every_format_are_read_in_passes(name: str, width: int) -> None:
     agree(gpu_plan(model(name, width=width), blocks=5))
 

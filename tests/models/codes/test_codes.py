@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.models.codes.names import ON_EVERY_DEVICE
 from twin.models.codes import CODES, joined, paired
 from twin.models.formats import DECODED, INT4
 
@@ -24,21 +25,21 @@ def test_every_format_that_the_engine_runs_has_a_code() -> None:
     assert set(DECODED) == set(CODES)
 
 
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", ON_EVERY_DEVICE)
 def test_weights_are_rounded_by_at_most_half_a_step(name: str) -> None:
     weights = np.random.default_rng(0).standard_normal((6, 256), np.float32)
     error = np.abs(CODES[name].quantise(weights).astype(np.float64) - weights).max()
     assert 0 < error <= HALF_STEP[name] * np.abs(weights).max() * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", ON_EVERY_DEVICE)
 def test_what_is_representable_is_kept(name: str) -> None:
     once = CODES[name].quantise(np.random.default_rng(1).standard_normal((4, 128), np.float32))
     again = CODES[name].quantise(once.astype(np.float32))
     assert np.abs(again.astype(np.float64) - once.astype(np.float64)).max() < 1e-6
 
 
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", ON_EVERY_DEVICE)
 def test_parts_of_a_matrix_are_parts_of_its_weights(name: str) -> None:
     a, b = (
         CODES[name].quantise(np.random.default_rng(seed).standard_normal((5, 512), np.float32))
@@ -53,6 +54,6 @@ def test_parts_of_a_matrix_are_parts_of_its_weights(name: str) -> None:
     assert np.array_equal(paired(a, b).astype(np.float32)[3], other[1])
 
 
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("name", ON_EVERY_DEVICE)
 def test_a_row_of_zeros_stays_zero(name: str) -> None:
     assert not CODES[name].quantise(np.zeros((2, 128), np.float32)).astype(np.float32).any()
