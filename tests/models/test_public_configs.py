@@ -28,18 +28,6 @@ RECORDS = [
     json.loads(line)
     for line in Path(__file__).with_name("public_configs.jsonl").read_text().splitlines()
 ]
-# whose exceptions are still tried on one module of a kind: read with the bytes of other formats
-PENDING = {
-    "nvidia/DeepSeek-V3.1-NVFP4",
-    "nvidia/DeepSeek-V4-Flash-NVFP4",
-    "nvidia/DeepSeek-V4-Pro-NVFP4",
-    "nvidia/Gemma-4-31B-IT-NVFP4",
-    "nvidia/Kimi-K2.5-NVFP4",
-    "nvidia/Kimi-K2.6-NVFP4",
-    "nvidia/Kimi-K2.7-Code-NVFP4",
-    "nvidia/Llama-3.1-70B-Instruct-FP8",
-    "nvidia/Qwen3-235B-A22B-NVFP4",
-}
 SCALES = {"M": 10**6, "B": 10**9, "GB": 10**9, "T": 10**12}
 TOLERANCE = 0.02
 
@@ -85,17 +73,7 @@ def differences(record: dict[str, Any], spec: ModelSpec) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        pytest.param(
-            record,
-            id=record["name"],
-            marks=pytest.mark.xfail(reason="misread") if record["name"] in PENDING else (),
-        )
-        for record in RECORDS
-    ],
-)
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["name"])
 def test_a_public_configuration_is_read_right_or_refused_by_name(
     record: dict[str, Any], tmp_path: Path
 ) -> None:
