@@ -61,7 +61,7 @@ const swiped = (target) => {
   target.dispatchEvent(new TouchEvent("touchstart", event));
   return target.dispatchEvent(new TouchEvent("touchmove", event));
 };
-parent.postMessage(JSON.stringify({
+drawn.then(() => parent.postMessage(JSON.stringify({
   width: innerWidth, needs: document.documentElement.scrollWidth,
   cells: [...document.querySelectorAll("td")].map((e) => (
     { height: inside(e), letters: e.textContent.length })),
@@ -75,7 +75,7 @@ parent.postMessage(JSON.stringify({
     scrolls: swiped(box.querySelector(".nsewdrag")),
     ticks: all(box, ".xtick text"), titles: all(box, ".xtitle, .ytitle"),
   })),
-}), "*");
+}), "*"));
 </script>
 """
 AROUND = """

@@ -15,6 +15,7 @@ import plotly.graph_objects
 import pytest
 
 from tests.command_line import TINY
+from twin.batching.prices import rates_of
 from twin.calibrate.validate import Compared, Validation
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
@@ -23,6 +24,7 @@ from twin.report import figures, pages, words
 from twin.report.html import Chip, Page, Section, html_table
 from twin.sim.run import Result, simulate
 from twin.sim.trace import Trace, named_track, span
+from twin.study.beside import Beside, Comparison
 from twin.study.sensitivity import Effect
 
 NODE = load_node("1xh200")
@@ -182,6 +184,30 @@ def test_what_ended_as_the_step_began_is_not_shown_whatever_its_times_round_to()
         1
     ]  # type: ignore[arg-type]
     assert [one.label for one in shown] == ["embed"]
+
+
+def test_numbers_and_their_sources_are_folded_away_and_each_source_stands_once(page: Page) -> None:
+    body = next(section.body for section in page.sections if "rest on" in section.title)
+    assert body.startswith("<details><summary>")
+    sources = re.findall(r"\[\d+\]</td><td[^>]*>([^<]+)</td></tr>", body)
+    assert len(sources) > 10
+    assert len(set(sources)) == len(sources)
+
+
+def test_the_card_of_the_speed_has_the_interval_and_the_other_engines(result: Result) -> None:
+    ours = Beside("MonoTwin", 100.0, 90.0, 110.0, None, None, None)
+    theirs = Beside("an engine 1.0", 50.0, None, None, None, None, None)
+    card = pages.headline(result, Comparison((ours, theirs), (), rates_of(NODE)))[0]
+    assert card[1].split("\n") == [
+        "tokens/s, predicted",
+        "interval 90 .. 110",
+        "an engine 1.0: 50",
+    ]
+
+
+def test_a_page_is_small_and_the_same_each_time(page: Page) -> None:
+    assert len(page.html()) < 2_500_000
+    assert page.html() == page.html()
 
 
 # ---- for a reader who is new ---------------------------------------------------------------------

@@ -180,7 +180,8 @@ def run(args: argparse.Namespace) -> int:
         write({args.trace: result.trace.to_json()})
         say(f"trace: {args.trace} (open it in ui.perfetto.dev)")
     if args.report:
-        say(f"report: {pages.simulation_page(plan, case.node, result, *extra).write(args.report)}")
+        page = pages.simulation_page(plan, case.node, result, *extra, beside=others)
+        say(f"report: {page.write(args.report)}")
     emit(args, data, printed)
     return 0
 

@@ -7,9 +7,31 @@ const SCALE_PX = 50; // of a vertical axis of numbers
 const LEAST_PX = 280, LEAST_SHARE = 0.6; // of a figure's width for its plot: names of rows that leave less stand above their bars
 const PAPER_PX = 980; // width of a figure on A4 landscape
 
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const LIGHT_INK = "#1b2433", LIGHT_GRID = "#e5e9f0"; // as figures are written
+const FAINT = 0.35; // lightness below which a colour is lost on dark ground
+let paper = false; // is always light
+
 const figures = new Map();
 for (const holder of document.querySelectorAll("script[type='application/json'][data-figure]")) {
   figures.set(holder.dataset.figure, JSON.parse(holder.textContent));
+}
+
+/** A colour of a figure on the ground that the page has. */
+function colour(written) {
+  if (!dark.matches || paper) return written;
+  const look = getComputedStyle(document.documentElement);
+  if (written === LIGHT_INK) return look.getPropertyValue("--ink").trim();
+  if (written === LIGHT_GRID) return look.getPropertyValue("--grid").trim();
+  const parts = [1, 3, 5].map((at) => parseInt(written.slice(at, at + 2), 16));
+  const lightness = (0.3 * parts[0] + 0.6 * parts[1] + 0.1 * parts[2]) / 255;
+  const more = Math.max(0, FAINT - lightness) / (1 - lightness);
+  return `#${parts.map((part) => Math.round(part + (255 - part) * more).toString(16).padStart(2, "0")).join("")}`;
+}
+
+/** A figure with the colours of the ground. */
+function coloured(figure) {
+  return JSON.parse(JSON.stringify(figure).replace(/"#[0-9a-f]{6}"/g, (found) => `"${colour(found.slice(1, -1))}"`));
 }
 
 /** Text in lines of at most `letters`, where its spaces allow that. */
@@ -77,7 +99,7 @@ function fitted(figure, width) {
 }
 
 function draw(name, most = Infinity) {
-  const box = document.getElementById(name), figure = figures.get(name);
+  const box = document.getElementById(name), figure = coloured(figures.get(name));
   const layout = fitted(figure, Math.min(box.clientWidth, most));
   box.style.height = `${layout.height}px`;
   Plotly.react(box, figure.data, layout, { displayModeBar: false });
@@ -85,6 +107,18 @@ function draw(name, most = Infinity) {
 
 function drawAll(most) {
   for (const name of figures.keys()) draw(name, most);
+  for (const sign of document.querySelectorAll(".legend i")) {
+    sign.style.background = colour(sign.style.getPropertyValue("--colour").trim());
+  }
+}
+
+/** plotly.js stands packed in the page. */
+async function unpack() {
+  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (c) => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = document.createElement("script");
+  script.textContent = await new Response(stream).text();
+  document.head.append(script);
 }
 
 /** A name of a legend shows and hides what it names. */
@@ -96,14 +130,37 @@ function toggled(button) {
 }
 
 for (const button of document.querySelectorAll(".legend button")) button.addEventListener("click", () => toggled(button));
-drawAll();
-// A finger that moves scrolls the page, also where it began on a figure: plotly would take it for a drag. A tap still points.
-for (const box of document.querySelectorAll(".figure")) box.addEventListener("touchstart", (event) => event.stopPropagation(), true);
-let width = innerWidth;
-addEventListener("resize", () => {
-  if (innerWidth === width) return; // a phone's address bar comes and goes
-  width = innerWidth;
+
+function begin() {
   drawAll();
+  // A finger that moves scrolls the page, also where it began on a figure: plotly would take it for a drag. A tap still points.
+  for (const box of document.querySelectorAll(".figure")) box.addEventListener("touchstart", (event) => event.stopPropagation(), true);
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return; // a phone's address bar comes and goes
+    width = innerWidth;
+    drawAll();
+  });
+  dark.addEventListener("change", () => drawAll());
+  addEventListener("beforeprint", () => {
+    paper = true;
+    drawAll(PAPER_PX);
+  });
+  addEventListener("afterprint", () => {
+    paper = false;
+    drawAll();
+  });
+}
+
+// What is folded away is open on paper.
+const folds = document.querySelectorAll("details");
+addEventListener("beforeprint", () => folds.forEach((one) => {
+  one.dataset.was = one.open ? "open" : "";
+  one.open = true;
+}));
+addEventListener("afterprint", () => folds.forEach((one) => (one.open = one.dataset.was === "open")));
+
+const drawn = figures.size ? unpack().then(begin) : Promise.resolve();
+drawn.catch((error) => {
+  for (const box of document.querySelectorAll(".figure")) box.textContent = `This browser cannot draw figures (${error}); one of 2023 or later can.`;
 });
-addEventListener("beforeprint", () => drawAll(PAPER_PX));
-addEventListener("afterprint", () => drawAll());

@@ -7,19 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from twin.hardware.override import interval, numbers
+from twin.hardware.override import numbers
 from twin.hardware.types import Kind, Node
 from twin.plan.types import Plan
 from twin.report import figures
-from twin.report.html import Chip, Page, Section, html_table, words_section
+from twin.report.html import Chip, Page, Section, folded, html_table, words_section
+from twin.report.sources import HEAD, Sources, number_rows
 from twin.report.tables import count, percent
 from twin.sim.causes import CAUSES
 from twin.sim.run import Result, StageTime
 from twin.sim.trace import CRITICAL
-from twin.units import format_quantity, unit_of
+from twin.units import format_quantity
 
 if TYPE_CHECKING:  # pages of one simulation need neither
     from twin.calibrate.validate import Compared, Validation
+    from twin.study.beside import Comparison
     from twin.study.sensitivity import Effect
 
 US = 1e6  # microseconds per second
@@ -35,12 +37,13 @@ def simulation_page(
     *extra: Section,
     what_if: str = "",
     cards: Sequence[tuple[str, str]] = (),
+    beside: Comparison | None = None,
 ) -> Page:
     """One simulated step; `extra` sections stand before the numbers and conditions, or first where
     the page is about a change.
 
     `what_if`: the changes that were made, where the page is about them; `cards` then say first what
-    they did.
+    they did. `beside`: our interval and the other engines, for the card of the speed.
     """
     name = f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}"
     step = (*timeline(plan, result), attribution(result), slowest(result))
@@ -49,19 +52,36 @@ def simulation_page(
         title=f"What if {what_if}? {name}" if what_if else name,
         subtitle="Predicted by MonoTwin's discrete-event twin. Nothing on this page was measured "
         "on that node unless it says so.",
-        cards=(*cards, *headline(result)),
+        cards=(*cards, *headline(result, beside)),
         sections=(*told, rests_on(node, result), conditions(plan, node), words_section()),
     )
 
 
-def headline(result: Result) -> tuple[tuple[str, str], ...]:
+def headline(result: Result, beside: Comparison | None = None) -> tuple[tuple[str, str], ...]:
+    lines = ["tokens/s, predicted", *(engine_lines(beside) if beside else ())]
     return (
-        (count(result.tokens_per_s), "tokens/s, predicted"),
+        (count(result.tokens_per_s), "\n".join(lines)),
         (format_quantity(result.step_s, "s"), "a token"),
         (count(1 / result.floor_s), "tokens/s at the floor: all bytes at the ceiling"),
         (percent(result.stream_fraction), "stream fraction: floor / predicted time"),
         (percent(result.mbu), "MBU: the same against the datasheet"),
     )
+
+
+def engine_lines(beside: Comparison) -> Iterator[str]:
+    """Our interval, then a line for each other engine."""
+    ours, *others = beside.rows
+    if ours.low is None or ours.high is None:
+        yield "no interval: no held-out runs"
+    else:
+        yield f"interval {count(ours.low)} .. {count(ours.high)}"
+    for row in others:
+        span = (
+            ""
+            if row.low is None or row.high is None
+            else f" ({count(row.low)} .. {count(row.high)})"
+        )
+        yield f"{row.engine}: {count(row.tokens_per_s)}{span}"
 
 
 def timeline(plan: Plan, result: Result) -> Iterator[Section]:
@@ -235,29 +255,25 @@ def rests_on(node: Node, result: Result) -> Section:
         numbers(node).items(),
         key=lambda item: (item[0] not in result.assumed, order.index(item[1].kind)),
     )
-    rows = []
-    for path, number in listed:
-        if number.kind in (Kind.ASSUMED, Kind.UNBOUND) and path not in result.assumed:
-            continue  # this plan does not touch it
-        unit = unit_of(path.rsplit(".", 1)[-1])
-        low, high = (format_quantity(end, unit) for end in interval(number))
-        span = "" if low == high else f"{low} .. {high}"
-        rows.append(
-            (
-                path.removeprefix("device."),
-                Chip(number.kind.value),
-                format_quantity(number.value, unit),
-                span,
-                number.source,
-            )
-        )
-    count_of = len(result.assumed)
+    used = {
+        path: number
+        for path, number in listed
+        # the others this plan does not touch
+        if number.kind not in (Kind.ASSUMED, Kind.UNBOUND) or path in result.assumed
+    }
+    sources = Sources()
+    rows = [
+        (name, value, span, Chip(kind), mark)
+        for name, value, span, kind, mark in number_rows(used, sources)
+    ]
     text = (
-        f"{count_of} of these numbers are assumed or unbound: no measurement tells them, and the "
-        "prediction is no better than they are."
+        f"{len(result.assumed)} of these numbers are assumed or unbound: no measurement tells "
+        "them, and the prediction is no better than they are."
     )
-    table = html_table(("number", "kind", "value", "range", "source"), rows, text_columns=5)
-    return Section("What the numbers rest on", text, (), table, long=True)
+    body = html_table(HEAD, rows, text_columns=5)
+    body += html_table(("", "source"), sources.listed(), text_columns=2)
+    title = f"{len(rows)} numbers with kind, range and source"
+    return Section("What the numbers rest on", text, (), folded(title, body), long=True)
 
 
 def conditions(plan: Plan, node: Node) -> Section:
@@ -271,12 +287,8 @@ def conditions(plan: Plan, node: Node) -> Section:
     for field in fields(options):
         value = getattr(options, field.name)
         rows.append((field.name.replace("_", " "), getattr(value, "value", value)))
-    return Section(
-        "Conditions",
-        "The plan and the engine options of this page.",
-        (),
-        html_table(("what", "value"), rows, text_columns=2),
-    )
+    table = html_table(("what", "value"), rows, text_columns=2)
+    return Section("Conditions", "", (), folded("the plan and the engine options", table))
 
 
 def by_kind(result: Result) -> dict[str, dict[str, float]]:
