@@ -178,3 +178,32 @@ def test_a_width_that_changes_before_a_case_is_chosen_draws_nothing(
         )
         page.until("state.cases.length === 1")
         assert page.faults == []
+
+
+@pytest.mark.parametrize("address", ["foo=bar", f"case={SHORTER}&case=x"])
+def test_an_address_that_is_refused_says_why_and_simulates_nothing(
+    address: str, live: Running, tmp_path: Path
+) -> None:
+    with browser(tmp_path / "profile") as page:
+        page.show(f"{live.url}/?{address}", 1200, 900)
+        page.until("!document.getElementById('wrong').hidden")
+        page.until("document.body.innerText.includes('No prediction.')")
+        assert page.run("state.running.size") == 0
+        assert "simulating" not in page.run("document.body.innerText").lower()
+
+
+def test_a_floor_far_away_does_not_set_the_axis(live: Running, tmp_path: Path) -> None:
+    with browser(tmp_path / "profile") as page:
+        page.show(f"{live.url}/?case={SHORTER}", 1200, 900)
+        page.until(QUIET)
+        share = """(floor => {
+          const bar = () => { const [b] = document.querySelectorAll('#speed rect');
+            return b.width.baseVal.value / document.querySelector('#speed svg').clientWidth; };
+          const found = state.data.get(key(state.cases[0]));
+          found.speed.floor_tokens_per_s = floor * found.speed.tokens_per_s;
+          render();
+          return bar(); })"""
+        near, far = page.run(f"{share}(1.5)"), page.run(f"{share}(14)")
+        assert 0.3 < near < far
+        assert far > 0.6
+        assert "floor" in page.run("document.getElementById('speed').textContent")

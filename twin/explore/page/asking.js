@@ -70,7 +70,7 @@ function fetchCases() {
       state.data.delete(name.slice(5));
     }
   for (const name of wanted) {
-    if (state.data.has(name)) continue;
+    if (state.data.has(name) && !state.data.get(name).refused) continue;
     const found = {};
     state.data.set(name, found);
     ask(`case ${name}`, `answer?${name}`, part => {

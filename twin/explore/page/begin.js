@@ -14,6 +14,18 @@ addEventListener("popstate", () => {
   go(false);
 });
 
+/** An address that says nothing that can be simulated: why, and the forms to choose anew. */
+function refused(message) {
+  at("wrong").hidden = false;
+  at("wrong").textContent = message;
+  read("");
+  for (const one of state.cases) state.data.set(key(one), {problem: {message}, refused: true});
+  editor();
+  render();
+  names();
+  fetchReports();
+}
+
 async function begin() {
   if (innerWidth <= 860) at("choose").open = false;
   try {
@@ -25,15 +37,7 @@ async function begin() {
   }
   if (location.search) {
     const looks = await fetch(`commands${location.search}`);
-    if (!looks.ok) {
-      at("wrong").hidden = false;
-      at("wrong").textContent = await problem(looks);
-      read("");
-      editor();
-      names();
-      fetchReports();
-      return;
-    }
+    if (!looks.ok) return refused(await problem(looks));
   }
   read(location.search);
   if (!location.search) history.replaceState(null, "", `?${query()}`);

@@ -10,6 +10,13 @@ function ticks(top, most) {
   return Array.from({length: Math.floor(top / step + 1e-9) + 1}, (_, i) => i * step);
 }
 
+/** Where an axis ends: at the largest value, or at the floors where that leaves the values room. */
+function reach(values, floors) {
+  const most = Math.max(1, ...values),
+    floor = Math.max(0, ...floors);
+  return floor <= 2 * most ? Math.max(most, floor) : most;
+}
+
 function axis(top, x, height, w) {
   return ticks(top, w < 420 ? 4 : 7)
     .map(

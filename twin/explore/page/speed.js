@@ -126,7 +126,7 @@ function renderSpeed(all) {
   const w = width("speed"),
     names = 118,
     room = 16,
-    top = 1.02 * Math.max(...rows.flatMap(r => [r.value, r.high || 0, r.floor || 0]));
+    top = 1.02 * reach(rows.flatMap(r => [r.value, r.high || 0]), rows.map(r => r.floor || 0));
   const x = v => names + ((w - names - room) * v) / top,
     h = 26 * rows.length + 4;
   let body = axis(top, x, h, w - names);
@@ -142,7 +142,11 @@ function renderSpeed(all) {
         `stroke="var(--back)" stroke-width="4" fill="none"/>` +
         `<path d="M${x(r.low)} ${y + 5}v8m0-4H${x(r.high)}m0-4v8" ` +
         `stroke="var(--ink)" stroke-width="1.5" fill="none"/>`;
-    if (r.floor)
+    if (r.floor > top)
+      body +=
+        `<text class="soft" x="${w - room}" y="${y + 13}" text-anchor="end">` +
+        `floor ${number(r.floor)} →</text>`;
+    else if (r.floor)
       body +=
         `<line x1="${x(r.floor)}" x2="${x(r.floor)}" y1="${y - 2}" y2="${y + 20}" ` +
         `stroke="var(--ink)" stroke-width="2" stroke-dasharray="3 2"/>`;

@@ -32,7 +32,8 @@ function line(axis_, cells, w) {
     place = numeric ? factors.map(v => (log ? Math.log(v) : v)) : cells.map((_, n) => n);
   const low = Math.min(...place),
     high = Math.max(...place),
-    top = 1.05 * Math.max(1, ...cells.map(c => c.floor_tokens_per_s || c.tokens_per_s || 0));
+    floors = cells.map(c => c.floor_tokens_per_s || 0),
+    top = 1.05 * reach(cells.map(c => c.tokens_per_s || 0), floors);
   const x = n => left + 14 + (w - left - 40) * (high > low ? (place[n] - low) / (high - low) : 0.5),
     y = v => h * (1 - v / top);
   let body = ticks(top, 5)
@@ -73,7 +74,7 @@ function line(axis_, cells, w) {
   return (
     legend([
       ["var(--a)", "tokens/s"],
-      ["var(--soft)", "floor"],
+      ["var(--soft)", Math.max(...floors) > top ? "floor, above the picture in part" : "floor"],
     ]) +
     picture(
       w,
