@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tests.engine.small_engine import FULL, LLAMA, QWEN2, QWEN3, SEED, TOKENS
 from tests.engine.test_cuda_engine import REASON, TOLERANCE, planned
+from tests.engine.test_experts import routed
 from twin.engine import cuda_build
 from twin.engine.cuda import CudaEngine
 from twin.engine.session import address
@@ -22,7 +23,7 @@ from twin.kernel.teams import held_on_chip
 from twin.models.formats import format_named
 from twin.models.quantized import requantized
 from twin.models.spec import DType, Lanes, ModelSpec
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Plan, Sampling
+from twin.plan.types import CollectiveKind, Common, Execution, HandOffKind, Plan, Sampling
 from twin.reference.step import Reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(REASON), reason=REASON or "GPUs")]
@@ -81,6 +82,18 @@ def test_several_gpus_give_the_references_logits_and_the_same_tokens_every_time(
         assert (engine.logits(TOKENS) == logits).all()
         made = [engine.generate(TOKENS, max_tokens=40, **sampling).tokens for _ in range(3)]
         assert made[0] == made[1] == made[2]
+
+
+@pytest.mark.parametrize("common", Common)
+def test_experts_of_two_gpus_are_those_of_one(common: Common) -> None:
+    """Whoever has a router whole routes by all of it."""
+    spec = routed()
+    one, plan = planned(spec), of_gpus(spec, 2, common=common)
+    reference = Reference(one, random_weights(spec, SEED, plan.options.weight_dtype))
+    wanted = np.stack([reference.step(token).copy() for token in TOKENS])
+    with opened(plan) as engine:
+        logits = engine.logits(TOKENS)
+        assert np.abs(logits - wanted).max() / np.abs(wanted).max() < TOLERANCE[DType.FP16]
 
 
 @pytest.mark.parametrize("execution", [Execution.RESIDENT, Execution.GRAPH])
