@@ -158,6 +158,21 @@ def test_why_the_work_is_slow_is_said_once(checkpoint: Path) -> None:
     assert len([message for message in said if "left" in message]) == 5
 
 
+def test_a_part_says_how_long_it_takes_before_its_first_point_is_done(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """By the points that this run has computed, or by those on file."""
+    said: list[str] = []
+    for count in (3, 5):
+        run = Runner(in_process, workers=1, store=Store(tmp_path), progress=said.append)
+        run.rows(points(checkpoint, count), "cells")
+        run.rows(points(checkpoint, count + 1), "details")
+    begun = [message for message in said if ": 0/" in message]
+    assert re.fullmatch(r"cells: 0/3", begun[0])
+    assert len(begun) == 4
+    assert all(re.search(r": 0/1, about \d+ (s|min)$", message) for message in begun[1:])
+
+
 def test_row_survives_the_disk_to_the_last_bit(checkpoint: Path, tmp_path: Path) -> None:
     rows = runner(Counting(), tmp_path).rows(points(checkpoint, 1))
     found = Store(tmp_path).find([rows[0].key])

@@ -7,7 +7,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from twin.errors import ToolchainError
@@ -20,6 +23,7 @@ LONGEST_PROGRESS = 150
 _HARMFUL = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
+SOON_S = 2.0  # of silence that nobody wonders about
 BUSY = 0.5  # runnable programs per core from which a measurement suffers
 
 
@@ -94,6 +98,32 @@ def progress() -> Progress:
         )
 
     return show
+
+
+@contextmanager
+def underway(what: str) -> Iterator[None]:
+    """Says what is being done where that takes longer than SOON_S: once, or, on a terminal, each
+    second with the time so far.
+    """
+    over, begun, show = threading.Event(), time.monotonic(), progress()
+
+    def tell() -> None:
+        wait = SOON_S
+        while not over.wait(wait):
+            show(f"{what}, {time.monotonic() - begun:.0f} s so far")
+            if not sys.stderr.isatty():
+                return
+            wait = 1.0
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
+        if time.monotonic() - begun > SOON_S:
+            done()
 
 
 def done() -> None:

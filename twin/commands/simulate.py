@@ -21,7 +21,7 @@ from twin.commands.arguments import (
     whole,
 )
 from twin.commands.inputs import case_of
-from twin.commands.output import done, emit, progress, say
+from twin.commands.output import done, emit, progress, say, underway
 from twin.commands.plan import options_json
 from twin.errors import ConfigError
 from twin.files import write
@@ -136,7 +136,9 @@ def add(commands: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     case = as_if_delayed(case_of(args))
-    plan = case.plan()
+    named = f"{case.spec.name} on {case.node.name}"
+    with underway(f"planning {named}"):
+        plan = case.plan()
     steps = args.steps if args.steps is not None else usual_steps(plan)
     if not STEPS <= steps <= MOST_STEPS:
         raise ConfigError(
@@ -148,20 +150,22 @@ def run(args: argparse.Namespace) -> int:
     rates = beside.rates(args, case.node)
     prompt = prompt_time(plan, case.node, args.prompt) if args.prompt is not None else None
     traced = pages.traced_blocks(plan) if args.trace or args.report else None
-    result = simulate(
-        plan,
-        case.node,
-        steps=steps,
-        trace=traced is not None,
-        blocks=traced,
-        routing=read_routing(args.routing, args.seed),
-        speculation=speculation,
-    )
+    with underway(f"simulating {steps} steps of {named}"):
+        result = simulate(
+            plan,
+            case.node,
+            steps=steps,
+            trace=traced is not None,
+            blocks=traced,
+            routing=read_routing(args.routing, args.seed),
+            speculation=speculation,
+        )
     if result.why_simpy:
         say(f"no compiled code: {result.why_simpy}")
     say(f"{result.simulated_steps_per_s:.2g} simulated steps per second")
     shown_prompt = prompt or beside.usual_prompt(plan, case.node)
-    others = beside.comparison(case, plan, result, rates, shown_prompt)
+    with underway(f"other engines with {named}"):
+        others = beside.comparison(case, plan, result, rates, shown_prompt)
     data = to_json(plan, case.node, result) | {"beside": others.json()}
     told = beside.text(others, shown_prompt, result.sequences)
     printed = text(plan, case.node, result, told)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from statistics import mean
 from types import TracebackType
 
 from twin.errors import EngineError
@@ -34,6 +35,7 @@ class Runner:
         self.progress = progress
         self._rows: dict[str, Row] = {}
         self._slow = ""  # why the reference simulator does the work, once that has been said
+        self._timed, self._spent_s = 0, 0.0  # points simulated, and the time of all workers' work
         self.computed = 0
         self.found = 0
 
@@ -78,7 +80,8 @@ class Runner:
 
     def _compute(self, missing: dict[str, Point], what: str) -> None:
         batches = self._batches(missing)
-        clock = _Clock(len(missing), what, self.progress)
+        before_s = self._spent_s
+        clock = _Clock(len(missing), what, self.progress, self._expected_s(len(missing)))
         try:
             for index, rows in self._work(batches):
                 for point, row in zip(batches[index], rows, strict=True):
@@ -93,11 +96,22 @@ class Runner:
                 self.computed += len(rows)
                 self._say_once(next((row.why_simpy for row in rows if row.why_simpy), ""))
                 clock.advance(len(rows))
+                if rows[0].wall_s:  # simulated, not only planned
+                    self._timed, self._spent_s = self._timed + len(rows), before_s + clock.spent_s()
                 if self._store and clock.due():
                     self._store.flush()
         finally:
             if self._store:
                 self._store.flush()
+
+    def _expected_s(self, count: int) -> float:
+        """How long `count` points take: as this runner's did, or the known ones by themselves. 0
+        where none is known.
+        """
+        if self._timed:
+            return self._spent_s / self._timed * count
+        took = [row.wall_s for row in self._rows.values() if row.wall_s]
+        return mean(took) * count / self._workers if took else 0.0
 
     def _say_once(self, slow: str) -> None:
         if slow and not self._slow:
@@ -113,19 +127,28 @@ class Runner:
         return [tuple(ordered[at : at + size]) for at in range(0, len(ordered), size)]
 
 
+def spoken_s(seconds: float) -> str:
+    """A time to wait for: "45 s", "7 min"."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
 class _Clock:
     """Progress with the time that is left, and when to write."""
 
-    def __init__(self, total: int, what: str, progress: Progress) -> None:
+    def __init__(self, total: int, what: str, progress: Progress, expected_s: float) -> None:
         self.total, self.what, self.progress = total, what, progress
         self.done = 0
         self.begun = self.kept = time.monotonic()
-        progress(f"{what}: 0/{total}")
+        about = f", about {spoken_s(expected_s)}" if expected_s else ""
+        progress(f"{what}: 0/{total}{about}")
 
     def advance(self, count: int) -> None:
         self.done += count
-        left = (time.monotonic() - self.begun) / self.done * (self.total - self.done)
-        self.progress(f"{self.what}: {self.done}/{self.total}, {left:.0f} s left")
+        left = self.spent_s() / self.done * (self.total - self.done)
+        self.progress(f"{self.what}: {self.done}/{self.total}, {spoken_s(left)} left")
+
+    def spent_s(self) -> float:
+        return time.monotonic() - self.begun
 
     def due(self) -> bool:
         now = time.monotonic()
