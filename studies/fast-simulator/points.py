@@ -39,7 +39,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "tile_rows": (4, 8),
 }
 # what is not scaled: the chip would be another one
-COUNTS = ("structure.", "capacity_bytes", "on_chip_bytes")
+COUNTS = ("structure.", "capacity_bytes", "reserved_bytes", "on_chip_bytes")
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,8 @@ def rows_table(rows: dict[str, Any]) -> str:
         "after",
         "predicted, tokens/s",
         "p10 to p90",
-        "measured",
+        "first run",
+        "changed kernel",
         "floor",
         "decoding free",
         "of the step",
@@ -108,6 +109,7 @@ def rows_table(rows: dict[str, Any]) -> str:
                 if "refused" in cell:  # an H100 has no room for the last rows
                     continue
                 speed = measured(row, node, prompt)
+                later = changed_rows(node).get(row, {}).get(prompt, {}).get("tokens_per_s")
                 lines.append(
                     (
                         row,
@@ -116,6 +118,7 @@ def rows_table(rows: dict[str, Any]) -> str:
                         f"{cell['p50']:,.0f}",
                         f"{cell['p10']:,.0f} to {cell['p90']:,.0f}",
                         f"{speed:,.0f}" if speed else "",
+                        f"{later:,.0f}" if later else "",
                         f"{cell['floor']:,.0f}",
                         f"{cell['without_decoding']:,.0f}",
                         limits_text(cell),

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from twin.calibrate.known_error import keep_public
 from twin.files import write
 from twin.hardware.floor import ceiling
-from twin.hardware.load import load_device
+from twin.hardware.load import load_device, load_node
 from twin.report.blocks import Stamp, filled, markdown_table
 from twin.report.study_page import write_page
 from twin.study.inputs import files_digest
@@ -162,8 +163,20 @@ def classes_table(found: dict[str, list[Row]]) -> str:
     return markdown_table(("weights", *shares), [*lines, ("all", *means)])
 
 
+def keep(device: str, found: Sequence[Row]) -> None:
+    """The errors beside the held-out ones of the fit, which the predictions must be of."""
+    keep_public(
+        load_node(f"1x{device}"),
+        HERE.name,
+        {row.name: row.error for row in found},
+        {row.name: float(row.weights) for row in found},
+    )
+
+
 def main() -> None:
     found = {device: rows(device) for device in CEILINGS}
+    for device, of in found.items():
+        keep(device, of)
     bodies = {"shapes": shapes_table(found), "classes": classes_table(found)}
     names = tuple(row.name for row in found[FIRST])
     series = []

@@ -48,7 +48,7 @@ Setting = tuple[str, str | float]
 
 SHIPPED = ("llama-3.2-1b", "laneformer-2b", "gpt-oss-20b", "qwen3-coder-next")
 # larger is another plan, or only a denominator
-NOT_THE_PLANS = ("capacity_bytes", "on_chip_bytes", "peak_bytes_per_s")
+NOT_THE_PLANS = ("capacity_bytes", "reserved_bytes", "on_chip_bytes", "peak_bytes_per_s")
 MORE_IS_BETTER = ("load_latency_s",)  # more bytes in flight
 UNUSED = ("power.", "device.power.")
 NUMBERS = (

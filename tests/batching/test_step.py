@@ -136,7 +136,7 @@ def test_refusals_name_the_value_and_what_is_there() -> None:
         predict(spec, node, "vllm", Load(context=200_000))
     with pytest.raises(HardwareError, match=r"mi300x.*measured: h100-sxm, h200-sxm.*ideal"):
         predict(spec, load_node("1xmi300x"), "vllm", Load())
-    with pytest.raises(HardwareError, match=r"needs 227 GB, 1xh200-sxm holds 141 GB.*more GPUs"):
+    with pytest.raises(HardwareError, match=r"needs 227 GB, 1xh200-sxm holds 150 GB.*more GPUs"):
         predict(model("llama-3.1-70b"), node, "vllm", Load(sequences=64, context=4096))
     with pytest.raises(PlanError, match="does not divide over 8 GPUs"):
         predict(model("qwen2.5-coder-1.5b"), load_node("8xh200"), "vllm", Load())

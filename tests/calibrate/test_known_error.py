@@ -156,7 +156,8 @@ def test_enough_runs_of_a_kind_make_its_interval_and_no_other(elsewhere: None) -
     keep_drawn(node, "shapes-32-seed-5-experts", many, ModelKind.EXPERTS)
     told = known_error(node, experts)
     assert told is not None
-    assert told.interval(1.0) == (pytest.approx(1 / 1.2), pytest.approx(1 / 1.2))
+    # all are off the same way: what is predicted lies inside its own interval all the same
+    assert told.interval(1.0) == (pytest.approx(1 / 1.2), 1.0)
     dense_model = load_model("llama-3.2-1b")
     assert known_error(node, dense_model) == known_error(node, few_bits) == dense
     assert known_error(node) == dense

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from twin.calibrate.on_record import rows
 from twin.report.blocks import Stamp, blocks
 from twin.report.study_page import FIGURE, PAGE, RESULTS, current_stamp
 from twin.study.kinds import FILE
@@ -100,3 +101,46 @@ def test_a_changed_question_changes_the_stamp_and_words_do_not(tmp_path: Path) -
         stamps.append(current_stamp(folder))
     assert stamps[0] == stamps[1] != stamps[2]
     assert stamps[0].inputs != NOTHING
+
+
+ROOT = STUDIES.parent
+BLOCK = re.compile(r"<!-- made.*?<!-- end -->", re.DOTALL)
+CODE = re.compile(r"```.*?```", re.DOTALL)
+SPEED = re.compile(r"(\d[\d,]*(?:\.\d+)?) tokens/s(?! and)")
+ELSEWHERE = {"740", "4,167", "73"}  # limits that studies derive
+
+
+def on_record() -> set[str]:
+    """Speeds of calibration/measured.csv, as pages round them."""
+    return {f"{run.tokens_per_s:,.0f}" for run in rows() if run.tokens_per_s}
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / PAGE, *sorted(STUDIES.glob(f"*/{PAGE}"))], ids=lambda page: page.parent.name
+)
+def test_a_speed_in_prose_stands_in_a_table(page: Path) -> None:
+    """One that a script made of the page, or a run on record."""
+    text = page.read_text(encoding="utf-8")
+    tables = " ".join(BLOCK.findall(text))
+    known = set(re.findall(r"\d[\d,]*(?:\.\d+)?", tables)) | on_record() | ELSEWHERE
+    said = SPEED.findall(CODE.sub("", BLOCK.sub("", text)))
+    assert set(said) <= known, f"{page}: take it from a table"
+
+
+def test_the_front_page_quotes_runs_on_record() -> None:
+    text = " ".join((ROOT / PAGE).read_text(encoding="utf-8").split())
+    said = re.search(
+        r"One H200 makes ([\d,]+) tokens/s of GPT-OSS-20B and ([\d,]+) of GPT-OSS-120B.*?"
+        r"Four H200 make ([\d,]+) of Laneformer-2B.*?, ([\d,]+) of Llama-3.2-1B and ([\d,]+) of Llama-3.1-70B",
+        text,
+    )
+    assert said
+    runs = {(run.model, run.node, run.context): run.tokens_per_s for run in rows()}
+    names = [
+        ("gpt-oss-20b", "1xh200-sxm", 96),
+        ("gpt-oss-120b", "1xh200-sxm", 96),
+        ("laneformer-2b", "4xh200-sxm", 128),
+        ("llama-3.2-1b", "4xh200-sxm", 128),
+        ("llama-3.1-70b", "4xh200-sxm", 128),
+    ]
+    assert list(said.groups()) == [f"{runs[name]:,.0f}" for name in names]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -12,13 +10,12 @@ from tests.command_line import Twin
 from tests.refusals import refused, refused_command
 from twin.batching.economics import HOUR_S, KWH_J
 from twin.batching.prices import rates_of
-from twin.commands.fit_for import text
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError
 from twin.hardware.load import device_names, load_node
 from twin.models.load import load_model
 from twin.study.beside import OURS, beside, spread
-from twin.study.fit_for import NO, SURE, Fit, Found, fit_for
+from twin.study.fit_for import NO, SURE, fit_for
 from twin.study.runner import Runner
 
 LLAMA = load_model("llama-3.1-8b")
@@ -95,14 +92,6 @@ def test_the_smallest_nodes_that_reach_a_speed_are_named_and_no_slower_one(
     assert [fit.node for fit in h200] == ["1xh200-sxm"]
     assert h200[0].reaches == SURE
     assert h200[0].rests.startswith("held-out")
-
-
-def test_a_speed_outside_its_own_interval_is_explained() -> None:
-    fit = Fit("1xmi300x", SURE, 268.0, 207.0, 264.0, "8 draws", 321.0, None, None, None)
-    args = argparse.Namespace(model="llama-3.1-8b", tokens_per_s=200)
-    told = text(args, Found((fit, replace(fit, node="1xh200", high=300.0)), {}))
-    assert told.splitlines()[-1].startswith("tokens/s outside p10 .. p90: 1xmi300x; the ranges")
-    assert "outside" not in text(args, Found((replace(fit, high=300.0),), {}))
 
 
 def test_wrong_questions_are_refused(twin: Twin) -> None:

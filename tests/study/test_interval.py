@@ -9,14 +9,12 @@ import pytest
 
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.store import read_fit
-from twin.errors import CalibrationError
 from twin.hardware.derive import QUEUE
 from twin.hardware.load import load_node
 from twin.hardware.override import SPREAD, apply_fit, interval, numbers
 from twin.hardware.types import Kind, Number
 from twin.study.hardware import drawable, with_settings
-from twin.study.interval import WIDTHS, Draws, chance, mechanism, settings, summary, uniforms
-from twin.study.twin_error import TwinError, twin_error
+from twin.study.interval import WIDTHS, Draws, about, chance, mechanism, settings, summary, uniforms
 
 DRAWS = Draws(64, 7)
 NODES = ("8xh200", "8xmi300x", "8xmi455x", "8xrubin-r200")
@@ -94,14 +92,15 @@ def test_each_stratum_is_drawn_once() -> None:
 def test_carrier_is_found_and_chance_is_not() -> None:
     node = load_node("8xh200")
     hops = uniforms(f"{node.device.name} link.hop_s", DRAWS)
-    found = summary(node, DRAWS, list(1000 - 100 * hops), numbers(node))
-    assert found.p10 < found.p50 < found.p90
+    found = summary(node, DRAWS, 950.0, list(1000 - 100 * hops), numbers(node))
+    assert found.p10 < 950.0 < found.p90
     name, correlation = found.carried_by[0]
     assert (name, round(correlation, 6)) == ("link.hop_s", -1.0)
     assert len(found.carried_by) == 1
-    assert summary(node, DRAWS, [5.0] * 64, numbers(node)).carried_by == ()
+    assert summary(node, DRAWS, 5.0, [5.0] * 64, numbers(node)).carried_by == ()
     assert (
-        summary(node, DRAWS, list(1000 - 100 * hops), ["device.memory.latency_s"]).carried_by == ()
+        summary(node, DRAWS, 950.0, list(1000 - 100 * hops), ["device.memory.latency_s"]).carried_by
+        == ()
     )
 
 
@@ -112,7 +111,9 @@ def test_a_number_whose_draws_resemble_a_carriers_is_not_named() -> None:
         uniforms(f"{node.device.name} {name}", DRAWS)
         for name in ("link.hop_s", "device.memory.latency_s")
     )
-    both = summary(node, DRAWS, list(1000 - 100 * first - 60 * second), numbers(node)).carried_by
+    both = summary(
+        node, DRAWS, 950.0, list(1000 - 100 * first - 60 * second), numbers(node)
+    ).carried_by
     assert {name for name, _ in both} == {"link.hop_s", "device.memory.latency_s"}
 
 
@@ -122,17 +123,9 @@ def test_more_numbers_and_fewer_draws_make_chance_larger() -> None:
     assert chance(100, 1) == pytest.approx(0.197, abs=0.001)
 
 
-def test_twins_own_error_widens_and_moves_an_interval() -> None:
-    error = TwinError("h200-sxm", "a run", (0.5, 0.8, 1.0))
-    low, middle, high = error.spread([100.0] * 10)
-    assert (low, middle) == (50, 80)
-    assert high == 100
-    assert "80% of their prediction" in error.said()
-
-
-def test_a_device_without_engine_runs_says_so() -> None:
-    with pytest.raises(CalibrationError, match="no engine runs of 1xmi300x on record"):
-        twin_error("mi300x")
+def test_a_prediction_lies_inside_the_interval_of_its_draws() -> None:
+    assert about(100.0, [70.0, 80.0, 90.0]) == (pytest.approx(72.0), 100.0)
+    assert about(100.0, [110.0, 120.0, 130.0]) == (100.0, pytest.approx(128.0))
 
 
 def test_a_number_known_exactly_is_not_drawn() -> None:

@@ -138,7 +138,7 @@ def test_bad_study_is_refused_with_field_and_reason(bad: Bad, tmp_path: Path) ->
     [
         (
             {"models": ["llama-3.1-405b"], "nodes": ["1xh200"]},
-            ("llama-3.1-405b on 1xh200", "GB of memory per GPU", "141 GB", "more GPUs"),
+            ("llama-3.1-405b on 1xh200", "GB of memory per GPU", "150 GB", "more GPUs"),
         ),
         ({"models": ["qwen2.5-coder-1.5b"]}, ("qwen2.5-coder-1.5b on 8xh200", "heads")),
     ],
@@ -224,7 +224,8 @@ def test_every_combination_is_a_row(answer: Outcome) -> None:
         ("1xmi300x", "16"),
         ("1xmi300x", "128"),
     ]
-    assert all(row["p10"] <= row["p50"] <= row["p90"] for row in rows)
+    assert all(row["p10"] <= row["tokens/s, predicted"] <= row["p90"] for row in rows)
+    assert [row["interval from"].split()[0] for row in rows] == ["held-out"] * 2 + ["4"] * 2
     assert all(0 < row["stream fraction"] < 1 for row in rows)
 
 

@@ -138,7 +138,7 @@ def check_memory(
         + spec.vocab * spec.hidden * spec.dtype.bytes
     )
     needed = stored + sequences * spec.held_bytes(context, spec.dtype.bytes)
-    held = node.gpus * node.device.memory.capacity_bytes.value
+    held = node.gpus * node.device.memory.usable_bytes
     if needed > held:
         raise HardwareError(
             f"{spec.name} with {sequences} sequences of {context} positions needs "

@@ -20,7 +20,7 @@ from twin.calibrate.drawn import drawn_runs
 from twin.calibrate.far_fences import DRAWN, no_longer_held_out
 from twin.calibrate.fitted import moved_by, numbers_of
 from twin.calibrate.heldout import HeldOut
-from twin.calibrate.known_error import keep_drawn, known_error
+from twin.calibrate.known_error import keep_drawn, known_error, sizes_of
 from twin.calibrate.measure import Progress, require
 from twin.calibrate.node import calibrated_node, fits_of
 from twin.calibrate.older import is_older
@@ -308,7 +308,7 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     older = of_older_kernels(node, record)
     if left_out := moved_by(node).get(record.folder.name):
         left_out = {name: error for name, error in left_out.items() if name not in older}
-        keep_drawn(node, record.folder.name, left_out, record.kind)
+        keep_drawn(node, record.folder.name, left_out, record.kind, sizes_of(node, record.runs))
         return
     if known_error(node) is None:
         return
@@ -323,7 +323,7 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
                 continue
             speed = simulate(plan, calibrated_node(node.name)).tokens_per_s
             errors[run.name] = speed * statistics.median(samples[run.name]) - 1
-    keep_drawn(node, record.folder.name, errors, record.kind)
+    keep_drawn(node, record.folder.name, errors, record.kind, sizes_of(node, record.runs))
 
 
 def groups(record: Record) -> dict[str, list[str]]:

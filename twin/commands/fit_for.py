@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, command, whole
-from twin.commands.output import emit, progress
+from twin.commands.output import emit, progress, say
 from twin.commands.project import add_running, running
 from twin.commands.whatif import model_of, options_of
 from twin.errors import ConfigError
@@ -80,6 +80,11 @@ def run(args: argparse.Namespace) -> int:
     Point(model, "1xhost", options).spec()  # refused before anything is simulated
     for name in args.node:
         node_on_file(name)
+    say(
+        "every node that its floor allows: room first, then a few layers on each, then all layers "
+        "where it comes close; a deep model takes minutes the first time, and Ctrl-C keeps what is "
+        "done"
+    )
     with running(args, progress()) as runner:
         found = fit_for(
             model,
@@ -106,6 +111,7 @@ def text(args: argparse.Namespace, found: Found) -> str:
         "reaches it",
         "tokens/s",
         "p10 .. p90",
+        "measured",
         "floor",
         "USD/hour",
         "USD/M tokens",
@@ -118,6 +124,7 @@ def text(args: argparse.Namespace, found: Found) -> str:
             fit.reaches,
             count(fit.tokens_per_s),
             "" if fit.low is None or fit.high is None else f"{count(fit.low)} .. {count(fit.high)}",
+            "" if fit.measured is None else count(fit.measured),
             count(fit.floor_tokens_per_s),
             *(
                 "" if value is None else f"{value:.3g}"
@@ -127,21 +134,10 @@ def text(args: argparse.Namespace, found: Found) -> str:
         )
         for fit in found.fits
     ]
-    told = "prices: hwmodels/prices.yaml, or --usd-per-hour; what has none comes last"
-    body = table(names, rows, text_columns=(0, 1, 8))
-    return f"{head}\n\n{body}\n\nother nodes: {missed or 'none'}\n{told}{_outside(found)}"
-
-
-def _outside(found: Found) -> str:
-    nodes = [
-        fit.node
-        for fit in found.fits
-        if fit.low is not None and fit.high is not None
-        if not fit.low <= fit.tokens_per_s <= fit.high
-    ]
-    if not nodes:
-        return ""
-    return (
-        f"\ntokens/s outside p10 .. p90: {', '.join(nodes)}; the ranges of its numbers reach "
-        "further to one side than to the other"
+    told = (
+        "measured: a run on record with default options at about these positions "
+        "(calibration/measured.csv)\n"
+        "prices: hwmodels/prices.yaml, or --usd-per-hour; what has none comes last"
     )
+    body = table(names, rows, text_columns=(0, 1, 9))
+    return f"{head}\n\n{body}\n\nother nodes: {missed or 'none'}\n{told}"

@@ -8,8 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from twin.calibrate.fitted import moved_by
-from twin.calibrate.known_error import FEWEST, known_error
+from twin.calibrate.known_error import FEWEST, known_error, stage_levels
 from twin.calibrate.node import fits_of, other_links
+from twin.calibrate.on_record import prompt_of, step_at
+from twin.calibrate.prompt_error import prompt_error
 from twin.commands import beside
 from twin.commands.arguments import (
     Subparsers,
@@ -171,8 +173,9 @@ def run(args: argparse.Namespace) -> int:
     printed = text(plan, case.node, result, told)
     extra = []
     if prompt:
-        data["prompt"] = asdict(prompt) | {"pass_s": prompt.pass_s}
-        printed += "\n\n" + prompt_text(prompt)
+        known = prompt_json(plan, case.node, prompt)
+        data["prompt"] = asdict(prompt) | {"pass_s": prompt.pass_s} | known
+        printed += "\n\n" + prompt_text(prompt, plan, case.node)
     if args.engines:
         show = progress()
         four = compare_engines(case, show)
@@ -242,6 +245,7 @@ def to_json(plan: Plan, node: Node, result: Result) -> dict[str, Any]:
         named
         | headline(result)
         | {"held_out": held_out_json(node, result, plan.spec)}
+        | {"measured": measured_json(plan, node)}
         | {key: value for key, value in result.to_dict().items() if key not in named}
     )
 
@@ -255,6 +259,7 @@ def text(plan: Plan, node: Node, result: Result, others: str) -> str:
     numbers = [
         ("tokens/s", f"{count(result.tokens_per_s)}  (predicted)"),
         *interval_facts(node, result, plan.spec),
+        *measured_facts(plan, node),
         *batch_facts(result),
         ("step", format_quantity(result.step_s, "s")),
         *([("by routing", routing_text(result))] if result.routing else []),
@@ -263,11 +268,14 @@ def text(plan: Plan, node: Node, result: Result, others: str) -> str:
         ("MBU", percent(result.mbu)),
     ]
     causes = {spoken(cause): seconds for cause, seconds in pages.ordered_causes(result)}
+    levels = stage_levels(node)
+    between = ["p10 .. p90"] if levels else []
     kinds = [
         (
             kind,
             sum(s.kind == kind for s in result.stages),
             f"{sum(parts.values()):.1f}",
+            *([_between(sum(parts.values()), levels.get(kind))] if levels else []),
             spoken(max(parts, key=lambda c: parts[c])),
         )
         for kind, parts in pages.by_kind(result).items()
@@ -289,13 +297,18 @@ def text(plan: Plan, node: Node, result: Result, others: str) -> str:
             head,
             facts(numbers),
             "where the step's time goes (critical path)\n" + bar(causes),
-            table(("stages", "count", "us", "mostly"), kinds),
+            table(("stages", "count", "us", *between, "mostly"), kinds),
             table(("slowest stages", "us", "mostly"), slow),
             others,
             f"{rests}\n{certainty(node, plan.spec)}\nwhat the words mean: twin simulate --help\n"
             f"simulated by {by}",
         ]
     )
+
+
+def _between(us: float, levels: tuple[float, float] | None) -> str:
+    """Where eight of ten such stages of traced runs lay."""
+    return f"{us * levels[0]:.1f} .. {us * levels[1]:.1f}" if levels else ""
 
 
 def _listed(what: str, paths: Sequence[str]) -> str:
@@ -320,11 +333,12 @@ def certainty(node: Node, spec: ModelSpec | None) -> str:
         )
     moved = [record for record in known.records if record in moved_by(load_node(known.node))]
     without = f"; each of {', '.join(moved)} by a fit without it" if moved else ""
+    other = OTHERWISE[kind_of(spec)] if spec and kind_of(spec) is not known.kind else ""
     said = (
         f"held out: the fit of {known.node} ({known.fit}) missed {len(known.every)} engine runs "
         f"that it had not seen ({', '.join(known.records)}{without}) by {percent(known.median)} in "
         f"the median, {percent(known.worst, signed=True)} at worst; the interval holds eight of "
-        f"ten of them{OTHERWISE[kind_of(spec)] if spec and kind_of(spec) is not known.kind else ''}"
+        f"ten of those about as large{other}"
     )
     others = other_links(node)
     link = (
@@ -374,6 +388,19 @@ def interval_facts(node: Node, result: Result, spec: ModelSpec | None) -> list[t
     ]
 
 
+def measured_facts(plan: Plan, node: Node) -> list[tuple[str, str]]:
+    """What a run on record of the same model and node came to."""
+    run = step_at(plan, node)
+    return [("measured", f"{run.speed()} ({run.record})")] if run else []
+
+
+def measured_json(plan: Plan, node: Node) -> dict[str, Any] | None:
+    run = step_at(plan, node)
+    if run is None:
+        return None
+    return {"tokens_per_s": run.tokens_per_s, "context": run.context, "record": run.record}
+
+
 def batch_facts(result: Result) -> list[tuple[str, str]]:
     """What several sequences and accepted drafts make of a step."""
     found = []
@@ -403,12 +430,40 @@ def routing_text(result: Result) -> str:
     return f"{times} of {found['steps']} steps ({result.routing}); below is the median one"
 
 
-def prompt_text(prompt: PromptTime) -> str:
+def prompt_json(plan: Plan, node: Node, prompt: PromptTime) -> dict[str, Any]:
+    """Seconds that eight of ten such prompts took, and what one on record took."""
+    assert plan.spec is not None
+    known, run = prompt_error(plan.spec, node), prompt_of(plan, node, prompt.tokens)
+    ends = [prompt.seconds * end for end in (known.low, known.high)] if known else None
+    there = {"seconds": run.prompt_s, "record": run.record} if run else None
+    return {"interval_s": ends, "measured": there}
+
+
+def prompt_facts(plan: Plan, node: Node, prompt: PromptTime) -> list[tuple[str, str]]:
+    assert plan.spec is not None
+    known, run = prompt_error(plan.spec, node), prompt_of(plan, node, prompt.tokens)
+    found = []
+    if known:
+        low, high = (format_quantity(prompt.seconds * end, "s") for end in (known.low, known.high))
+        found.append(
+            (
+                "interval",
+                f"{low} .. {high}, if it is as wrong as {known.prompts} prompts of "
+                f"{known.models} models ({known.kind.value})",
+            )
+        )
+    if run and run.prompt_s:
+        found.append(("measured", f"{format_quantity(run.prompt_s, 's')} ({run.record})"))
+    return found
+
+
+def prompt_text(prompt: PromptTime, plan: Plan, node: Node) -> str:
     numbers = [
         (
             f"prompt of {prompt.tokens}",
             f"{format_quantity(prompt.seconds, 's')}, then a step  (predicted)",
         ),
+        *prompt_facts(plan, node, prompt),
         (
             "passes",
             f"{prompt.passes} of {format_quantity(prompt.pass_s, 's')}, "

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 
+from twin.calibrate.known_error import known_error
 from twin.commands.arguments import (
     Subparsers,
     add_engine_options,
@@ -31,12 +32,14 @@ from twin.report.figures import spoken
 from twin.report.tables import count, percent, table
 from twin.sim.run import Result
 from twin.study import heat, interval
+from twin.study.depth import repeating, times
 from twin.study.grid import NODE
 from twin.study.interval import Draws
 from twin.study.kinds import Study
 from twin.study.options import Plain
 from twin.study.point import Point
 from twin.study.projection import REFUSE, Projection
+from twin.study.runner import Runner
 from twin.study.sensitivity import STEP, Effect, sensitivity
 from twin.study.whatif import (
     changed,
@@ -49,6 +52,7 @@ from twin.study.whatif import (
 from twin.units import format_quantity, unit_of
 
 SHOWN = 20
+DRAWS = 8
 EXAMPLES = """\
   twin whatif laneformer-2b 8xmi300x --set handoff=grid
   twin whatif laneformer-2b 8xh200 --set link.hop=x0.5 --set memory.stream="5 TB/s"
@@ -98,7 +102,8 @@ def add(commands: Subparsers) -> None:
         "--draws",
         metavar="N",
         type=whole,
-        help="an interval from N draws of the hardware's numbers, for each row",
+        help="draws of the hardware's numbers, for the interval of each row on a node without "
+        f"held-out runs; 0 for none (default {DRAWS})",
     )
     parser.add_argument(
         "--ladder",
@@ -113,7 +118,7 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    wide = bool(args.sweeps or args.draws or args.ladder)
+    wide = bool(args.sweeps or args.draws is not None or args.ladder)
     if not args.changes and not args.sensitivity and not wide:
         raise ConfigError(
             "nothing to change: give --set name=value, --sweep name=values, --draws N, --ladder "
@@ -159,11 +164,9 @@ def _sweep(args: argparse.Namespace, point: Point) -> int:
     ladder.
     """
     axes = parse_axes(args.sweeps, point.on_node(), option_value)
-    if args.draws is not None and not interval.FEWEST <= args.draws <= interval.MOST:
-        raise ConfigError(f"--draws {args.draws}: from {interval.FEWEST} to {interval.MOST}")
+    draws = drawn_of(args, point)
     grid = sweep(point, axes)
     look = ((grid.models[0].label, point.node),) if args.ladder or args.sensitivity else ()
-    draws = Draws(args.draws, seed=1) if args.draws else None
     question = Projection(grid, axes[-1].name if axes else NODE, draws, None, (), look, (), REFUSE)
     said = ", ".join(args.changes + args.sweeps) or "as it is"
     study = Study(
@@ -185,6 +188,16 @@ def _sweep(args: argparse.Namespace, point: Point) -> int:
     return 0
 
 
+def drawn_of(args: argparse.Namespace, point: Point) -> Draws | None:
+    """Draws of a row's numbers: of a deep model, by default, of a few layers."""
+    if args.draws is None:
+        depths = repeating(point.spec())
+        return Draws(DRAWS, 1, (depths.shallow, depths.deep) if depths else ())
+    if args.draws and not interval.FEWEST <= args.draws <= interval.MOST:
+        raise ConfigError(f"--draws {args.draws}: 0, or from {interval.FEWEST} to {interval.MOST}")
+    return Draws(args.draws, 1) if args.draws else None
+
+
 def _compare(args: argparse.Namespace, base: Point, other: Point) -> int:
     """Baseline and change side by side, cause by cause."""
     base, other = with_steps(base), with_steps(other)
@@ -195,15 +208,20 @@ def _compare(args: argparse.Namespace, base: Point, other: Point) -> int:
     if args.sensitivity:
         with running(args, progress()) as runner:
             effects = sensitivity(other, runner)
+    with running(args, progress()) as runner:
+        ends = [
+            between(one, result.tokens_per_s, runner)
+            for one, result in ((base, before), (other, after))
+        ]
     data = {
-        "baseline": headline(before),
-        "changed": headline(after),
+        "baseline": headline(before) | {"interval": ends[0]},
+        "changed": headline(after) | {"interval": ends[1]},
         "changes": args.changes,
         "effect": after.tokens_per_s / before.tokens_per_s - 1,
         "sensitivity": [asdict(effect) | {"assumed": effect.assumed} for effect in effects],
     }
     shown = (
-        [comparison(args.changes, before, after)]
+        [comparison(args.changes, before, after, ends)]
         if args.changes
         else [f"{count(before.tokens_per_s)} tokens/s (predicted)"]
     )
@@ -237,11 +255,44 @@ def _compare(args: argparse.Namespace, base: Point, other: Point) -> int:
     return 0
 
 
-def comparison(changes: Sequence[str], before: Result, after: Result) -> str:
+Ends = tuple[float, float] | None
+
+
+def between(point: Point, speed: float, runner: Runner) -> Ends:
+    """p10 and p90 about a predicted speed: from held-out runs of the node's device, else from a few
+    draws of its numbers; what was set is meant exactly. None where nothing can be drawn.
+    """
+    known = known_error(point.on_node(), point.spec())
+    if known is not None:
+        return known.interval(speed)
+    depths = repeating(point.spec())
+    varied = [
+        point.with_settings(*one) for one in interval.settings(point.on_node(), Draws(DRAWS, 1))
+    ]
+    base, *drawn = times([point, *varied], runner, depths, f"draws of {point.node}")
+    if base.problem or any(one.problem for one in drawn):
+        return None
+    return interval.about(speed, [speed * base.step_s / one.step_s for one in drawn])
+
+
+def comparison(
+    changes: Sequence[str], before: Result, after: Result, ends: Sequence[Ends] = ()
+) -> str:
     """Baseline and change side by side, cause by cause."""
     speeds = before.tokens_per_s, after.tokens_per_s
     rows = [
         ("tokens/s (predicted)", *map(count, speeds), _effect(*speeds)),
+        *(
+            [
+                (
+                    "p10 .. p90",
+                    *("" if e is None else f"{count(e[0])} .. {count(e[1])}" for e in ends),
+                    "",
+                )
+            ]
+            if any(ends)
+            else []
+        ),
         (
             "us a step",
             f"{before.step_s * 1e6:.1f}",

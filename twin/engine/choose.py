@@ -30,8 +30,8 @@ from twin.plan.shards import Weights
 from twin.plan.types import Plan
 from twin.workers import end_with_parent
 
-# relative difference of memory sizes up to which a GPU is taken for the device: drivers count in
-# other units
+# relative difference of memory sizes up to which a GPU is taken for the device: what drivers show
+# programs is less than their total, and on some parts error correction takes a sixteenth
 ALIKE = 0.15
 UNITS = ("multiprocessors", "compute units")  # of NVIDIA, of AMD
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # likewise

@@ -9,10 +9,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from numpy import quantile
-
 from twin.batching.prices import Rates, rates_of
 from twin.calibrate.known_error import KnownError, known_error
+from twin.calibrate.on_record import step_at
 from twin.errors import TwinError
 from twin.explore.aside import Waiting
 from twin.explore.rows import Progress, Rows, Steps
@@ -27,7 +26,7 @@ from twin.study import interval
 from twin.study.beside import beside, checked
 from twin.study.depth import Depths, repeating
 from twin.study.fit_for import DEPTHS, SEED
-from twin.study.interval import Draws
+from twin.study.interval import Draws, about, from_draws, from_runs
 from twin.study.ladder import rungs
 from twin.study.point import Point, Row
 from twin.study.whatif import simulated, sweep
@@ -60,12 +59,12 @@ def case(asked: Asked, usd: float | None, rows: Rows) -> Answer:
     yield {"part": "rests", "numbers": _rests(node, row)}
     yield from _ladder(point, rows)
     if known is not None:
-        yield _interval(*known.interval(row.tokens_per_s), f"held-out runs of {known.node}")
+        yield _interval(*known.interval(row.tokens_per_s), from_runs(known))
         return
     speeds = yield from _draws(point, node, row, rows)
     if speeds:
-        low, high = (float(end) for end in quantile(speeds, (0.1, 0.9)))
-        yield _interval(low, high, f"{len(speeds)} draws of its numbers")
+        low, high = about(row.tokens_per_s, speeds)
+        yield _interval(low, high, from_draws(len(speeds)))
 
 
 def _about(point: Point, node: Node, known: KnownError | None, rows: Rows) -> Steps[Part | None]:
@@ -173,6 +172,7 @@ def _speed(
         "stream_fraction": row.stream_fraction,
         "mbu": row.bytes_per_step / (row.peak_bytes_per_s * row.step_s),
         "interval": ends,
+        "measured": _measured(asked.point(), node),
         "usd_per_hour": rates.usd_per_hour(node),
         "causes": {cause: s * US for cause, s in row.attribution.items()},
         "kinds": {
@@ -181,6 +181,14 @@ def _speed(
         },
         "step_times_us": [s * US for s in row.step_times_s] if len(row.step_times_s) > 1 else [],
     }
+
+
+def _measured(point: Point, node: Node) -> Part | None:
+    """A run on record of the same model on this very node."""
+    run = None if point.settings else step_at(point.case().plan(), node)
+    if run is None:
+        return None
+    return {"tokens_per_s": run.tokens_per_s, "context": run.context, "record": run.record}
 
 
 def _title(point: Point, node: Node) -> str:

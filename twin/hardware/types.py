@@ -98,7 +98,7 @@ class BlockCosts:
 class Memory:
     """Device memory, all stacks together."""
 
-    capacity_bytes: Number
+    capacity_bytes: Number  # as the driver shows it; datasheets round, and count GB or GiB
     peak_bytes_per_s: Number  # datasheet: the denominator of MBU
     # of the pipe by which the twin serves a stream; a fit makes it agree with probes
     stream_bytes_per_s: Number
@@ -108,6 +108,14 @@ class Memory:
     # of the pipe's rate, that must be under way for the memory to deliver it
     # (twin/sim/under_way.py); None: any amount does
     under_way_s: Number | None = None
+    # of the capacity, what the driver and a program's context keep; None: nothing
+    reserved_bytes: Number | None = None
+
+    @property
+    def usable_bytes(self) -> int:
+        """What plans may fill."""
+        kept = self.reserved_bytes.value if self.reserved_bytes else 0
+        return max(0, int(self.capacity_bytes.value - kept))
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def limits_of(node: Node) -> Limits:
         blocks=device.blocks,
         dies=int(device.structure.dies.value),
         on_chip_bytes=int(device.block.on_chip_bytes.value),
-        memory_bytes=int(device.memory.capacity_bytes.value),
+        memory_bytes=device.memory.usable_bytes,
         oversubscribe=device.sharing is not None,
         teams=device.teams,
     )

@@ -60,8 +60,15 @@ def has_experts(plan: Plan) -> bool:
 
 def multiplied(plan: Plan, stage: Stage) -> Matrix | None:
     """The matrix that the kernel multiplies in a stage."""
+    return of_all_chosen(plan, stage) if has_experts(plan) else stage.matrix
+
+
+def of_all_chosen(plan: Plan, stage: Stage) -> Matrix | None:
+    """The rows or columns of a token's chosen experts as one matrix, which they are to warps; of a
+    stage without experts its own.
+    """
     matrix, routed = stage.matrix, stage.routed
-    if matrix is None or routed is None or not has_experts(plan):
+    if matrix is None or routed is None:
         return matrix
     if stage.kind is StageKind.ROUTED_DOWN:
         return replace(matrix, cols=routed.top_k * matrix.cols, beside=routed.top_k)

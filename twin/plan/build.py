@@ -71,7 +71,7 @@ def _build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
     blocks = options.blocks // ranks_per_gpu
     shard = Shard(spec.hidden, -(-spec.vocab // ranks))
     attention = attention_of(spec, options, limits, ranks=ranks, blocks=blocks)
-    coding = coding_of(spec.coded, ranks) if attention else None
+    coding = coding_of(spec.coded, ranks) if spec.runnable_reason() is None else None
     run = all(getattr(options, name) <= most for name, most in ENGINE_OPTIONS.items())
     teams = limits.teams and attention is not None and run
     builder = Builder(spec, options, ranks, blocks, shard, attention, coding=coding, teams=teams)

@@ -123,12 +123,11 @@ def unpacking_s(device: Device, form: Format, weights: int) -> float:
 
 
 def _probed(device: Device, form: Format) -> bool:
-    """Does a rate of the device say it? NVIDIA's are probed, or follow from those that are. They
-    hold for formats that only plans of projections read, too: a weight is decoded alike. On AMD,
-    where none has run, they are those of the engine's own formats alone.
+    """Does a rate of the device say it? Those of a block of warps are probed, or follow from those
+    that are. They hold for formats that only plans of projections read, too: a weight is decoded
+    alike, whether or not the engine runs its plan.
     """
-    stored = form.coded or (device.vendor == "nvidia" and form.name in UNPACK)
-    return stored and device.warps is not None
+    return device.warps is not None and (form.coded or form.name in UNPACK)
 
 
 def _measured(device: Device, form: Format) -> bool:

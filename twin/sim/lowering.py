@@ -229,7 +229,7 @@ class _Lowering:
 
     def _whole_numbers(self, stage: Stage) -> int:
         """In which a block of warps makes them of its input, where threads multiply such."""
-        if self.device.warps is None or self.plan.tokens > 1 or self.plan.without_code():
+        if self.device.warps is None or self.plan.tokens > 1:
             return 0
         wide = multiplied(self.plan, stage)
         if wide is None or not consume.as_whole_numbers(wide, wide_ffn=self._wide_ffn(stage)):
@@ -240,7 +240,7 @@ class _Lowering:
         """In which the elements of a gathered vector go to the threads that have 16 neighbours of
         it.
         """
-        if self.device.warps is None or self.plan.tokens > 1 or self.plan.without_code():
+        if self.device.warps is None or self.plan.tokens > 1:
             return 0
         wide = stage.matrix is not None and stage.matrix.pack > vectors.PACK_ELEMENTS
         gathers = wide and ROWS[stage.kind].vector and stage.reads

@@ -275,6 +275,7 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
     of_warps = node.device.warps is not None
     unused = {
         "memory.capacity_bytes": True,
+        "memory.reserved_bytes": True,
         "memory.peak_bytes_per_s": False,
         "memory.under_way_s": enough_under_way(plan, node.device),
         "power.": True,

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from twin.hardware.types import Device
 from twin.kernel.coded import tensor_products
-from twin.kernel.experts import has_experts, multiplied
+from twin.kernel.experts import of_all_chosen
 from twin.kernel.teams import Ahead, taken_ahead, wide_ffn
 from twin.plan.types import Execution, HandOffKind, Matrix, Plan, Stage, StageKind, tiles_of
 from twin.sim import attend, consume, cost, tiles
@@ -38,7 +38,9 @@ class Streams:
     def __init__(self, plan: Plan, device: Device) -> None:
         self.plan, self.device = plan, device
         self.known: dict[object, Weights] = {}
-        self.by_kernel = has_experts(plan) and plan.tokens == 1
+        # an option that the engine does not run changes nothing of how warps take experts
+        runs = plan.spec is not None and plan.spec.runnable_reason() is None
+        self.by_kernel = runs and plan.tokens == 1 and any(stage.routed for stage in plan.stages)
         self.wide_ffn = self.by_kernel and device.warps is not None and wide_ffn(plan)
         self.wide: dict[int, Matrix | None] = {}
         self.scans: dict[object, tuple[tuple[int, int], ...]] = {}
@@ -81,7 +83,7 @@ class Streams:
         if experts != (1,) * stage.routed.top_k:
             return None
         if stage.index not in self.wide:
-            self.wide[stage.index] = multiplied(self.plan, stage)
+            self.wide[stage.index] = of_all_chosen(self.plan, stage)
         return self.wide[stage.index]
 
     def _cached(self, stage: Stage, block: int) -> Weights:

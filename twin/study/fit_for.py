@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twin.batching.prices import rates_of
 from twin.calibrate.known_error import known_error
+from twin.calibrate.on_record import step_at
 from twin.errors import TwinError
 from twin.hardware.floor import ceiling
 from twin.hardware.load import load_node, node_names
+from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.study import interval
-from twin.study.depth import Depths, times
+from twin.study.depth import Depths, repeating, times
 from twin.study.hardware import node_on_file
 from twin.study.interval import Draws
 from twin.study.options import Plain
@@ -41,6 +43,7 @@ class Fit:
     usd_per_hour: float | None
     usd_per_million: float | None
     kwh_per_million: float | None
+    measured: float | None = None  # tokens/s of a run on record, near these positions
 
     def json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -73,39 +76,61 @@ def fit_for(
     names = [name for name in node_names() if load_node(name).device.sharing is None]
     points = [Point(model, name, options) for name in (*names, *own)]
     left = [point for point in points if _most(point) >= target]
-    rows = _every(left, runner) if every else _smallest(left, target, runner)
-    problems = sum(bool(row.problem) for row in rows.values())
+    some = _every(left, runner) if every else _smallest(left, target, runner)
+    near = [point for point, speed in some.items() if (speed or 0.0) * CLOSE >= target]
+    rows = dict(zip(near, runner.rows(near, "nodes that come close"), strict=True)) if near else {}
+    problems = sum(speed is None for speed in some.values())
+    problems += sum(bool(row.problem) for row in rows.values())
     close = {p: row for p, row in rows.items() if row.tokens_per_s * CLOSE >= target}
-    _draw_all([point for point in close if not known_error(point.on_node())], runner, draws)
+    _draw_all([p for p in close if not known_error(p.on_node(), p.spec())], runner, draws)
     made = [_fit(point, row, target, runner, draws, usd_per_hour) for point, row in close.items()]
     fits = [fit for fit in made if fit.reaches != NO]
     missed = {
         "have a floor below the speed": len(points) - len(left),
         "have no plan or no room": problems,
-        "are too slow": len(rows) - problems - len(fits),
-        "have more GPUs than it takes (--every lists them)": len(left) - len(rows),
+        "are too slow": len(some) - problems - len(fits),
+        "have more GPUs than it takes (--every lists them)": len(left) - len(some),
     }
     return Found(tuple(sorted(fits, key=_cost)), missed)
 
 
-def _every(points: Sequence[Point], runner: Runner) -> dict[Point, Row]:
-    return dict(zip(points, runner.rows(points, "nodes"), strict=True)) if points else {}
+def _every(points: Sequence[Point], runner: Runner) -> dict[Point, float | None]:
+    """Tokens per second of each, of a deep model about; None of a node without a plan or room."""
+    fits = runner.rows([replace(point, steps=0) for point in points], "nodes with room")
+    there = [point for point, row in zip(points, fits, strict=True) if not row.problem]
+    speeds = dict(zip(there, _about(there, runner), strict=True)) if there else {}
+    return {point: speeds.get(point) for point in points}
 
 
-def _smallest(points: Sequence[Point], target: float, runner: Runner) -> dict[Point, Row]:
+def _about(points: Sequence[Point], runner: Runner) -> list[float | None]:
+    """From a few layers of each, where these repeat."""
+    depths = repeating(points[0].spec())
+    short = [depths.short(point) if depths else (point,) for point in points]
+    rows = iter(runner.rows([one for some in short for one in some], "nodes, a few layers"))
+    speeds: list[float | None] = []
+    for point, some in zip(points, short, strict=True):
+        found = tuple(next(rows) for _ in some)
+        if any(row.problem for row in found):
+            speeds.append(None)
+            continue
+        step_s = depths.extended(point, found) if depths else found[0].step_s
+        speeds.append(found[0].tokens_per_step / (step_s + found[0].draft_s))
+    return speeds
+
+
+def _smallest(points: Sequence[Point], target: float, runner: Runner) -> dict[Point, float | None]:
     """Each device's nodes from the smallest up until one reaches the speed, all devices at once."""
     waiting: dict[str, list[Point]] = defaultdict(list)
     for point in sorted(points, key=lambda one: node_on_file(one.node).gpus):
         waiting[node_on_file(point.node).device.name].append(point)
-    found: dict[Point, Row] = {}
+    found: dict[Point, float | None] = {}
     while waiting:
         now = {device: left.pop(0) for device, left in waiting.items()}
-        rows = _every(list(now.values()), runner)
-        found |= rows
+        found |= _every(list(now.values()), runner)
         waiting = {
             device: left
             for device, left in waiting.items()
-            if left and (rows[now[device]].problem or rows[now[device]].tokens_per_s < target)
+            if left and (found[now[device]] or 0.0) < target
         }
     return found
 
@@ -146,10 +171,10 @@ def _fit(
     low = high = None
     if known is not None:
         low, high = known.interval(speed)
-        rests = f"held-out runs of {known.node}"
+        rests = interval.from_runs(known)
     elif draws:
         low, high = _drawn(point, row, runner, draws)
-        rests = f"{draws} draws of its numbers"
+        rests = interval.from_draws(draws)
     rates, total = rates_of(node, usd), row.total_tokens_per_s
     return Fit(
         node.name,
@@ -162,7 +187,15 @@ def _fit(
         rates.usd_per_hour(node),
         rates.usd_per_million(node, total),
         rates.kwh_per_million(node, total),
+        on_record(point),
     )
+
+
+def on_record(point: Point) -> float | None:
+    """Tokens per second that a run of the same model on the node came to."""
+    case = point.case()
+    run = step_at(plan_for(case.spec, case.node, **case.options()), case.node)
+    return run.tokens_per_s if run else None
 
 
 def _reaches(target: float, speed: float, low: float | None, high: float | None) -> str:
@@ -191,16 +224,13 @@ def _varied(point: Point, count: int) -> list[Point]:
 
 
 def _drawn(point: Point, row: Row, runner: Runner, count: int) -> tuple[float | None, float | None]:
-    from numpy import quantile
-
     try:
         speeds = drawn(point, row, runner, count)
     except TwinError:
         return None, None
     if not speeds:
         return None, None
-    low, high = quantile(speeds, (interval.LEVELS[0], interval.LEVELS[-1]))
-    return float(low), float(high)
+    return interval.about(row.tokens_per_s, speeds)
 
 
 def _cost(fit: Fit) -> tuple[bool, float, float]:

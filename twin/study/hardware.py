@@ -23,7 +23,7 @@ TOGETHER = (GPUS, CLOCK)  # names that change more than one number
 # What a block's clock drives. Memory, links and launches have clocks of their own, and so have the
 # fabric and caches that a hop crosses.
 CLOCKED = ("block.", "warps.", "l2.", "device.block.", "device.warps.", "device.l2.")
-UNCLOCKED = ("on_chip_bytes", "capacity_bytes")
+UNCLOCKED = ("on_chip_bytes", "capacity_bytes", "reserved_bytes")
 
 
 def with_settings(node: Node, settings: Sequence[Setting]) -> Node:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from twin.calibrate.known_error import KnownError
 from twin.calibrate.node import calibrated
 from twin.calibrate.store import name_of, read_fit
-from twin.errors import TwinError
 from twin.hardware.derive import IDLE, QUEUE, followed
 from twin.hardware.load import load_device
 from twin.hardware.override import interval, numbers, resolve
@@ -59,37 +59,34 @@ class Draws:
 
     count: int
     seed: int
-    held_out: str = ""  # a device whose engine runs say how wrong the twin itself is
     # two numbers of layers to simulate each draw with, instead of all of them
     depths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Tokens per second at LEVELS, and what carries them: rank correlation of each mechanism with
-    the speed, the strongest first.
+    """Tokens per second that eight of ten are between: about the prediction, which is what the
+    numbers on file give. Of draws also their speeds, and what carries them: rank correlation of
+    each mechanism with the speed, the strongest first.
     """
 
     p10: float
-    p50: float
     p90: float
-    speeds: tuple[float, ...]  # of all draws
-    carried_by: tuple[tuple[str, float], ...]  # only what can be told from chance
+    rests: str  # what it is from
+    speeds: tuple[float, ...] = ()  # of all draws
+    carried_by: tuple[tuple[str, float], ...] = ()  # only what can be told from chance
 
 
 def read_draws(fields: Fields) -> Draws | None:
-    """`intervals: {draws, seed, held_out}`, or nothing."""
+    """`intervals: {draws, seed, depths}`, or nothing."""
     if "intervals" not in fields:
         return None
     one = fields.mapping("intervals")
     draws = Draws(
         one.whole("draws", low=FEWEST, high=MOST),
         one.whole("seed", 1),
-        one.text("held_out", ""),
         _depths(one),
     )
-    if draws.held_out:
-        _known(one, draws.held_out)
     one.done()
     return draws
 
@@ -106,13 +103,6 @@ def _depths(one: Fields) -> tuple[int, ...]:
             f"{list(found)} must be two numbers of layers, the smaller first, such as [4, 8]",
         )
     return found
-
-
-def _known(fields: Fields, device: str) -> None:
-    try:
-        load_device(device)
-    except TwinError as error:
-        raise fields.error("held_out", str(error)) from error
 
 
 def settings(node: Node, draws: Draws) -> list[tuple[Setting, ...]]:
@@ -233,13 +223,36 @@ def uniforms(name: str, draws: Draws) -> Floats:
 
 
 def summary(
-    node: Node, draws: Draws, speeds: Sequence[float], touched: Collection[str]
+    node: Node, draws: Draws, speed: float, speeds: Sequence[float], touched: Collection[str]
 ) -> Interval:
-    """The interval of a cell from the speeds of its draws, in order; `touched` are the paths that
-    its plan uses.
+    """The interval of a cell of the predicted `speed` from the speeds of its draws, in order;
+    `touched` are the paths that its plan uses.
     """
-    p10, p50, p90 = (float(value) for value in np.quantile(speeds, LEVELS))
-    return Interval(p10, p50, p90, tuple(speeds), tuple(_carriers(node, draws, speeds, touched)))
+    low, high = about(speed, speeds)
+    carried = tuple(_carriers(node, draws, speeds, touched))
+    return Interval(low, high, from_draws(draws.count), tuple(speeds), carried)
+
+
+def about(speed: float, speeds: Sequence[float]) -> tuple[float, float]:
+    """The ends of eight of ten speeds, and of the prediction: ranges reach further to one side than
+    to the other.
+    """
+    low, high = (float(value) for value in np.quantile(speeds, (LEVELS[0], LEVELS[-1])))
+    return min(low, speed), max(high, speed)
+
+
+def from_draws(count: int) -> str:
+    return f"{count} draws of its numbers"
+
+
+def held(known: KnownError, speed: float) -> Interval:
+    """As far about a predicted speed as held-out engine runs were off."""
+    low, high = known.interval(speed)
+    return Interval(low, high, from_runs(known))
+
+
+def from_runs(known: KnownError) -> str:
+    return f"held-out runs of {known.node}"
 
 
 def chance(count: int, tried: int) -> float:

@@ -137,7 +137,9 @@ class Row:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of one sequence."""
+        """Of one sequence; 0 with a problem."""
+        if self.problem:
+            return 0.0
         return self.tokens_per_step / (self.step_s + self.draft_s)
 
     @property
@@ -147,7 +149,7 @@ class Row:
 
     @property
     def stream_fraction(self) -> float:
-        return self.floor_s / self.step_s
+        return self.floor_s / self.step_s if self.step_s else 0.0
 
 
 def key_of(point: Point) -> str:

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from twin.calibrate.known_error import known_error
 from twin.errors import ConfigError, OutputError, PlanError
 from twin.files import check_stems
 from twin.study import interval, ladder, on_chip, projection_parts
@@ -111,8 +112,8 @@ class Projection:
         runner.rows(points, "intervals and details")
 
     def _drawn(self, cell: Cell) -> list[Point]:
-        """The hardware as it is on file, then every draw."""
-        if self.draws is None:
+        """The hardware as it is on file, then every draw; none where held-out runs say more."""
+        if self.draws is None or known_error(cell.point.on_node(), cell.point.spec()):
             return []
         return [
             cell.point,
@@ -129,16 +130,19 @@ class Projection:
     def _interval(self, cell: Cell, row: Row, draws: Draws, runner: Runner) -> Interval:
         base, *drawn = times(self._drawn(cell), runner, self._depths, "draws")
         speeds = [row.tokens_per_s * base.step_s / one.step_s for one in drawn]
-        return interval.summary(cell.point.on_node(), draws, speeds, drawn[0].assumed)
+        node = cell.point.on_node()
+        return interval.summary(node, draws, row.tokens_per_s, speeds, drawn[0].assumed)
 
     def _answer(self, cell: Cell, row: Row, runner: Runner) -> Answer:
-        drawn = (
-            self._interval(cell, row, self.draws, runner)
-            if self.draws and not row.problem
-            else None
-        )
+        found: Interval | None = None
+        if not row.problem:
+            known = known_error(cell.point.on_node(), cell.point.spec())
+            if known is not None:
+                found = interval.held(known, row.tokens_per_s)
+            elif self.draws:
+                found = self._interval(cell, row, self.draws, runner)
         published = tuple(figure for figure in self.published if figure.of(cell))
-        return Answer(cell, row, drawn, published)
+        return Answer(cell, row, found, published)
 
 
 def _check_tables(close: Sequence[Cell]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -30,7 +29,6 @@ from twin.study.outcome import (
 from twin.study.outcome import Cell as Entry
 from twin.study.point import Row
 from twin.study.sensitivity import STEP, Effect
-from twin.study.twin_error import TwinError, twin_error
 from twin.units import format_quantity, unit_of
 
 US = 1e6
@@ -117,17 +115,14 @@ def outcome(
 ) -> Outcome:
     """All parts."""
     possible = [answer for answer in answers if answer.possible]
-    error = twin_error(draws.held_out) if draws and draws.held_out else None
-    parts = [_scaling(answers, columns, draws, error), _cells(answers, roofline), _time(possible)]
+    parts = [_scaling(answers, columns), _cells(answers, roofline), _time(possible)]
     if any(answer.published for answer in answers):
         parts.insert(1, _beside(answers, roofline))
     if any(len(answer.row.step_times_s) > 1 for answer in possible):
         parts.append(_steps(possible))
     parts += [part for one in close for part in (_ladder(one), _sensitivity(one))]
-    if draws:
+    if draws and any(answer.interval and answer.interval.speeds for answer in possible):
         parts.append(_carriers(possible, draws))
-    if error:
-        parts.append(_with_twin_error(possible, error))
     parts.append(_rests_on(possible))
     return Outcome(tuple(parts), _headline(possible), tuple(_notes(answers, draws, roofline)))
 
@@ -158,11 +153,16 @@ def _notes(
         "Everything called predicted comes from the simulation of a plan; nothing was measured on "
         "these nodes unless a column says so."
     )
+    yield (
+        "tokens/s is one central value: the simulation with the numbers on file. Between p10 and "
+        "p90 lie eight of ten: of held-out engine runs of the node's device about as large, where "
+        "there are any."
+    )
     if draws:
         yield (
-            f"p10, p50 and p90 over {draws.count} draws (seed {draws.seed}) of every rate and time "
-            "of the node; low..high is a number's central 90%. The twin's own error (what its "
-            "model leaves out) is not in it: studies/h200-validation has its size."
+            f"Elsewhere p10 and p90 are of {draws.count} draws (seed {draws.seed}) of every rate "
+            "and time of the node; low..high is a number's central 90%. What the twin's model "
+            "leaves out is not in them."
         )
         if draws.depths:
             shallow, deep = draws.depths
@@ -180,27 +180,14 @@ def _notes(
             yield f"{answer.cell}: not possible: {answer.row.problem}"
 
 
-def _scaling(
-    answers: Sequence[Answer], columns: str, draws: Draws | None, error: TwinError | None
-) -> Part:
-    tables = [
-        _matrix(
-            answers,
-            columns,
-            "median draw (p10-p90), tokens/s" if draws else "predicted tokens/s",
-            "scaling",
-            _speed,
-        )
-    ]
-    if error:
-        name = "with the twin's own error"
-        tables.append(
-            _matrix(answers, columns, name, "scaling-with-twin-error", partial(_speed_with, error))
-        )
+def _scaling(answers: Sequence[Answer], columns: str) -> Part:
+    told = any(answer.interval for answer in answers)
+    corner = "predicted (p10-p90), tokens/s" if told else "predicted tokens/s"
     text = "Predicted tokens per second for one user" + (
-        "; with the median draw, and an interval from p10 to p90." if draws else "."
+        ", and an interval from p10 to p90." if told else "."
     )
-    return Part("Tokens per second", text, (_chart(answers, columns),), tuple(tables), long=True)
+    tables = (_matrix(answers, columns, corner, "scaling", _speed),)
+    return Part("Tokens per second", text, (_chart(answers, columns),), tables, long=True)
 
 
 def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
@@ -213,7 +200,7 @@ def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
     ]
     head += [Column("tokens/s, predicted")]
     drawn = any(answer.interval for answer in answers)
-    head += [Column(name) for name in ("p10", "p50", "p90")] if drawn else []
+    head += [Column("p10"), Column("p90"), Column("interval from", Shown.TEXT)] if drawn else []
     several = any(answer.row.sequences > 1 for answer in answers)
     head += [Column("all sequences, tokens/s")] if several else []
     head += [
@@ -245,7 +232,7 @@ def _cell_row(
     speeds: list[Entry] = [row.tokens_per_s]
     if drawn:
         one = answer.interval
-        speeds += [one.p10, one.p50, one.p90] if one else [None, None, None]
+        speeds += [one.p10, one.p90, one.rests] if one else [None, None, None]
     speeds += [row.total_tokens_per_s] if several else []
     facts: list[Entry] = [
         row.step_s,
@@ -358,17 +345,10 @@ def _speed(answer: Answer) -> str:
     mark = "*" if answer.row.assumed else ""
     if answer.interval:
         return (
-            f"{answer.interval.p50:,.0f} "
+            f"{answer.row.tokens_per_s:,.0f} "
             f"({answer.interval.p10:,.0f}-{answer.interval.p90:,.0f}){mark}"
         )
     return f"{answer.row.tokens_per_s:,.0f}{mark}"
-
-
-def _speed_with(error: TwinError, answer: Answer) -> str:
-    if answer.interval is None:
-        return ""
-    low, middle, high = error.spread(answer.interval.speeds)
-    return f"{middle:,.0f} ({low:,.0f}-{high:,.0f})"
 
 
 def _line(cell: Cell, columns: str) -> str:
@@ -415,7 +395,7 @@ def _wide(answers: Sequence[Answer]) -> bool:
 
 
 def _series(label: str, answers: Sequence[Answer | None]) -> Series:
-    found = [(a.interval.p50 if a.interval else a.row.tokens_per_s) if a else None for a in answers]
+    found = [a.row.tokens_per_s if a else None for a in answers]
     if not any(a and a.interval for a in answers):
         return Series(label, tuple(found))
     low = tuple(a.interval.p10 if a and a.interval else None for a in answers)
@@ -559,31 +539,6 @@ def _kinds_of(effects: Sequence[Effect]) -> Iterator[Series]:
             yield Series(label, values)
 
 
-def _with_twin_error(possible: Sequence[Answer], error: TwinError) -> Part:
-    """The intervals again, with what the twin is known to get wrong."""
-    head = (
-        Column("cell", Shown.TEXT),
-        *(Column(f"{name}, tokens/s") for name in ("p10", "p50", "p90")),
-        Column("p50 against predicted", Shown.CHANGE),
-    )
-    rows = []
-    for answer in possible:
-        if answer.interval:
-            low, middle, high = error.spread(answer.interval.speeds)
-            rows.append((str(answer.cell), low, middle, high, middle / answer.row.tokens_per_s - 1))
-    text = (
-        f"{error.said()}. Here every draw is multiplied by each of these factors, as if the twin "
-        "were as wrong everywhere as there: the only evidence that there is, from one GPU."
-    )
-    return Part(
-        "With the twin's own error",
-        text,
-        (),
-        (Table("with-twin-error", head, tuple(rows), terminal=False),),
-        long=True,
-    )
-
-
 def _carriers(possible: Sequence[Answer], draws: Draws) -> Part:
     """Which numbers carry the intervals."""
     head = (
@@ -594,7 +549,7 @@ def _carriers(possible: Sequence[Answer], draws: Draws) -> Part:
     rows = []
     for answer in possible:
         one = answer.interval
-        if one is None:
+        if one is None or not one.speeds:
             continue
         named = [
             f"{name.removeprefix('device.')} {correlation:+.2f}"

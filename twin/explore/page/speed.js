@@ -48,6 +48,14 @@ function card(c) {
     );
   const lines = [
     ["p10 – p90", i ? `${number(i.low)} – ${number(i.high)}` : c.progress ? "drawing…" : "–"],
+    ...(s.measured
+      ? [
+          [
+            `measured at ${number(s.measured.context)} positions`,
+            `${number(s.measured.tokens_per_s)} tokens/s`,
+          ],
+        ]
+      : []),
     ["a token", time(s.step_s)],
     ["floor", `${number(s.floor_tokens_per_s)} tokens/s`],
     ...(c.speed ? [["stream fraction", percent(s.stream_fraction)]] : []),
