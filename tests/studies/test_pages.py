@@ -131,7 +131,8 @@ def test_the_front_page_quotes_runs_on_record() -> None:
     text = " ".join((ROOT / PAGE).read_text(encoding="utf-8").split())
     said = re.search(
         r"One H200 makes ([\d,]+) tokens/s of GPT-OSS-20B and ([\d,]+) of GPT-OSS-120B.*?"
-        r"Four H200 make ([\d,]+) of Laneformer-2B.*?, ([\d,]+) of Llama-3.2-1B and ([\d,]+) of Llama-3.1-70B",
+        r"Four H200 make ([\d,]+) of Laneformer-2B.*?, ([\d,]+) of Llama-3.2-1B "
+        r"and ([\d,]+) of Llama-3.1-70B",
         text,
     )
     assert said
