@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from twin.report import study_figures
 from twin.report.svg import WIDTH, figure
 from twin.study.outcome import Bars, Chart, Lines, Series, Waterfall
 
@@ -55,9 +56,38 @@ def test_a_chart_says_its_units(name: str) -> None:
     chart, text = CHARTS[name], figure(CHARTS[name])
     axes = (chart.x_axis, chart.y_axis) if isinstance(chart, Lines) else (chart.axis,)
     for axis in axes:
-        assert f">{axis}</text>" in text
+        assert re.search(rf">{re.escape(axis)}( \(logarithmic\))?</text>", text)
 
 
 def test_colours_are_greys() -> None:
     for colour in re.findall(r'fill="#([0-9a-f]{6})"', figure(CHARTS["bars"])):
         assert colour[:2] == colour[2:4] == colour[4:]
+
+
+MARKED = tuple(Series(f"server {at}", (1.0 + at, 2.0, 30.0), marks=True) for at in range(4))
+MARKS = Lines(tuple(range(1, 40)), (Series("a", (1.0,) * 39),), "load", "s", log_x=True)
+
+
+def test_four_series_of_marks_have_four_forms() -> None:
+    for chart in (
+        Lines((1, 10, 100), MARKED, "load", "s", log_x=True, log_y=True),
+        Bars(("x", "y", "z"), (Series("ours", (1.0, 2.0, 3.0)), *MARKED), "us", log=True),
+    ):
+        drawn = study_figures.figure(chart)["data"]
+        marks = [
+            trace for trace in drawn if trace["mode" if "mode" in trace else "type"] == "markers"
+        ]
+        assert len({trace["marker"]["symbol"] for trace in marks}) == 4
+        shapes = re.findall(r'<path d="M[\d.]+ [\d.]+([^"]+)" fill="white"', figure(chart))
+        assert len(set(shapes)) == 4
+
+
+@pytest.mark.parametrize("chart", [MARKS, CHARTS["lines"], CHARTS["words"], CHARTS["logarithmic"]])
+def test_a_logarithmic_axis_says_so_and_has_labelled_ticks(chart: Bars | Lines) -> None:
+    layout = study_figures.figure(chart)["layout"]
+    axes = [axis for axis in (layout["xaxis"], layout["yaxis"]) if axis.get("type") == "log"]
+    assert axes
+    for axis in axes:
+        assert axis["title"]["text"].endswith("(logarithmic)")
+        assert axis["ticktext"]
+    assert figure(chart).count("(logarithmic)") == len(axes)

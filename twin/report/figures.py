@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 from twin.report.html import Figure
@@ -21,6 +22,8 @@ COLOURS = {
     "sampling": "#d69e2e",
     "other": "#8a94a6",
 }
+# One form for each series of marks of a chart, so that they differ in grey too.
+MARKS = ("diamond", "circle", "square", "triangle-up")
 ROW_PX = 34
 MARGIN = {"l": 10, "r": 20, "t": 10, "b": 45}  # of figures whose rows have names
 EDGES_PX = MARGIN["t"] + MARGIN["b"]
@@ -49,6 +52,16 @@ class Span:
 def spoken(cause: str) -> str:
     """A cause as people read it."""
     return cause.replace("_", "-")
+
+
+def mark_forms(marks: Sequence[bool]) -> list[str]:
+    """The form of each series that is one of `marks`, in order; of the others "circle"."""
+    forms = cycle(MARKS)
+    return [next(forms) if one else "circle" for one in marks]
+
+
+def axis_title(axis: str, *, log: bool) -> str:
+    return f"{axis} (logarithmic)" if log else axis
 
 
 def attribution(

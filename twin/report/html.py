@@ -197,7 +197,9 @@ def _legend(name: str, figure: Figure) -> str:
 
 def _sign(trace: Mapping[str, Any]) -> str:
     mode = trace.get("mode", "bar")
-    return "mark" if mode == "markers" else "line" if "lines" in mode else "bar"
+    if mode == "markers":
+        return f"mark {trace['marker'].get('symbol', 'circle')}"
+    return "line" if "lines" in mode else "bar"
 
 
 def _beside(name: str) -> str:

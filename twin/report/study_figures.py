@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
-from twin.report.figures import COLOURS, EDGES_PX, MARGIN, log_ticks, spoken
+from twin.report.figures import COLOURS, EDGES_PX, MARGIN, axis_title, log_ticks, mark_forms, spoken
 from twin.report.html import Figure
 from twin.study.outcome import Bars, Chart, Heat, Lines, Series, Waterfall
 
@@ -60,20 +60,20 @@ def figure(chart: Chart) -> Figure:
 
 
 def bars(chart: Bars) -> Figure:
-    """Horizontal, the first name on top; figures of others as diamonds in their bar's place."""
+    """Horizontal, the first name on top; figures of others as marks in their bar's place."""
     plain = [series for series in chart.series if not series.marks]
     colours = _colours(plain)
     data = [_bar(chart, series, colour) for series, colour in zip(plain, colours, strict=True)]
     # Marks that belong to no bar take the colour after all of them.
     colours.append(PALETTE[len(plain) % len(PALETTE)])
     data += [
-        _mark(chart, series, colours[_place(plain, series)])
-        for series in chart.series
+        _mark(chart, series, colours[_place(plain, series)], form)
+        for series, form in zip(chart.series, _forms(chart.series), strict=True)
         if series.marks
     ]
     each = STACK_PX if chart.stacked else BAR_PX * max(1, len(plain)) + GAP_PX
     x_axis: dict[str, Any] = {
-        "title": {"text": chart.axis},
+        "title": {"text": axis_title(chart.axis, log=chart.log)},
         "gridcolor": GRID,
         "zerolinecolor": INK,
     }
@@ -117,7 +117,7 @@ def _bar(chart: Bars, series: Series, colour: str) -> dict[str, Any]:
     return shape
 
 
-def _mark(chart: Bars, series: Series, colour: str) -> dict[str, Any]:
+def _mark(chart: Bars, series: Series, colour: str, form: str) -> dict[str, Any]:
     """Somebody else's figures, each in the place of the bar that has its label."""
     return {
         "type": "scatter",
@@ -127,7 +127,7 @@ def _mark(chart: Bars, series: Series, colour: str) -> dict[str, Any]:
         "y": list(chart.names),
         "x": list(series.values),
         "marker": {
-            "symbol": "diamond",
+            "symbol": form,
             "size": 9,
             "color": colour,
             "line": {"color": INK, "width": 1.2},
@@ -160,7 +160,8 @@ def _spread(series: Series) -> dict[str, Any]:
 def lines(chart: Lines) -> Figure:
     """A line for each series, with a band where it has an interval."""
     data: list[dict[str, Any]] = []
-    for series, colour in zip(chart.series, _colours(chart.series), strict=True):
+    looks = zip(chart.series, _colours(chart.series), _forms(chart.series), strict=True)
+    for series, colour, form in looks:
         if series.low:
             data.append(_band(chart, series, colour))
         data.append(
@@ -174,7 +175,7 @@ def lines(chart: Lines) -> Figure:
                 "marker": {
                     "color": colour,
                     "size": 9 if series.marks else 6,
-                    "symbol": "diamond" if series.marks else "circle",
+                    "symbol": form,
                 },
                 "hovertemplate": "%{x}: %{y:,.4~g}<extra>" + spoken(series.label) + "</extra>",
             }
@@ -182,17 +183,19 @@ def lines(chart: Lines) -> Figure:
     ticks = (
         {"tickvals": list(chart.x), "ticktext": [_tick(x) for x in chart.x]}
         if len(chart.x) <= 12
+        else log_ticks([float(x) for x in chart.x])
+        if _type(chart.log_x, chart.x) == "log"
         else {}
     )
     x_axis = {
-        "title": {"text": chart.x_axis},
+        "title": {"text": axis_title(chart.x_axis, log=_type(chart.log_x, chart.x) == "log")},
         "gridcolor": GRID,
         "zeroline": False,
         "type": _type(chart.log_x, chart.x),
         **ticks,
     }
     y_axis: dict[str, Any] = {
-        "title": {"text": chart.y_axis},
+        "title": {"text": axis_title(chart.y_axis, log=chart.log_y)},
         "gridcolor": GRID,
         "automargin": True,
     }
@@ -299,6 +302,10 @@ def heat(chart: Heat) -> Figure:
 def _values(series: Sequence[Series]) -> list[float | None]:
     """All that an axis must reach."""
     return [value for one in series for value in (*one.values, *one.low, *one.high)]
+
+
+def _forms(series: Sequence[Series]) -> list[str]:
+    return mark_forms([one.marks for one in series])
 
 
 def _colours(series: Sequence[Series]) -> list[str]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from twin.report.figures import log_ticks, spoken
+from twin.report.figures import axis_title, log_ticks, mark_forms, spoken
 from twin.study.outcome import Bars, Chart, Heat, Lines, Series, Waterfall
 
 WIDTH, RIGHT, TOP = 720, 20, 12  # pixels
@@ -31,7 +31,7 @@ def figure(chart: Chart) -> str:
 
 
 def bars(chart: Bars) -> str:
-    """Horizontal bars, the first name on top; marks of others as diamonds, intervals as
+    """Horizontal bars, the first name on top; figures of others as marks, intervals as
     whiskers.
     """
     plain = [series for series in chart.series if not series.marks]
@@ -40,14 +40,16 @@ def bars(chart: Bars) -> str:
     legend, top = _legend(chart.series, left)
     height = top + (each + GAP) * len(chart.names)
     scale = _Scale.of(_reach(chart), left, WIDTH - RIGHT, log=chart.log)
-    parts = [*legend, *_grid(scale, top, height, chart.axis)]
+    parts = [*legend, *_grid(scale, top, height, axis_title(chart.axis, log=chart.log))]
+    forms = mark_forms([series.marks for series in chart.series])
     for at, name in enumerate(chart.names):
         y = top + at * (each + GAP) + GAP / 2
         parts.append(_text(left - 6, y + each / 2 + 3, name, "end"))
         parts += _row(chart, plain, at, y, scale)
-        for series in chart.series:
+        for series, form in zip(chart.series, forms, strict=True):
             if series.marks and (value := series.values[at]) is not None:
-                parts.append(_diamond(scale.at(value), y + _beside(plain, series) + ROW / 2 - 1))
+                middle = y + _beside(plain, series) + ROW / 2 - 1
+                parts.append(_mark(form, scale.at(value), middle))
     return _document(height + AXIS, parts)
 
 
@@ -111,7 +113,7 @@ def heat(chart: Heat) -> str:
 
 
 def lines(chart: Lines) -> str:
-    """A line for each series, told apart by dashes; series of marks as diamonds."""
+    """A line for each series, told apart by dashes; series of marks by their forms."""
     left, numeric = 66.0, all(not isinstance(x, str) for x in chart.x)
     legend, top = _legend(chart.series, left, dashed=True)
     bottom = top + PLOT_HEIGHT
@@ -124,14 +126,16 @@ def lines(chart: Lines) -> str:
     up = _Scale.of(values, bottom, top, log=chart.log_y)
     places = [float(x) for x in chart.x] if numeric else [float(at) for at in range(len(chart.x))]
     along = _Scale.of(places, left, WIDTH - RIGHT, log=chart.log_x and numeric, whole=False)
-    parts = [*legend, *_upright(up, left, chart.y_axis)]
+    parts = [*legend, *_upright(up, left, axis_title(chart.y_axis, log=chart.log_y))]
     named = [
         (place, f"{x:,g}" if not isinstance(x, str) else x)
         for place, x in zip(places, chart.x, strict=True)
     ]
     for place, name in named[:: max(1, len(named) // 10)]:
         parts.append(_text(along.at(place), bottom + 14, name, "middle"))
-    parts.append(_text((left + WIDTH) / 2, bottom + 30, chart.x_axis, "middle"))
+    x_axis = axis_title(chart.x_axis, log=along.log)
+    parts.append(_text((left + WIDTH) / 2, bottom + 30, x_axis, "middle"))
+    forms = mark_forms([series.marks for series in chart.series])
     for at, series in enumerate(chart.series):
         points = [
             (along.at(x), up.at(y))
@@ -139,7 +143,7 @@ def lines(chart: Lines) -> str:
             if y is not None
         ]
         if series.marks:
-            parts += [_diamond(x, y) for x, y in points]
+            parts += [_mark(forms[at], x, y) for x, y in points]
         elif points:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             dash = DASHES[at % len(DASHES)]
@@ -246,6 +250,7 @@ def _legend(
     """The names of several series with their looks, and where the plot may begin below them."""
     if len(series) < 2:
         return [], float(TOP)
+    forms = mark_forms([one.marks for one in series])
     parts, x, y = [], left, float(TOP)
     for at, one in enumerate(series):
         label = spoken(one.label)
@@ -253,7 +258,7 @@ def _legend(
         if x + width > WIDTH - RIGHT and x > left:
             x, y = left, y + LEGEND_ROW
         if one.marks:
-            parts.append(_diamond(x + 9, y))
+            parts.append(_mark(forms[at], x + 9, y))
         elif dashed:
             dash = DASHES[at % len(DASHES)]
             parts.append(
@@ -279,8 +284,14 @@ def _whisker(low: float, high: float, y: float) -> str:
     )
 
 
-def _diamond(x: float, y: float) -> str:
-    return f'<path d="M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z" fill="white" stroke="{INK}"/>'
+def _mark(form: str, x: float, y: float) -> str:
+    path = {
+        "diamond": f"M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5z",
+        "circle": f"M{x - 4:.1f} {y:.1f}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",
+        "square": f"M{x - 4:.1f} {y - 4:.1f}h8v8h-8z",
+        "triangle-up": f"M{x:.1f} {y - 5:.1f}l5 9h-10z",
+    }[form]
+    return f'<path d="{path}" fill="white" stroke="{INK}"/>'
 
 
 def _text(x: float, y: float, said: str, anchor: str) -> str:
