@@ -148,7 +148,7 @@ def test_a_stop_or_a_cancel_ends_either_part_and_a_seed_repeats() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(bool(on_gpu.REASON), reason=on_gpu.REASON or "a GPU")
-@pytest.mark.parametrize("chunk", [1, 4])
+@pytest.mark.parametrize("chunk", [1, 16])
 def test_a_gpu_reads_a_sequence_again_where_the_factors_change(chunk: int) -> None:
     pairs = LLAMA.head_dim // 2
     short, long = (tuple(float(1 + n * i) for i in range(pairs)) for n in (1, 3))
