@@ -69,7 +69,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=1000, help="of each repeated run")
     parser.add_argument("--soak-tokens", type=int, default=200_000)
     parser.add_argument("--only", help=argparse.SUPPRESS)  # what a process of its own runs
-    return parser.parse_args()
+    return parser.parse_intermixed_args()
 
 
 def main() -> int:

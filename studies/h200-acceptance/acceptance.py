@@ -100,7 +100,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--soak-tokens", type=int, default=200_000, help="of the small model (default %(default)s)"
     )
-    return parser.parse_args()
+    return parser.parse_intermixed_args()
 
 
 def attempt(part: Part) -> dict[str, Any]:

@@ -297,7 +297,7 @@ def main() -> None:
         "path", type=Path, help="a folder to make; a folder for NUMBER.npz; one of these"
     )
     parser.add_argument("names", nargs="*", help="plans to measure")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.what == "tree":
         make_tree(args.path)
     elif args.what == "measure":

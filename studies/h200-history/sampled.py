@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("path", type=Path, help="a folder for NUMBER.csv; one of these")
     parser.add_argument("names", nargs="*", help="models, with @ and a format if not in 16 bits")
     parser.add_argument("--rows", type=int, default=40)
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.what == "measure":
         measure(args.path, args.names)
     elif args.what == "run":

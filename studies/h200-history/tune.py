@@ -73,7 +73,7 @@ def main() -> None:
         default=[],
         help="LABEL=FILE:OLD=>NEW; the names run once more with the patched sources",
     )
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if not args.patch:
         args.out.write_text(json.dumps(measure(args.names, args.trace), indent=1) + "\n")
         return

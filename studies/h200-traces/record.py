@@ -45,7 +45,7 @@ def main() -> None:
         default="cuda",
         help="host: small stand-ins, to try this script",
     )
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     unknown = [name for name in args.models if name not in CONTEXTS]
     if unknown:
         parser.error(f"no model {unknown[0]!r}; choose from {', '.join(CONTEXTS)}")

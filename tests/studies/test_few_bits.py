@@ -18,7 +18,7 @@ from twin.hardware.load import load_node
 from twin.models.formats import format_named
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
-from twin.report.few_bits import told
+from twin.report.few_bits import main, told
 from twin.study import few_bits
 from twin.study.few_bits import Row, cells, run_rows, study
 from twin.study.foretold import read_cells
@@ -118,3 +118,11 @@ def test_the_readme_says_what_was_measured() -> None:
     )
     said = f"{small:.0f} tokens/s of GPT-OSS-20B and {large:.0f} of GPT-OSS-120B"
     assert said in text
+
+
+def test_rows_may_follow_the_options_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """A word that is no row is refused as one, not as a word too many."""
+    for words in (["1xh200", "--out", "f", "no row"], ["--out", "f", "1xh200", "no row"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert "no row 'no row': choose from" in capsys.readouterr().err

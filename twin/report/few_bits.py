@@ -51,7 +51,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "rows", nargs="*", metavar="ROW", help=f"of {', '.join(names)}; default all"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
-    args = parser.parse_args(words)
+    args = parser.parse_intermixed_args(words)
     if unknown := [name for name in args.rows if name not in names]:
         parser.error(f"no row {unknown[0]!r}: choose from {', '.join(names)}")
     node = calibrated_node(args.node)
