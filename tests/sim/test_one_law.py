@@ -40,3 +40,10 @@ def test_no_device_with_warps_decodes_by_a_judged_law(model: str, node: str) -> 
     where = calibrated_node(node)
     case = Case(first_layers(load_model(model), 2), where, {"context": 1024})
     assert not [one for one in judged(case.plan(), where.device) if "unpack" in one]
+
+
+@pytest.mark.parametrize("more", [{"batch": 8}, {"draft": 3}, {"expert_ranks": 2}])
+def test_plans_of_several_tokens_or_expert_ranks_are_sound(more: dict[str, int]) -> None:
+    """Experts of eight sequences are more than four row groups of coded tiles could be dealt to."""
+    where = calibrated_node("8xh200")
+    Case(first_layers(load_model("gpt-oss-20b"), 1), where, {"context": 1024, **more}).plan()

@@ -17,6 +17,7 @@ from twin.calibrate.node import fits_of
 from twin.calibrate.seen import (
     LEVELS,
     Seen,
+    both,
     bytes_of,
     levels_at,
     mirrored,
@@ -59,6 +60,8 @@ class KnownError:
     # what the interval is of: runs about as large as a model of `size` bytes a step and GPU
     seen: tuple[Seen, ...] = ()
     size: float = 0.0  # of no model in particular: all runs count alike
+    # dense runs of several GPUs, where `seen` are of one: their errors come on top
+    links: tuple[Seen, ...] = ()
 
     @property
     def every(self) -> list[float]:
@@ -85,6 +88,8 @@ class KnownError:
         """LEVELS of a predicted speed, if it is as wrong as the held-out runs were."""
         if self.seen and self.size:
             low, high = levels_at(self.seen, self.size)
+            if self.links:
+                low, high = both((low, high), levels_at(self.links, self.size))
         else:
             low, high = levels(self.every)
         return speed * low, speed * high
@@ -216,20 +221,17 @@ def known_error(node: Node, spec: ModelSpec | None = None) -> KnownError | None:
         if (count := sum(map(len, own.values()))) >= FEWEST:
             seen = _seen(kept, (kind,) if count >= MANY else tuple(map(ModelKind, kinds)))
             known = KnownError(*_head(kept), {}, own, kind)
+            if node.gpus > 1 and not _several(kept):
+                known = replace(known, links=tuple(mirrored(_of_several(found))))
             return _sized(known, node, seen, size, few=count < MANY)
     for kept in found:
         dense = KnownError(*_head(kept), _numbers(kept["errors"]), _drawn(kept.get(DRAWN, {})))
         one_device = store.name_of(dense.node) == device
         if dense.errors if one_device else len(dense.every) >= FEWEST:
-            own_count = dense.node == node.name or (one_device and not any(map(_several, found)))
-            seen = (
-                _seen(kept, (ModelKind.DENSE,))
-                if own_count
-                else [
-                    run for one in found if _several(one) for run in _seen(one, (ModelKind.DENSE,))
-                ]
-            )
-            few = not own_count or (node.gpus > 1 and len(seen) < MANY)
+            seen = _of_dense(kept)
+            few = node.gpus > 1 and (len(seen) < MANY or dense.node != node.name)
+            if few:  # those of other numbers of GPUs, too
+                seen = _of_several(found) or seen
             return _sized(dense, node, seen, size, few=few)
     return None
 
@@ -257,6 +259,15 @@ def stage_levels(node: Node) -> dict[str, tuple[float, float]]:
 def _device(name: str) -> str:
     """Of a node's name."""
     return name.split("x", 1)[1]
+
+
+def _of_dense(kept: Mapping[str, Any]) -> list[Seen]:
+    return _seen(kept, (ModelKind.DENSE,))
+
+
+def _of_several(found: Sequence[Mapping[str, Any]]) -> list[Seen]:
+    """Dense runs of several GPUs, of all their numbers on file."""
+    return [run for one in found if _several(one) for run in _of_dense(one)]
 
 
 def _several(kept: Mapping[str, Any]) -> bool:

@@ -86,6 +86,12 @@ def levels_at(runs: Sequence[Seen], size: float) -> tuple[float, float]:
     return min(low, 1.0) ** wider, max(high, 1.0) ** wider
 
 
+def both(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    """Of two errors that have nothing to do with each other: their logarithms' squares add up."""
+    low, high = (float(np.hypot(*np.log(ends))) for ends in zip(one, other, strict=True))
+    return float(np.exp(-low)), float(np.exp(high))
+
+
 def few_shapes(runs: Sequence[Seen], weights: Floats) -> float:
     """By how much the interval of the next model is wider than that of the ones seen: Student's, by
     the effective number of their shapes, whose runs err together.

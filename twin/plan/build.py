@@ -13,7 +13,7 @@ from twin.plan.catalogue import ENGINE_OPTIONS
 from twin.plan.partition import SmallSlot, coding_of
 from twin.plan.ranges import RANGES, check_least
 from twin.plan.resets import with_resets
-from twin.plan.settle import delay_of, settled
+from twin.plan.settle import as_stored, delay_of, settled
 from twin.plan.splits import attention_of, pages_of, windows_of
 from twin.plan.step import step
 from twin.plan.types import (
@@ -71,7 +71,7 @@ def _build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
     blocks = options.blocks // ranks_per_gpu
     shard = Shard(spec.hidden, -(-spec.vocab // ranks))
     attention = attention_of(spec, options, limits, ranks=ranks, blocks=blocks)
-    coding = coding_of(spec.coded, ranks) if spec.runnable_reason() is None else None
+    coding = coding_of(spec.coded, ranks) if as_stored(spec, options) else None
     run = all(getattr(options, name) <= most for name, most in ENGINE_OPTIONS.items())
     teams = limits.teams and attention is not None and run
     builder = Builder(spec, options, ranks, blocks, shard, attention, coding=coding, teams=teams)

@@ -61,6 +61,14 @@ def on_kernel(spec: ModelSpec, options: Options) -> bool:
     return spec.runnable_reason() is None and not several
 
 
+def as_stored(spec: ModelSpec, options: Options) -> bool:
+    """Are weights laid out and taken as the kernel does for a step of one token? Whoever slices the
+    residual changes nothing of that.
+    """
+    alone = options.tokens == 1 and options.expert_ranks == 1
+    return spec.runnable_reason() is None and alone
+
+
 def _late_parts(spec: ModelSpec, options: Options, delay: int) -> LateParts:
     """By the bytes of one addition to the residual: own part and others' parts, or own part, sums,
     and a slice of the others' parts.

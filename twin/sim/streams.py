@@ -12,6 +12,7 @@ from twin.hardware.types import Device
 from twin.kernel.coded import tensor_products
 from twin.kernel.experts import of_all_chosen
 from twin.kernel.teams import Ahead, taken_ahead, wide_ffn
+from twin.plan.settle import as_stored
 from twin.plan.types import Execution, HandOffKind, Matrix, Plan, Stage, StageKind, tiles_of
 from twin.sim import attend, consume, cost, tiles
 from twin.sim.gathers import shares
@@ -39,8 +40,8 @@ class Streams:
         self.plan, self.device = plan, device
         self.known: dict[object, Weights] = {}
         # an option that the engine does not run changes nothing of how warps take experts
-        runs = plan.spec is not None and plan.spec.runnable_reason() is None
-        self.by_kernel = runs and plan.tokens == 1 and any(stage.routed for stage in plan.stages)
+        stored = plan.spec is not None and as_stored(plan.spec, plan.options)
+        self.by_kernel = stored and any(stage.routed for stage in plan.stages)
         self.wide_ffn = self.by_kernel and device.warps is not None and wide_ffn(plan)
         self.wide: dict[int, Matrix | None] = {}
         self.scans: dict[object, tuple[tuple[int, int], ...]] = {}
