@@ -76,7 +76,9 @@ def known() -> tuple[dict[str, str], ...]:
 
 
 def predicted_s(run: Measured) -> float | None:
-    """By the fits in force; None of a model that is not on file."""
+    """By the fits in force; None of a model that is not on file, or that reads no
+    prompts in passes.
+    """
     from twin.calibrate.node import calibrated_node
     from twin.kernel.defaults import plan_for
     from twin.sim.prompt import prompt_time
@@ -84,8 +86,13 @@ def predicted_s(run: Measured) -> float | None:
     name = run.model if run.stored in ("bf16", "mxfp4") else f"{run.model}@{run.stored}"
     if run.model not in model_names():
         return None
-    node, most = calibrated_node(run.node), run.context + 160
-    plan = plan_for(load_model(name), node, context=min(run.context, most), max_context=most)
+    spec, node = load_model(name), calibrated_node(run.node)
+    if run.context > spec.context:  # the study gave the shape more positions
+        return None
+    most = min(run.context + 160, spec.context)
+    plan = plan_for(spec, node, context=run.context, max_context=most)
+    if plan.options.prompt_chunk == 1:  # read by ordinary steps
+        return None
     return prompt_time(plan, node, run.context).seconds
 
 
