@@ -112,7 +112,7 @@ def test_a_context_beyond_the_model_s_is_refused() -> None:
 def test_a_model_too_large_for_the_gpu_is_refused_with_the_node_that_holds_it() -> None:
     with pytest.raises(
         PlanError,
-        match=r"needs \d+ GB of memory per GPU, a h200-sxm has 141 GB, \d+ GB too few: "
+        match=r"needs \d+ GB of memory per GPU, a h200-sxm has 150 GB, \d+ GB too few: "
         r"8xh200-sxm is "
         r"the smallest node",
     ):

@@ -9,6 +9,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.kernel.test_on_chip import mixtral
+from tests.models.codes.names import ON_EVERY_DEVICE
 from twin.calibrate.gpu_probes import gpu_probes
 from twin.engine.cuda_build import compile_cubin, threads
 from twin.errors import ToolchainError
@@ -146,20 +147,20 @@ BUILDS = [
     *slow("qwen3-30b-a3b", "long passes", "short passes"),
     *slow("qwen3-30b-a3b@fp8-128x128", "long passes"),
     *slow("mixtral-8x7b@fp8", "long passes"),
-    *(case for name in CODES for case in slow(f"qwen3-30b-a3b@{name}", "defaults")),
+    *(case for name in ON_EVERY_DEVICE for case in slow(f"qwen3-30b-a3b@{name}", "defaults")),
     *slow("llama-3.1-8b", "counter", "defaults"),
     *(
         (f"llama-3.2-1b@{name}", "defaults")
-        for name, code in CODES.items()
-        if code.format.bits == 8
+        for name in ON_EVERY_DEVICE
+        if CODES[name].format.bits == 8
     ),
     *(
         case
-        for name, code in CODES.items()
+        for name in ON_EVERY_DEVICE
         for case in slow(f"llama-3.2-1b@{name}", "defaults")
-        if code.format.bits < 8
+        if CODES[name].format.bits < 8
     ),
-    *(case for name in CODES for case in slow(f"qwen3-8b@{name}", "defaults")),
+    *(case for name in ON_EVERY_DEVICE for case in slow(f"qwen3-8b@{name}", "defaults")),
     *slow("llama-3.1-8b@int4-g128-zp", "defaults"),
 ]
 

@@ -203,6 +203,7 @@ def _own(family: str, layers: int, experts: int, width: int) -> dict[str, Any]:
         "sliding_window": 128,
         "attention_bias": True,
         "swiglu_limit": 7.0,
+        "rope_scaling": {"rope_type": "default"},  # the class would have YaRN, with its own theta
     }
 
 
