@@ -152,8 +152,10 @@ def test_enough_runs_of_a_kind_make_its_interval_and_no_other(elsewhere: None) -
     assert own.kind is ModelKind.EXPERTS
     assert own.records == ("shapes-4-seed-3-experts", "shapes-1-seed-4-experts")
     assert (len(own.every), own.worst) == (FEWEST, 0.3)
-    low, high = own.interval(1.0)  # of so few runs also as if they were off the other way
-    assert (low, high) == (pytest.approx(1 / 1.2), pytest.approx(1 / 0.8))
+    low, high = own.interval(1.0)
+    # and wider, for a few shapes tell little of the next one
+    assert 0.95 / 1.2 < low < 1 / 1.2
+    assert high >= 1.0
     many = {str(at): 0.2 for at in range(MANY)}
     keep_drawn(node, "shapes-32-seed-5-experts", many, ModelKind.EXPERTS)
     told = known_error(node, experts)

@@ -97,7 +97,7 @@ def test_a_wrong_address_is_refused_in_a_line(query: str, says: str) -> None:
     ("asked", "says"),
     [
         (Asked("llama-9", "1xh200"), "did you mean"),
-        (Asked("llama-3.2-1b", "9xh200"), "unknown node"),
+        (Asked("llama-3.2-1b", "9xh200"), "allowed: 1xh200-sxm"),
         (Asked("llama-3.2-1b", "1xh200", ("memory.steam=x2",)), "did you mean"),
         (Asked("llama-3.2-1b", "1xh200", ("handoff=gird",)), "did you mean grid"),
         (Asked("llama-3.2-1b", "1xh200", ("context=99999999999999999999",)), "context"),
