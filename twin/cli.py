@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 
 from twin.commands.output import error_text, one_line
 from twin.commands.wrapped import Wrapped
-from twin.data import LONGEST_NAME, did_you_mean
 from twin.errors import TwinError
 from twin.text import shown
 
@@ -42,7 +41,7 @@ COMMANDS = (
     "demo",
 )
 USER_MISTAKE = 2
-MOST_UNKNOWN = 5  # words in one refusal
+MOST_UNKNOWN, LONGEST = 5, 100  # words in one refusal, characters compared
 INTERRUPTED = 130
 
 DESCRIPTION = """\
@@ -80,12 +79,14 @@ class Parser(argparse.ArgumentParser):
         option = word.partition("=")[0]
         if not option.startswith("-"):
             return f"{shown(word)}: one word too many"
-        close = get_close_matches(option[:LONGEST_NAME], list(self._option_string_actions), n=2)
+        close = get_close_matches(option[:LONGEST], list(self._option_string_actions), n=2)
         hint = f"did you mean {' or '.join(close)}?" if close else f"see {self.prog} --help"
         return f"unknown option {shown(option)}; {hint}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
+            from twin.data import did_you_mean  # YAML's library is slow to load
+
             hint = did_you_mean(value, map(str, action.choices))
             raise argparse.ArgumentError(action, f"{shown(value)} is unknown; {hint}")
 

@@ -103,10 +103,9 @@ def test_the_table_of_moved_cells_is_that_of_next_gen() -> None:
     assert moved.page() == moved.PAGE.read_text(encoding="utf-8"), "run `make studies`"
 
 
-def test_no_nvidia_gpu_decodes_by_a_judged_number() -> None:
+def test_no_gpu_decodes_by_a_judged_number() -> None:
     rows = loaded("few-bits/moved.py").read(study().parent / "next-gen/results/assumed.csv")
-    judged = {row["node"] for row in rows if row["number"].startswith("consume.unpack")}
-    assert judged == {"8xmi300x", "8xmi355x", "8xmi455x"}
+    assert not [row["node"] for row in rows if row["number"].startswith("consume.unpack")]
 
 
 def test_the_readme_says_what_was_measured() -> None:

@@ -108,7 +108,7 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, reason: str) -> None:
         (BODY.replace("vllm", "vlm"), "stacks: 'vlm' is unknown"),
         (BODY.replace("1xh200", "1xh2000"), "unknown node"),
         (BODY.replace("512", "999999"), "exceeds the 131072 positions"),
-        (BODY.replace("llama-3.2-1b", "llama-3.1-70b"), "no model fits"),
+        (BODY.replace("llama-3.2-1b", "llama-3.1-405b"), "no model fits"),
         (BODY + "resident: [qwen3-8b]\n", "resident: 'qwen3-8b' is not among the models"),
         (BODY + "servers: [nothing.csv]\n", "cannot be read"),
     ],

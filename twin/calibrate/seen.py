@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,9 +97,6 @@ def few_shapes(runs: Sequence[Seen], weights: Floats) -> float:
     """By how much the interval of the next model is wider than that of the ones seen: Student's, by
     the effective number of their shapes, whose runs err together.
     """
-    # slow to load, as all of SciPy
-    from scipy.stats import norm, t
-
     by_shape: dict[tuple[str, str], float] = {}
     for run, weight in zip(runs, weights, strict=True):
         key = (run.record, shape_of(run.name))
@@ -106,7 +104,19 @@ def few_shapes(runs: Sequence[Seen], weights: Floats) -> float:
     own = np.array(list(by_shape.values()))
     count = max(2.0, float(own.sum() ** 2 / (own**2).sum()))
     level = LEVELS[1]
-    return float(t.ppf(level, count - 1) * np.sqrt(1 + 1 / count) / norm.ppf(level))
+    normal = NormalDist().inv_cdf(level)
+    return float(_student(level, count - 1) * np.sqrt(1 + 1 / count) / normal)
+
+
+def _student(level: float, freedom: float) -> float:
+    """Student's quantile above one half, without SciPy, which is slow to load: with t = sqrt(n) *
+    tan(u) its density is that of cos(u)^(n - 1).
+    """
+    angles = np.linspace(0.0, np.pi / 2, 1 << 16)
+    density = np.cos(angles) ** (freedom - 1)
+    share = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    angle = np.interp(level - 0.5, 0.5 * share / share[-1], angles)
+    return float(np.sqrt(freedom) * np.tan(angle))
 
 
 def _weights(far: Floats, among: NDArray[np.bool_]) -> Floats:

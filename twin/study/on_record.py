@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -13,12 +12,13 @@ from typing import Any
 
 from twin.calibrate.on_record import FILE, Measured
 from twin.data import data_dir
-from twin.files import write
+from twin.files import read_json, write
 from twin.models.kind import stored_as
 from twin.study import few_bits, many_gpus
 
 ZOO, FEW_BITS, MANY_GPUS, PROMPTS = "zoo", "few-bits", "many-gpus", "prompts"  # studies
 DECODED = 128  # tokens behind the prompt, whose steps the studies time
+MOST_BYTES = 2**24  # of a record
 AT_ONCE_S = 10.0  # a prompt that took longer went token by token, as passes of that kernel did
 
 
@@ -106,7 +106,7 @@ def _three(value: float) -> float:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    found: dict[str, Any] = read_json(file, MOST_BYTES)
     return found
 
 

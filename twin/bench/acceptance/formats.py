@@ -119,6 +119,7 @@ def _config(family: str, size: Size) -> dict[str, Any]:
         kinds = ["sliding_attention", "full_attention"] * size.layers
         config |= {"layer_types": kinds[: size.layers], "sliding_window": 128}
         config |= {"attention_bias": True, "swiglu_limit": 7.0}
+        config |= {"rope_scaling": {"rope_type": "default"}}  # the class would have YaRN
     return config
 
 
