@@ -215,6 +215,7 @@ def test_worked_example_of_an_addition_runs(name: str, tmp_path: Path) -> None:
     for folder in ("twin", "hwmodels", "native", "calibration/fits", "studies/graph-engines"):
         # with what Python has compiled: it sees by itself which files an example changes
         shutil.copytree(ROOT / folder, tmp_path / folder)
+    shutil.copy(ROOT / "calibration/measured.csv", tmp_path / "calibration")
     blocks = re.findall(r"```(\w+)\n(.*?)```", sections()[name], re.DOTALL)
     for kind, text in blocks:
         if kind != "sh":

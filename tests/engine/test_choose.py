@@ -29,7 +29,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> dict[str, Event]:
     monkeypatch.setattr(choose, "_compile", compiled)
     monkeypatch.setattr(choose.os, "sched_getaffinity", lambda _: range(4))
     monkeypatch.setattr(
-        choose, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(workers)
+        choose, "ProcessPoolExecutor", lambda workers, *_: ThreadPoolExecutor(workers)
     )
     return events
 

@@ -81,6 +81,9 @@ class Stepped(Session):
         self._kept.append(array)
         return address(array)
 
+    def _write_constants(self, at: int, vector: NDArray[np.float32]) -> None:
+        self._arenas.write_constants(at, vector)
+
     def _request(self, prompt: Sequence[int], steps: int, stop: Iterable[int]) -> Request:
         self._kept = []
         return super()._request(prompt, steps, stop)

@@ -102,8 +102,7 @@ class HostEngine(Session):
         return address(array)
 
     def _write_constants(self, at: int, vector: NDArray[np.float32]) -> None:
-        for constants in self._memory.constants:
-            constants[at : at + vector.size] = vector.reshape(-1)
+        self._memory.write_constants(at, vector)
 
     def fill_random(self, seed: int) -> None:
         self._memory.fill(seed)
@@ -198,6 +197,10 @@ class _Arenas:
         for exchange, counters in zip(self._exchange, self._counts, strict=True):
             exchange.view(np.uint32)[:] = SENTINEL_WORD
             counters[:] = 0
+
+    def write_constants(self, at: int, vector: NDArray[np.float32]) -> None:
+        for constants in self.constants:
+            constants[at : at + vector.size] = vector.reshape(-1)
 
     def fill(self, seed: int) -> None:
         pattern = random_pattern(self.plan, seed)
