@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from twin.calibrate.knee import knee
@@ -64,6 +64,7 @@ def test_the_capacity_is_found_whatever_the_system_says(
     said=st.sampled_from([1e6, 32e6, 503e6]),
     seed=st.integers(0, 10**6),
 )
+@example(rate=5e9, noise=0.015625, said=1e6, seed=13241)
 def test_a_flat_curve_has_no_knee(rate: float, noise: float, said: float, seed: int) -> None:
     assert knee(curve(30e6, rate, rate, noise, seed), cache(said)) is None
 

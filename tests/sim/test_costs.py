@@ -35,6 +35,25 @@ def test_a_cost_names_its_terms_and_the_one_that_binds() -> None:
     assert replace(tile, overlap=True).ps == 100
 
 
+@pytest.mark.parametrize("name", ["gate_s", "merged_s"])
+def test_a_core_pays_for_each_gate_and_each_element_of_a_split_that_it_adds_up(name: str) -> None:
+    """One block of one core, so nothing hides it; 40 positions lie in both splits."""
+    node = node_of(ideal(per_die=1))
+    plan = plan_for(node, Options(blocks=1, attention_splits=2, context=40, max_context=256))
+    spec = plan.spec
+    assert spec is not None
+    merged = 2 * spec.heads * spec.head_dim
+    times = {"gate_s": spec.ffn, "merged_s": merged}[name] * spec.layers
+    alone, with_it = (
+        simulate(plan, replace(node, device=replace(node.device, block=block))).step_s
+        for block in (
+            node.device.block,
+            replace(node.device.block, **{name: number(1e-6)}),
+        )
+    )
+    assert with_it - alone == pytest.approx(times * 1e-6, rel=2e-3)
+
+
 def test_the_splits_of_a_head_read_all_its_positions_once() -> None:
     for context, window in ((1, 0), (100, 0), (100, 37), (256, 16)):
         options = Options(

@@ -102,7 +102,15 @@ def chains(limits: Limits) -> Iterator[Question]:
 
 
 def chain_spec(
-    name: str, *, layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int, ffn: int
+    name: str,
+    *,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    ffn: int,
+    vocab: int = VOCAB,
 ) -> ModelSpec:
     return ModelSpec(
         name=name,
@@ -113,7 +121,7 @@ def chain_spec(
         kv_heads=kv_heads,
         head_dim=head_dim,
         ffn=ffn,
-        vocab=VOCAB,
+        vocab=vocab,
         context=4096,
         norm_eps=1e-5,
         rope=Rope(10000.0),

@@ -19,6 +19,7 @@ from twin.sim.cost import kept_share
 GRID = 8  # capacities tried for each factor of two
 CONTRAST = 1.15  # memory's seconds a byte over the cache's, from which there is a knee
 LEAST_POINTS = 3
+BEHIND = 1.5  # times the capacity that the largest footprint is at least: memory must be seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,9 @@ def knee(seconds: Mapping[int, float], cache: Cache) -> Knee | None:
     if len(sizes) < LEAST_POINTS:
         return None
     per_byte = np.array([seconds[size] / size for size in sizes])
-    steps = math.ceil(GRID * math.log2(2 * sizes[-1] / sizes[0]))
-    tried = [sizes[0] * 2 ** (at / GRID - 0.5) for at in range(steps)]
+    least, most = sizes[0] / 2**0.5, sizes[-1] / BEHIND
+    steps = max(1, math.ceil(GRID * math.log2(most / least)))
+    tried = [least * 2 ** (at / GRID) for at in range(steps)]
     found = [(*_levels(sizes, per_byte, one, cache), one) for one in tried]
     _, fast, slow, capacity = min(found)
     if slow < CONTRAST * fast:

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from twin.calibrate.gpu_layers import chain_spec
 from twin.calibrate.reading import Reading
 from twin.hardware.host import detect_host
 from twin.hardware.types import Device
 from twin.models.formats import DECODED, Format
 from twin.models.spec import DType
+from twin.plan.build import build
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe, turns_probe
 from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling
 from twin.sim.consume import core_kind, core_rate
@@ -26,6 +28,7 @@ COPIES = 5  # of what blocks exchange: four at least (exchange_probe), and they 
 CODE_ROWS = 16  # of a tile whose blocks are interleaved
 CODES_STEPS = 20  # a Xeon's core takes 14 ms for a megabyte of MXFP4
 STAGES = 15  # of an exchange probe
+LAYERS, LAYERS_CONTEXT = 4, 32  # of a chain, and positions in the middle of its steps
 CROWD = 4  # blocks per core in the probe of taking turns
 
 
@@ -55,6 +58,7 @@ def host_probes(
         *_codes(limits, device or detect_host()),
         *_exchanges(limits, blocks, quick),
         *_attention(limits, blocks, quick),
+        *_layers(limits),
         *_launches(limits, blocks),
         *_samples(limits),
         *_turns(limits, most),
@@ -170,6 +174,40 @@ def _attention(limits: Limits, blocks: list[int], quick: bool) -> list[Probe]:
         )
         for context in contexts
         for count in blocks
+    ]
+
+
+def _layers(limits: Limits) -> list[Probe]:
+    """Chains of layers (gpu_layers.py) on one block, small enough for its own cache: mostly gates,
+    mostly heads, with keys of their own or shared ones.
+    """
+    chains = {"gates": (1, 1, 4096), "heads": (16, 16, 64), "groups": (24, 6, 64)}
+    return [
+        Probe(
+            f"layers-{name}",
+            "layers",
+            build(
+                chain_spec(
+                    name,
+                    layers=LAYERS,
+                    hidden=64,
+                    heads=heads,
+                    kv_heads=kv_heads,
+                    head_dim=64,
+                    ffn=ffn,
+                    vocab=256,
+                ),
+                _options(
+                    1,
+                    context=LAYERS_CONTEXT,
+                    max_context=2 * LAYERS_CONTEXT,
+                    attention_splits=1,
+                ),
+                limits,
+            ),
+            LAYERS_CONTEXT,
+        )
+        for name, (heads, kv_heads, ffn) in chains.items()
     ]
 
 

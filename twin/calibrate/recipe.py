@@ -74,6 +74,7 @@ HOST_GROUPS: Groups = {
     "codes": tuple(f"codes.{field.name}" for field in dataclasses.fields(Codes)),
     "exchange": ("handoff.hop_s", "handoff.atomic_s", "block.element_s", "block.stage_s"),
     "attention": ("block.kv_bytes_per_s", "block.item_s"),
+    "layers": ("block.merged_s", "block.gate_s"),
     "launch": ("launch.graph_edge_s", "launch.stream_s"),  # told apart by execution
     "sample": ("block.sample_element_s",),
     "turns": ("sharing.switch_s",),

@@ -20,7 +20,7 @@ from twin.commands.arguments import (
     option_value,
     whole,
 )
-from twin.commands.output import emit, progress, say
+from twin.commands.output import emit, progress, say, underway
 from twin.commands.project import add_running, running
 from twin.commands.simulate import headline
 from twin.errors import ConfigError
@@ -200,10 +200,11 @@ def drawn_of(args: argparse.Namespace, point: Point) -> Draws | None:
 
 def _compare(args: argparse.Namespace, base: Point, other: Point) -> int:
     """Baseline and change side by side, cause by cause."""
-    base, other = with_steps(base), with_steps(other)
-    before = simulated(base)
-    case = other.case()
-    after = simulated(other) if args.changes else before
+    with underway(f"simulating {args.model} on {args.node}"):
+        base, other = with_steps(base), with_steps(other)
+        before = simulated(base)
+        case = other.case()
+        after = simulated(other) if args.changes else before
     effects: list[Effect] = []
     if args.sensitivity:
         with running(args, progress()) as runner:

@@ -82,6 +82,8 @@ def _block(root: Path, cpu: int, l2: list[tuple[int, int]]) -> BlockCosts:
         sample_element_s=_assumed(1e-9, 0.1e-9, 20e-9),
         loading="on-demand",
         item_s=_assumed(1e-6, 0.05e-6, 20e-6, "a softmax begun and ended"),
+        merged_s=_assumed(10e-9, 0.1e-9, 200e-9, "weighed by exponentials, four at a time"),
+        gate_s=_assumed(10e-9, 0.5e-9, 200e-9, "an exponential and a division"),
     )
 
 

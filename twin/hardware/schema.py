@@ -41,6 +41,8 @@ RANGES_BY_NAME = {
     "row_s": _OF_ONE_ELEMENT,
     "element_s": _OF_ONE_ELEMENT,
     "sample_element_s": _OF_ONE_ELEMENT,
+    "merged_s": _OF_ONE_ELEMENT,
+    "gate_s": _OF_ONE_ELEMENT,
 }
 MOST_WRONG, LONGEST_WRONG = 12, 600  # things and characters of one refusal
 MOST_BLOCKS = 8192  # of a device

@@ -90,8 +90,10 @@ class BlockCosts:
     inputs: str = "on-chip"
     # behind which it loads load_bytes_per_s: more is more bytes in flight; None: memory's
     load_latency_s: Number | None = None
-    # a core's fixed cost of one attention item, beside its cached bytes; None: nothing
+    # of a core, where None is nothing: one attention item's fixed cost, beside its cached bytes
     item_s: Number | None = None
+    merged_s: Number | None = None  # an element of a split's output added up for its projection
+    gate_s: Number | None = None  # one activation of a gate, and its product
 
 
 @dataclass(frozen=True, slots=True)
