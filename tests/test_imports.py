@@ -21,6 +21,7 @@ LAYERS = (  # a package imports from its own line and from those below
     ("plan",),
     ("hardware", "models"),
     ("toolchain",),
+    ("reading",),
     ("data", "files", "units", "workers"),
     ("text",),
     ("errors",),

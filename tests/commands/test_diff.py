@@ -51,7 +51,7 @@ def test_a_diff_says_what_takes_longer_and_adds_up(twin: Twin, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [("{", "no JSON"), ("{}", "'stages'"), ("[]", "twin simulate"), ("1", "printed")],
+    [("{", "no JSON"), ("{}", "stages: missing"), ("[]", "twin simulate"), ("1", "printed")],
 )
 def test_what_is_no_result_is_refused(twin: Twin, tmp_path: Path, content: str, says: str) -> None:
     good, wrong = result(tmp_path / "a.json", slow=1), tmp_path / "wrong.json"
@@ -62,18 +62,18 @@ def test_what_is_no_result_is_refused(twin: Twin, tmp_path: Path, content: str, 
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("tokens_per_s", "NaN", "'tokens_per_s' is nan"),
-        ("tokens_per_s", "1" + "0" * 400, "is <integer of"),
-        ("step_s", "Infinity", "expected a number from 0"),
-        ("step_s", "-1", "is -1"),
-        ("step_s", "true", "is True"),
-        ("step_s", '"0.1"', "is '0.1'"),
-        ("model", "[1]", "expected a name"),
-        ("attribution", "[]", "attribution is []"),
-        ("attribution", '{"streaming": null}', "attribution.'streaming' is None"),
-        ("stages", "{}", "expected a list"),
-        ("stages", "[1]", "stages[0] is 1"),
-        ("stages", '[{"name": "a"}]', "stages[0].'kind' is missing"),
+        ("tokens_per_s", "NaN", "tokens_per_s: nan must be a number, 0 to 1e+18"),
+        ("tokens_per_s", "1" + "0" * 400, "<integer of"),
+        ("step_s", "Infinity", "step_s: inf must be a number"),
+        ("step_s", "-1", "step_s: -1 must"),
+        ("step_s", "true", "step_s: True must"),
+        ("step_s", '"0.1"', "step_s: '0.1' must"),
+        ("model", "[1]", "model: [1] must be text"),
+        ("attribution", "[]", "attribution: [] must be a mapping"),
+        ("attribution", '{"streaming": null}', "attribution.streaming: None must be a number"),
+        ("stages", "{}", "stages: {} must be a list"),
+        ("stages", "[1]", "stages[0]: must be a mapping with name"),
+        ("stages", '[{"name": "a"}]', "stages[0].kind, stages[0].dominant, stages[0].ps: missing"),
         ("stages", "[" * 3000 + "]" * 3000, "nested too deeply"),
     ],
 )

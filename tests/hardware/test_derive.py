@@ -161,7 +161,7 @@ def _read(data: dict[str, Any], folder: Path) -> Device:
         ("low", None, "like.low: missing"),
         ("width", "x2", "like.width: unknown key"),
         ("without", ["memory.latency_s"], "'memory.latency_s' follows nothing"),
-        ("without", "handoff.fence_s", "follows nothing"),
+        ("without", "handoff.fence_s", "like.without: 'handoff.fence_s' must be a list"),
     ],
 )
 def test_a_wrong_likeness_names_the_file_and_the_key(
@@ -177,7 +177,7 @@ def test_a_wrong_likeness_names_the_file_and_the_key(
 
 def test_without_a_likeness_nothing_may_be_left_out(b200: dict[str, Any], tmp_path: Path) -> None:
     del b200["like"]
-    with pytest.raises(HardwareError, match=r"block\.\w+: missing"):
+    with pytest.raises(HardwareError, match=r"block\.row_s, .*warps\.settle_s.*: missing"):
         _read(b200, tmp_path)
 
 

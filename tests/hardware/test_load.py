@@ -156,7 +156,7 @@ def _change(data: dict[str, Any], dotted: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("memory.stream_bytes_per_s.value", "4.6 TB", "memory.stream_bytes_per_s: unit 'TB'"),
+        ("memory.stream_bytes_per_s.value", "4.6 TB", "memory.stream_bytes_per_s.value: unit 'TB'"),
         ("memory.stream_bytes_per_s.value", 4.6e12, "must be text with its unit"),
         ("memory.stream_bytes_per_s.value", "0 TB/s", "greater than zero"),
         ("memory.stream_bytes_per_s.value", "-4 TB/s", "not negative"),
@@ -172,7 +172,7 @@ def _change(data: dict[str, Any], dotted: str, value: object) -> None:
         ("memory", None, "memory: missing"),
         ("structure.dies.value", "1.5", "must be whole"),
         ("structure.dies.value", True, "must be text"),
-        ("block.stage_s.low", None, "needs low and high"),
+        ("block.stage_s.low", None, "block.stage_s.low: missing; an assumed number needs"),
         ("name", "h300", "must be the file's name"),
         ("nmae", "x", "did you mean name"),
         ("block.loading", "later", "block.loading: 'later' is unknown"),
@@ -185,7 +185,7 @@ def _change(data: dict[str, Any], dotted: str, value: object) -> None:
         ("memory.latency_s.value", "9" * 5000 + " s", "is not a quantity"),
         ("memory.latency_s.value", "² s", "is not a quantity"),
         ("memory.latency_s.value", [["x"] * 9] * 9, "must be text with its unit"),
-        ("memory.latency_s.kind", ["measured"], "is not a kind"),
+        ("memory.latency_s.kind", ["measured"], "is unknown"),
         ("handoff.loaded_hop_s.value", "0.2 us", "low <= value <= high"),
         (
             "handoff.loaded_hop_s",
@@ -236,16 +236,16 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("gpus", [1, 3], "out of 1, 2, 4, 8"),
-        ("gpus", [], "out of 1, 2, 4, 8"),
-        ("gpus", [1.0], "out of 1, 2, 4, 8"),
+        ("gpus", [1, 3], "gpus[1]: 3 is unknown; allowed: 1, 2, 4, 8"),
+        ("gpus", [], "gpus: [] must be a list, with at least one entry"),
+        ("gpus", [1.0], "gpus[0]: 1.0 is unknown"),
         ("link.topology", ["mesh"], "allowed: mesh, switch, memory"),
         (
             "link.loaded_hop_s",
             {"value": "0.5 us", "kind": "vendor", "source": "x"},
             "link.loaded_hop_s: 500 ns is less than",
         ),
-        ("aliases", "h200", "list of names"),
+        ("aliases", "h200", "aliases: 'h200' must be a list"),
         ("device", "h100-sxm", "must be the file's name"),
         ("link.topology", "ring", "allowed: mesh, switch, memory"),
         ("link.hop_s", None, "link.hop_s: missing"),
@@ -253,7 +253,7 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
         ("link.like", "h1OO", "link.like: unknown device 'h1OO'"),
         ("link.latency", {}, "link.latency: unknown key"),
         ("link.library_allreduce_s.8", None, "8 is missing"),
-        ("link.hop_s.value", "1 GB", "link.hop_s: unit"),
+        ("link.hop_s.value", "1 GB", "link.hop_s.value: unit"),
     ],
 )
 def test_a_wrong_node_file_names_the_key(

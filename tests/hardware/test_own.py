@@ -116,10 +116,10 @@ def test_a_node_file_names_a_device_file_beside_it(own: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
-        ("4.8 TB/s", "4.8 TB", "memory.peak_bytes_per_s: unit 'TB'"),
-        ("kind: datasheet", "kind: guess", ".kind: 'guess' is not a kind"),
+        ("4.8 TB/s", "4.8 TB", "memory.peak_bytes_per_s.value: unit 'TB'"),
+        ("kind: datasheet", "kind: guess", ".kind: 'guess' is unknown"),
         ("name: my-gpu", "name: h200-sxm", "must be the file's name"),
-        ("gpus: [1, 2]", "gpus: [1, 3]", "out of 1, 2, 4, 8"),
+        ("gpus: [1, 2]", "gpus: [1, 3]", "node.gpus[1]: 3 is unknown"),
         ("node:", "nodes:", "nodes: unknown key"),
     ],
 )

@@ -57,8 +57,8 @@ ROW = {"model": "kimi-k2.6", "tokens_per_s": 981, "kind": "measured", "source": 
         ({"published": [{**ROW, "tokens_per_s": -1}]}, "tokens_per_s: -1"),
         ({"published": [{**ROW, "context": 0}]}, "context: 0"),
         ({"published": [{**ROW, "kind": "heard"}]}, "kind: 'heard' is unknown"),
-        ({"published": "none"}, "must be a list"),
-        ({"not_modelled": [""]}, "must be text"),
+        ({"published": "none"}, "published: 'none' must be a list"),
+        ({"not_modelled": [""]}, "not_modelled[0]: '' must be text"),
     ],
 )
 def test_a_wrong_machine_file_is_named(tmp_path: Path, changes: dict[str, Any], told: str) -> None:

@@ -261,10 +261,10 @@ def test_a_mistyped_model_gives_the_closest() -> None:
     [
         ("parameters", 1, "config gives 1235814400"),
         ("parameters", ..., "parameters: missing"),
-        ("license", "x", "'license': unknown key"),
+        ("license", "x", "license: unknown key"),
         ("name", "other", "must be the file's name"),
         ("notes", {"rope_tehta": "x"}, "did you mean rope_theta"),
-        ("config", [], "must be mappings"),
+        ("config", [], "config: [] must be a mapping"),
     ],
 )
 def test_a_wrong_model_file_is_named(tmp_path: Path, key: str, value: object, told: str) -> None:

@@ -92,7 +92,7 @@ def test_an_explained_difference_passes_and_an_idle_explanation_does_not(tmp_pat
     ("changes", "told"),
     [
         ({"total": "about 117"}, "a number and M, B or T"),
-        ({"total": ...}, "total is missing"),
+        ({"total": ...}, "published.total: missing"),
         ({"totl": "1 B"}, "unknown key"),
         ({"embedding": "yes"}, "true or false"),
         ({"active": "x B"}, "a number and M, B or T"),

@@ -105,7 +105,7 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (BODY.replace("vllm", "vlm"), "stacks: 'vlm' is unknown"),
+        (BODY.replace("vllm", "vlm"), r"stacks\[0\]: \'vlm\' is unknown"),
         (BODY.replace("1xh200", "1xh2000"), "unknown node"),
         (BODY.replace("512", "999999"), "exceeds the 131072 positions"),
         (BODY.replace("llama-3.2-1b", "llama-3.1-405b"), "no model fits"),

@@ -11,8 +11,9 @@ import pytest
 from tests.command_line import Twin
 from tests.refusals import refused
 from twin.errors import ConfigError
-from twin.study.fields import Fields
+from twin.reading import read
 from twin.study.grid import MOST_CELLS, Axis, Grid, Model
+from twin.study.interval import Draws
 from twin.study.kinds import read_study
 from twin.study.store import Store
 
@@ -78,7 +79,7 @@ def test_a_wrong_type_anywhere_is_refused_by_field(text: str, says: str, tmp_pat
 def test_a_key_that_is_no_text_is_shown(tmp_path: Path) -> None:
     for key in (1, None, True, 10**5000, ("a",), "x" * 10**6):
         with pytest.raises(ConfigError) as error:
-            Fields({key: 1}, tmp_path / "f").done()
+            read({key: 1}, Draws, tmp_path / "f")
         assert len(str(error.value)) < 500
 
 

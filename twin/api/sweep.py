@@ -12,8 +12,8 @@ from twin.calibrate.known_error import known_error
 from twin.errors import ConfigError
 from twin.files import resolved
 from twin.models.files import is_there
-from twin.study.fields import Fields
-from twin.study.grid import Cell, Grid, read_grid
+from twin.reading import Reader
+from twin.study.grid import Cell, Grid, GridFields
 from twin.study.point import Row
 from twin.study.runner import Runner
 from twin.study.store import Store, default_folder
@@ -65,16 +65,19 @@ def _grid(
     axes: Mapping[str, Sequence[str | int | float]],
     options: Mapping[str, Any],
 ) -> Grid:
-    fields = Fields(
-        {
-            "models": [_place(name) for name in _listed(models)],
-            "nodes": _listed(nodes),
-            "axes": {name: _listed(values) for name, values in axes.items()},
-            "options": {name: getattr(value, "value", value) for name, value in options.items()},
-        },
-        Path("sweep"),
-    )
-    return read_grid(fields)
+    data = {
+        "models": [_place(name) for name in _listed(models)],
+        "nodes": _listed(nodes),
+        "axes": {name: _listed(values) for name, values in axes.items()},
+        "options": {name: getattr(value, "value", value) for name, value in options.items()},
+    }
+    reader = Reader({})
+    fields = reader.value(data, GridFields, "")
+    reader.refuse("sweep")
+    with reader.at(""):
+        grid: Grid = fields.grid(reader)
+    reader.refuse("sweep")
+    return grid
 
 
 def _listed(given: Any) -> list[Any]:

@@ -107,7 +107,7 @@ class Measured:
     def _only(self, name: str, shape: tuple[int, int], measured: tuple[int, int]) -> None:
         if shape != measured:
             raise HardwareError(
-                f"{self.tables.stack.name}: {name} of {shape} elements: latent attention was "
+                f"{self.tables.stack_name}: {name} of {shape} elements: latent attention was "
                 f"measured for {measured} only"
             )
 

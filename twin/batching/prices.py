@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 from twin.batching.economics import HOUR_S, KWH_J, MILLION
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError
-from twin.hardware.schema import check_keys, number
+from twin.hardware.schema import read
 from twin.hardware.types import Kind, Node, Number
 
 FILE = "prices.yaml"
@@ -55,9 +52,10 @@ class Rates:
 
 def rates_of(node: Node, usd_per_hour: float | None = None, watts: float | None = None) -> Rates:
     """`usd_per_hour` and `watts` of one GPU win over those on file. Raises ConfigError."""
-    devices, host_w = _on_file()
-    found = devices.get(node.device.name, {})
-    cents, busy_w = found.get("cents_per_hour"), found.get("busy_w", node.device.power.tdp_w)
+    on_file = _on_file()
+    found = on_file.devices.get(node.device.name)
+    cents = found.cents_per_hour if found else None
+    busy_w = (found and found.busy_w) or node.device.power.tdp_w
     if usd_per_hour is not None:
         if not 0 < usd_per_hour <= MOST_USD:
             raise ConfigError(
@@ -68,20 +66,22 @@ def rates_of(node: Node, usd_per_hour: float | None = None, watts: float | None 
         if not 0 < watts <= MOST_W:
             raise ConfigError(f"--watts {watts:g}: of one GPU, above 0 and at most {MOST_W:g}")
         busy_w = Number(watts, Kind.ASSUMED, USER)
-    return Rates(cents, busy_w, host_w)
+    return Rates(cents, busy_w, on_file.host_w)
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    cents_per_hour: Number
+    busy_w: Number | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    devices: dict[str, _Device]
+    host_w: Number
 
 
 @lru_cache(maxsize=1)
-def _on_file() -> tuple[dict[str, dict[str, Number]], Number]:
+def _on_file() -> _File:
     path = data_dir("hwmodels") / FILE
-    data = check_keys(
-        read_yaml(path), path, "", required=["devices", "host_w"], allowed=["devices", "host_w"]
-    )
-    devices = {str(name): _of(name, item, path) for name, item in data["devices"].items()}
-    return devices, number(data["host_w"], path, "host_w")
-
-
-def _of(name: Any, item: Mapping[str, Any], path: Path) -> dict[str, Number]:
-    keys = ["cents_per_hour", "busy_w"]
-    found = check_keys(item, path, f"devices.{name}", required=keys[:1], allowed=keys)
-    return {key: number(leaf, path, f"devices.{name}.{key}") for key, leaf in found.items()}
+    return read(read_yaml(path), _File, path)

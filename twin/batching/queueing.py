@@ -8,7 +8,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,8 @@ from twin.errors import ConfigError
 Process = Generator[simpy.Event, Any, Any]
 # sequences in the batch -> seconds of a step that gives each of them one token
 StepTime = Callable[[int], float]
-FIXED, EXPONENTIAL = "fixed", "exponential"
+FIXED: Final = "fixed"
+EXPONENTIAL: Final = "exponential"
 DRAWS = 1024  # random numbers at a time: one by one they take most of the run
 # part of the time whose requests count: before it the queue still fills, after it the last ones
 # must end under load

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import ConfigError, HardwareError
-from twin.hardware.schema import number
+from twin.hardware.schema import read
 from twin.hardware.types import Number
 
 US = 1e-6
@@ -26,7 +26,6 @@ Curve = tuple[tuple[float, float], ...]  # (size, seconds), ascending in size
 class Stack:
     """What differs between ordinary engines besides the times of their kernels."""
 
-    name: str
     title: str
     rope_kernels: Number  # between the QKV product and the attention: rotation, cache append
 
@@ -39,6 +38,7 @@ class KernelTables:
 
     device: str
     stack: Stack
+    stack_name: str
     gemm: dict[Key, Curve]  # (dtype, m, k) -> by n
     # (dtype, head_dim, window, heads, kv_heads, m) -> by cached positions
     attention: dict[Key, Curve]
@@ -196,14 +196,20 @@ class KernelTables:
     ) -> Sequence[tuple[float, float]]:
         if not curve:
             raise HardwareError(
-                f"{self.stack.name} on {self.device}: no kernel was measured for {what}; "
+                f"{self.stack_name} on {self.device}: no kernel was measured for {what}; "
                 f"measured: {', '.join(known)}"
             )
         return curve
 
 
 def stack_names() -> list[str]:
-    return sorted(read_yaml(data_dir("hwmodels") / "kernels" / "stacks.yaml"))
+    return sorted(_stacks())
+
+
+@lru_cache(maxsize=1)
+def _stacks() -> dict[str, Stack]:
+    file = data_dir("hwmodels") / "kernels" / "stacks.yaml"
+    return read(read_yaml(file), dict[str, Stack], file)
 
 
 def devices_with_tables() -> list[str]:
@@ -229,7 +235,8 @@ def load_tables(device: str, stack: str) -> KernelTables:
     own = folder / device / stack
     return KernelTables(
         device=device,
-        stack=_stack(folder / "stacks.yaml", stack),
+        stack=_stacks()[stack],
+        stack_name=stack,
         gemm=_read(own / "gemm.csv", keys=3),
         attention=_read(own / "attention.csv", keys=6),
         latent=_read(own / "latent.csv", keys=3),
@@ -268,15 +275,6 @@ def _read(path: Path, *, keys: int) -> dict[Key, Curve]:
         )
         for line in lines
     }
-
-
-def _stack(path: Path, name: str) -> Stack:
-    data = read_yaml(path)[name]
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: {name}: must be a mapping, not {data!r}")
-    return Stack(
-        name, str(data["title"]), number(data["rope_kernels"], path, f"{name}.rope_kernels")
-    )
 
 
 @lru_cache(maxsize=4096)

@@ -5,38 +5,44 @@ touched again.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from twin import files
+from msgspec import Meta
+
+from twin import files, reading
 from twin.bench import fidelity
 from twin.bench.fidelity import Judged
 from twin.bench.timing import Sample
 from twin.errors import CalibrationError, ConfigError, OutputError
 
 RESULT, SAMPLES, FIDELITY = "result.json", "samples.csv", "fidelity.csv"
-# what every result.json holds; what else it holds is explained in calibration/runs/README.md
-FIELDS: dict[str, type] = {
-    "model": str,
-    "node": str,
-    "context": int,  # positions in the cache before the first timed step
-    "tokens_per_s": float,
-    "us_per_token": float,  # median over the repetitions of their mean step
-    "bytes_per_step": int,  # weights and cached keys and values, mean of the timed steps
-    "ceiling_bytes_per_s": float,  # the stream probe, measured in the same rounds
-    "stream_fraction": float,  # bytes_per_step / time over the ceiling
-    "mbu": float,  # the same over the datasheet's bandwidth
-    "fidelity": dict,
-    "clocks": dict,
-    "driver": str,
-    "commit": str,
-}
+Amount = Annotated[float, Meta(gt=0, le=1e18)]
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """What every result.json holds; calibration/runs/README.md explains what else it holds."""
+
+    model: str
+    node: str
+    context: Annotated[int, Meta(ge=1)]  # positions in the cache before the first timed step
+    tokens_per_s: Amount
+    us_per_token: Amount  # median over the repetitions of their mean step
+    # weights and cached keys and values, mean of the timed steps
+    bytes_per_step: Annotated[int, Meta(ge=1)]
+    ceiling_bytes_per_s: Amount  # the stream probe, measured in the same rounds
+    stream_fraction: Amount  # bytes_per_step / time over the ceiling
+    mbu: Amount  # the same over the datasheet's bandwidth
+    fidelity: dict[str, Any]
+    clocks: dict[str, Any]
+    driver: str
+    commit: str
 
 
 def write(
@@ -78,28 +84,16 @@ def read(folder: Path) -> dict[str, Any]:
             f"{folder / RESULT}: cannot be read as JSON ({error}); give the folder of a `twin "
             "bench` record"
         ) from error
-    if not isinstance(result, dict):
-        raise CalibrationError(
-            f"{folder / RESULT}: the top level must be a mapping, not {type(result).__name__}"
-        )
-    check(result)
-    return result
+    check(result, folder / RESULT)
+    found: dict[str, Any] = result
+    return found
 
 
-def check(result: dict[str, Any]) -> None:
+def check(result: Any, file: Path | str = "result") -> None:
     """Every field is there, of its type, and a number is finite and positive. Raises
     CalibrationError.
     """
-    for name, kind in FIELDS.items():
-        if name not in result:
-            raise CalibrationError(f"a result without {name}; needed: {', '.join(FIELDS)}")
-        value = result[name]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise CalibrationError(
-                f"{name}: {value!r} is a {type(value).__name__}, expected {kind.__name__}"
-            )
-        if isinstance(value, (int, float)) and not (math.isfinite(value) and value > 0):
-            raise CalibrationError(f"{name}: {value!r} must be finite and positive")
+    reading.read(result, Fields, file, refusal=CalibrationError, others=True)
 
 
 def _step_rows(samples: Iterable[Sample]) -> Iterable[tuple[object, ...]]:

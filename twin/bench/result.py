@@ -39,7 +39,7 @@ def build(
     driver: str,
     commit: str,
 ) -> dict[str, Any]:
-    """result.json: the fields of `record.FIELDS`, and what a later reader needs to judge them."""
+    """result.json: the fields of `record.Fields`, and what a later reader needs to judge them."""
     bytes_per_step = mean_bytes(plans.resident, context=settings.context, tokens=settings.tokens)
     by_variant = {name: timing.summary(measured.samples, name) for name in measured.about}
     ceiling = plans.ceiling.bytes_per_step() / by_variant[CEILING]["us_per_token"] * 1e6

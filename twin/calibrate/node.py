@@ -105,8 +105,9 @@ def following(device: Device) -> Device:
     """A device on file without a fit of its own: what is like another part follows that part's
     fit.
     """
-    if overlay := overlay_of(device.name):
-        return overlaid(overlay, calibrated(load_device(overlay.device)))
+    if own := overlay_of(device.name):
+        overlay, file = own
+        return overlaid(overlay, calibrated(load_device(overlay.like)), file)
     for name in followed(device):
         on_file = load_device(name)
         device = follow(device, calibrated(on_file), on_file)

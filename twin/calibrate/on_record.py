@@ -11,6 +11,8 @@ import csv
 from dataclasses import dataclass
 from functools import lru_cache
 
+from msgspec import convert
+
 from twin.data import data_dir
 from twin.errors import CalibrationError
 from twin.hardware.types import Node
@@ -97,19 +99,7 @@ def rows() -> tuple[Measured, ...]:
     file = data_dir("calibration") / FILE
     try:
         with file.open(encoding="utf-8", newline="") as table:
-            return tuple(_read(row) for row in csv.DictReader(table))
-    except (OSError, KeyError, ValueError) as error:
+            found = [{k: v or None for k, v in row.items()} for row in csv.DictReader(table)]
+        return convert(found, tuple[Measured, ...], strict=False)
+    except (OSError, ValueError) as error:
         raise CalibrationError(f"{file}: holds no runs ({error}); install again") from error
-
-
-def _read(row: dict[str, str]) -> Measured:
-    speed, prompt = row["tokens_per_s"], row["prompt_s"]
-    return Measured(
-        row["model"],
-        row["stored"],
-        row["node"],
-        int(row["context"]),
-        float(speed) if speed else None,
-        float(prompt) if prompt else None,
-        row["record"],
-    )

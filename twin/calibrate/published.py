@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from twin.data import read_yaml
 from twin.errors import CalibrationError, ConfigError
 from twin.hardware.override import SPREAD
 from twin.hardware.types import Kind
-from twin.text import said, shown
+from twin.reading import SOME, Check, FieldError, Parse, read
+from twin.text import shown
 from twin.units import parse_quantity
 
 FIGURES = "figures"  # in the meta data of a record
@@ -94,25 +97,15 @@ def role_of(folder: Path, meta: Mapping[str, Any]) -> Role:
 def figures(folder: Path, meta: Mapping[str, Any]) -> tuple[Figure, ...]:
     """All figures of a record. Raises CalibrationError with the figure that cannot be read."""
     role_of(folder, meta)
-    listed = meta[FIGURES]
-    if not isinstance(listed, dict) or not listed:
-        raise CalibrationError(
-            f"{folder / 'meta.yaml'}: {FIGURES}: must be figures by name, not {shown(listed)}; see "
-            "calibration/runs/README.md"
-        )
-    found = []
-    for name, one in listed.items():
-        try:
-            figure = _figure(str(name), str(meta["node"]), one)
-            if not all(0 < seconds < float("inf") for seconds in figure.seconds):
-                raise ValueError("a value is zero or infinite")
-        except (AttributeError, ConfigError, KeyError, TypeError, ValueError) as error:
-            raise CalibrationError(
-                f"{folder / 'meta.yaml'}: {FIGURES}: {shown(name)} is no published figure "
-                f"({said(str(error))}); see calibration/runs/README.md"
-            ) from error
-        found.append(figure)
-    return tuple(found)
+    found = read(
+        meta[FIGURES],
+        Annotated[dict[str, _Entry], SOME],
+        folder / "meta.yaml",
+        refusal=CalibrationError,
+        at=FIGURES,
+        advice="see calibration/runs/README.md",
+    )
+    return tuple(one.figure(name, str(meta["node"])) for name, one in found.items())
 
 
 def check_inputs(folder: Path, meta: Mapping[str, Any]) -> None:
@@ -160,14 +153,41 @@ def _meta(folder: Path) -> Mapping[str, Any]:
         ) from error
 
 
-def _figure(name: str, node: str, one: Mapping[str, Any]) -> Figure:
-    known = {"node": node, **one}
-    values = known.pop("value")
-    known["values"] = tuple(map(float, values if isinstance(values, list) else [values]))
-    known["date"] = str(known["date"])
-    if not known["values"]:
-        raise ValueError("no value")
-    return Figure(name=name, **known)
+def _listed(data: Any, at: str) -> Any:
+    return data if isinstance(data, list) else [data]
+
+
+def _check_unit(unit: str) -> None:
+    if unit != TOKENS:
+        _base(unit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A figure as a record has it."""
+
+    publication: str
+    date: Annotated[str, Parse(lambda data, at: str(data))]  # a year is a number in YAML
+    configuration: str
+    value: Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Parse(_listed), SOME]
+    unit: Annotated[str, Check(_check_unit)]
+    asks: dict[str, Any]
+    group: str = ""
+    note: str = ""
+    node: str = ""
+
+    def figure(self, name: str, node: str) -> Figure:
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        known |= {"name": name, "node": self.node or node, "values": known.pop("value")}
+        return Figure(**known)
+
+    def __post_init__(self) -> None:
+        try:
+            seconds = self.figure("", "").seconds
+        except (KeyError, TypeError) as error:
+            raise FieldError("asks", "a rate asks for a stream of so many bytes") from error
+        if not all(0 < one < float("inf") for one in seconds):
+            raise FieldError("value", "one is zero or infinite")
 
 
 def _base(unit: str) -> str:

@@ -5,11 +5,12 @@ predicted and repeated from itself.
 from __future__ import annotations
 
 import dataclasses
-import types
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
+
+from msgspec import convert
 
 from twin.calibrate.heldout import HeldOut
 from twin.errors import CalibrationError, ConfigError
@@ -20,7 +21,8 @@ from twin.models.load import load_model, model_names
 from twin.models.mixers import GroupedAttention
 from twin.models.spec import ModelSpec
 from twin.plan.types import Options
-from twin.text import said, shown
+from twin.reading import read
+from twin.text import said
 
 T = TypeVar("T")
 RUNS = "runs"  # in the meta data of a record
@@ -56,23 +58,6 @@ def recorded(folder: Path, meta: Mapping[str, Any]) -> list[HeldOut] | None:
             f"{folder / 'meta.yaml'}: {RUNS} hold no engine runs ({said(str(error))}); measure "
             "again"
         ) from error
-
-
-def options_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Chosen options as a record spells them, by field. Raises ValueError."""
-    hints = get_type_hints(Options)
-    if unknown := sorted(set(data) - set(Options.__slots__)):
-        raise ValueError(f"{shown(unknown[0])} is no option")
-    return {name: _value(hints[name], value) for name, value in data.items()}
-
-
-def shape_of(like: ModelSpec, data: Mapping[str, Any]) -> ModelSpec:
-    """A dense model with some numbers of its own, full attention in every layer."""
-    hints = get_type_hints(ModelSpec)
-    if unknown := sorted(set(data) - set(hints)):
-        raise ValueError(f"{shown(unknown[0])} is no field of a model")
-    own = {name: _value(hints[name], value) for name, value in data.items()}
-    return dataclasses.replace(like, **own, windows=(0,) * own.get("layers", like.layers))
 
 
 def _read(name: str, one: Mapping[str, Any]) -> HeldOut:
@@ -151,21 +136,6 @@ def _plain(value: object) -> object:
     return value
 
 
-def _built(cls: type[T], data: Mapping[str, Any]) -> T:
-    """The reverse of _plain."""
-    hints = get_type_hints(cls)
-    if unknown := sorted(set(data) - set(hints)):
-        raise ValueError(f"{shown(unknown[0])} is no field of {cls.__name__}")
-    return cls(**{name: _value(hints[name], value) for name, value in data.items()})
-
-
-def _value(hint: Any, data: Any) -> Any:
-    if data is None:
-        return None
-    if get_origin(hint) in (Union, types.UnionType):
-        hint = next(one for one in get_args(hint) if one is not type(None))
-    if get_origin(hint) is tuple:
-        return tuple(_value(get_args(hint)[0], one) for one in data)
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(data)
-    return _built(hint, data) if dataclasses.is_dataclass(hint) and isinstance(hint, type) else data
+def _built(cls: type[T], data: Any) -> T:
+    """The reverse of _plain. Raises ConfigError."""
+    return read(data, cls, cls.__name__, own={str: lambda _, text, at: convert(text, str)})

@@ -6,8 +6,11 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from msgspec import Meta
+
+from twin import reading
 from twin.commands.arguments import Subparsers, command
 from twin.commands.output import emit
 from twin.errors import ConfigError
@@ -16,6 +19,7 @@ from twin.report.figures import spoken
 from twin.report.tables import percent, table
 from twin.text import said, shown
 
+ASK = "give what `twin simulate MODEL NODE --json` printed"
 MOST_BYTES = 64 << 20  # of a result; the longest model's has 2 MB
 LARGEST = 1e18  # of a number: a step of 11 days in picoseconds
 MOST_SHOWN = 20  # stages, where nobody asks for all
@@ -80,76 +84,49 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read(path: Path) -> Kept:
-    """Raises ConfigError with the file and what is missing."""
-    try:
-        told = Told(path, "", read_json(path, MOST_BYTES))
-    except ConfigError as error:
-        raise ConfigError(f"{error}; {ASK}") from error
-    stages = {}
-    for one in told.items("stages"):
-        name = one.word("name")
-        if name in stages:
-            raise ConfigError(f"{shown(path)}: the stage {shown(name)} stands there twice; {ASK}")
-        stages[name] = (one.word("kind"), one.word("dominant"), one.number("ps") / PS_PER_US)
-    causes = told.at("attribution")
-    return Kept(
-        f"{told.word('model')} on {told.word('node')}",
-        told.number("tokens_per_s"),
-        1e6 * told.number("step_s"),
-        {said(cause): 1e6 * causes.number(cause) for cause in causes.fields()},
-        stages,
-    )
+Amount = Annotated[float, Meta(ge=0, le=LARGEST)]
+Name = Annotated[str, Meta(min_length=1)]  # `said` makes a line of it
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A part of somebody's JSON. Methods raise ConfigError with the place of what is wrong."""
-
-    path: Path
-    where: str
-    value: Any
-
-    def _wrong(self, name: str, expected: str) -> ConfigError:
-        there = f"is {shown(self.value[name], 60)}" if name in self.fields() else "is missing"
-        return ConfigError(
-            f"{shown(self.path)}: {self.where}{shown(name)} {there}; expected {expected}; {ASK}"
-        )
-
-    def fields(self) -> list[str]:
-        if not isinstance(self.value, dict):
-            what = f"{self.where.rstrip('.')} is {shown(self.value, 60)}".strip()
-            raise ConfigError(f"{shown(self.path)}: {what}; expected fields by name; {ASK}")
-        return list(self.value)
-
-    def at(self, name: str) -> Told:
-        if name not in self.fields():
-            raise self._wrong(name, "fields by name")
-        return Told(self.path, f"{self.where}{name}.", self.value[name])
-
-    def items(self, name: str) -> Iterator[Told]:
-        if not isinstance(found := self.at(name).value, list):
-            raise self._wrong(name, "a list")
-        for number, one in enumerate(found):
-            yield Told(self.path, f"{self.where}{name}[{number}].", one)
-
-    def word(self, name: str) -> str:
-        if not isinstance(found := self.at(name).value, str) or not found:
-            raise self._wrong(name, "a name")
-        return said(found)
-
-    def number(self, name: str) -> float:
-        found = self.at(name).value
-        if (
-            isinstance(found, bool)
-            or not isinstance(found, int | float)
-            or not 0 <= found <= LARGEST
-        ):
-            raise self._wrong(name, f"a number from 0 to {LARGEST:g}")
-        return float(found)
+class Stage:
+    name: Name
+    kind: Name
+    dominant: Name
+    ps: Amount
 
 
-ASK = "give what `twin simulate MODEL NODE --json` printed"
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What of it is compared."""
+
+    model: Name
+    node: Name
+    tokens_per_s: Amount
+    step_s: Amount
+    attribution: dict[str, Amount]
+    stages: tuple[Stage, ...]
+
+
+def read(path: Path) -> Kept:
+    """Raises ConfigError with the file and all that is wrong or missing."""
+    try:
+        data = read_json(path, MOST_BYTES)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {ASK}") from error
+    found = reading.read(data, Result, shown(path), advice=ASK, others=True)
+    stages: dict[str, tuple[str, str, float]] = {}
+    for one in found.stages:
+        if (name := said(one.name)) in stages:
+            raise ConfigError(f"{shown(path)}: the stage {shown(name)} stands there twice; {ASK}")
+        stages[name] = (said(one.kind), said(one.dominant), one.ps / PS_PER_US)
+    return Kept(
+        f"{said(found.model)} on {said(found.node)}",
+        found.tokens_per_s,
+        1e6 * found.step_s,
+        {said(cause): 1e6 * seconds for cause, seconds in found.attribution.items()},
+        stages,
+    )
 
 
 def text(before: Kept, after: Kept, stages: Iterable[Line], *, every: bool) -> str:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from twin.data import did_you_mean
 from twin.errors import HardwareError
 from twin.hardware.override import IDLE as IDLE
 from twin.hardware.override import apply_fit, numbers
-from twin.hardware.schema import check_keys, text
 from twin.hardware.types import Device, Kind, Like, Number
+from twin.reading import Check, Parse
 from twin.text import shown
 from twin.units import unit_of
 
@@ -109,44 +109,36 @@ FOLLOWS = {
 }
 
 
+def _factor(data: Any, at: str) -> float:
+    try:
+        if isinstance(data, str) and data.startswith("x"):
+            return float(data[1:])
+    except ValueError:
+        pass
+    raise HardwareError(f"{shown(data)} must be a factor, such as 'x0.7'")
+
+
+def _follows(path: str) -> None:
+    if path not in FOLLOWS:
+        raise HardwareError(f"{shown(path)} follows nothing; {did_you_mean(path, FOLLOWS)}")
+
+
 @dataclass(frozen=True, slots=True)
 class Kinship:
     """`like` of a device file."""
 
     device: str
-    low: float
-    high: float
+    low: Annotated[float, Parse(_factor)]
+    high: Annotated[float, Parse(_factor)]
     # numbers that the part has no need of: what is measured on it holds them already
-    without: tuple[str, ...]
+    without: tuple[Annotated[str, Check(_follows)], ...] = ()
 
-
-def read_kinship(data: object, file: Path) -> Kinship:
-    """Raises HardwareError with the key and the limit."""
-    like = check_keys(
-        data,
-        file,
-        "like",
-        required=["device", "low", "high"],
-        allowed=["device", "low", "high", "without"],
-    )
-    without = like.get("without", [])
-    unknown = (
-        [path for path in without if not isinstance(path, str) or path not in FOLLOWS]
-        if isinstance(without, list)
-        else [without]
-    )
-    if unknown:
-        raise HardwareError(
-            f"{file}: like.without: {shown(unknown[0])} follows nothing; name some of "
-            f"{', '.join(FOLLOWS)}"
-        )
-    low, high = (_factor(like[end], file, f"like.{end}") for end in ("low", "high"))
-    if not 0 < low <= 1 <= high:
-        raise HardwareError(
-            f"{file}: like: low x{low:g} and high x{high:g} are factors of a cost: 0 < low <= 1 "
-            "<= high"
-        )
-    return Kinship(text(like["device"], file, "like.device"), low, high, tuple(without))
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= 1 <= self.high:
+            raise HardwareError(
+                f"low x{self.low:g} and high x{self.high:g} are factors of a cost: 0 < low <= 1 "
+                "<= high"
+            )
 
 
 def with_followers(data: Mapping[str, Any], kinship: Kinship, reference: Device) -> dict[str, Any]:
@@ -237,12 +229,3 @@ def _assumed(value: float, low: float, high: float, number: Number, like: Like) 
         high,
         like,
     )
-
-
-def _factor(data: object, file: Path, path: str) -> float:
-    try:
-        if isinstance(data, str) and data.startswith("x"):
-            return float(data[1:])
-    except ValueError:
-        pass
-    raise HardwareError(f"{file}: {path}: {shown(data)} must be a factor, such as 'x0.7'")

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated, Literal
 
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import ConfigError, HardwareError
 from twin.files import expanded, resolved
-from twin.hardware.derive import follow, read_kinship, with_followers
+from twin.hardware.derive import Kinship, follow, with_followers
 from twin.hardware.host import detect_host
-from twin.hardware.overlay import Overlay, is_overlay, overlaid, read_overlay
+from twin.hardware.overlay import Overlay, is_overlay, overlaid
 from twin.hardware.override import IDLE, numbers
-from twin.hardware.schema import build, check_blocks, check_keys, text
+from twin.hardware.schema import check_blocks, read
 from twin.hardware.types import HOST, Device, Link, Node, Number
+from twin.reading import SOME, Check, FieldError, together
 from twin.text import shown
 from twin.units import format_quantity
 
-LOADING = ("ahead", "on-demand")
-INPUTS = ("on-chip", "registers")
-RETENTION = ("whole", "random", "none")
-TOPOLOGIES = ("mesh", "switch", "memory")
 # 8xh200, 8x-mi300x; h200x8, h200:8
 _FIRST = re.compile(r"([0-9]{1,4})\s*[x×*]\s*-?\s*(.+)\Z", re.DOTALL | re.IGNORECASE)
 _LAST = re.compile(r"(.+?)(?:\s*-?\s*[x×*]\s*|:)([0-9]{1,4})\Z", re.DOTALL | re.IGNORECASE)
@@ -40,6 +38,59 @@ class Family:
     device: str
     aliases: tuple[str, ...]
     links: dict[int, Link | None]  # by number of GPUs
+
+
+def _as_on_file(name: str) -> None:
+    known = sorted(file.stem for file in (data_dir("hwmodels") / "devices").glob("*.yaml"))
+    if name and name not in known:
+        raise HardwareError(f"unknown device {shown(name)}; {did_you_mean(name, known)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Links(Link):
+    """The link that all numbers of GPUs share; the all-reduce is given by number."""
+
+    library_allreduce_s: dict[int, Number]  # type: ignore[assignment]
+    like: Annotated[str, Check(_as_on_file)] = ""
+
+    def __post_init__(self) -> None:
+        _check_queue("loaded_hop_s", self.loaded_hop_s, "hop_s", self.hop_s)
+
+    def of(self, gpus: int) -> Link:
+        values = {field.name: getattr(self, field.name) for field in fields(Link)}
+        return Link(**values | {"library_allreduce_s": self.library_allreduce_s[gpus]})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """How many GPUs a node may have, and what links them."""
+
+    gpus: Annotated[tuple[Literal[1, 2, 4, 8], ...], SOME]
+    link: _Links | None = None
+
+    def __post_init__(self) -> None:
+        several = [count for count in self.gpus if count > 1]
+        if several and self.link is None:
+            raise FieldError("link", f"missing; {max(several)} GPUs of a node need one")
+        reduce = self.link.library_allreduce_s if self.link else {}
+        if lacking := [str(count) for count in several if count not in reduce]:
+            raise FieldError(
+                "link.library_allreduce_s",
+                f"needs one number per count of GPUs, {', '.join(lacking)} is missing",
+            )
+
+    def links(self) -> dict[int, Link | None]:
+        return {n: self.link.of(n) if self.link and n > 1 else None for n in self.gpus}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OwnNodes(_Sizes):
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Nodes(_OwnNodes):
+    aliases: tuple[str, ...] = ()
 
 
 def device_names() -> list[str]:
@@ -147,25 +198,22 @@ def own_device(path: Path) -> tuple[Device, Family]:
         return device, Family(device.name, (), _links_of(on_file(str(data["like"])) or ""))
     if section is None:
         return device, Family(device.name, (), {1: None})
-    keys = ["gpus", "link"]
-    section = check_keys(section, path, SECTION, required=["gpus"], allowed=keys)
-    return device, Family(device.name, (), _links(section, path))
+    return device, Family(device.name, (), read(section, _Sizes, path, SECTION).links())
 
 
-def overlay_of(name: str) -> Overlay | None:
-    """What a device of a user's file is like and changes, where the file says no more."""
-    if name not in _own:
+def overlay_of(name: str) -> tuple[Overlay, Path] | None:
+    """What a device of a user's file is like and changes, and the file, where it says no more."""
+    if name not in _own or not is_overlay(data := _own_parts(_own[name])):
         return None
-    data = _own_parts(_own[name])
-    return read_overlay(data, _own[name]) if is_overlay(data) else None
+    return read(data, Overlay, _own[name]), _own[name]
 
 
 def links_as(node: Node) -> str | None:
     """The node on file whose links one of a user's device has, where the file says no others."""
-    overlay = overlay_of(node.device.name)
-    if overlay is None or node.gpus == 1 or SECTION in _yaml(_own[node.device.name]):
+    own = overlay_of(node.device.name)
+    if own is None or node.gpus == 1 or SECTION in _yaml(own[1]):
         return None
-    return f"{node.gpus}x{on_file(overlay.device)}"
+    return f"{node.gpus}x{on_file(own[0].like)}"
 
 
 def _own_parts(path: Path) -> dict[str, object]:
@@ -181,13 +229,13 @@ def _links_of(device: str) -> dict[int, Link | None]:
 
 def _own_nodes(path: Path, data: Mapping[str, object]) -> tuple[Device, Family]:
     """A node file: its device is a name on file, or another file, beside it."""
-    keys = ["device", "gpus", "link"]
-    data = check_keys(data, path, "", required=keys[:2], allowed=keys)
-    named = text(data["device"], path, "device")
+    found = read(data, _OwnNodes, path)
     device = load_device(
-        str(path.parent / expanded(Path(named))) if named.endswith(FILES) else named
+        str(path.parent / expanded(Path(found.device)))
+        if found.device.endswith(FILES)
+        else found.device
     )
-    return device, Family(device.name, (), _links(data, path))
+    return device, Family(device.name, (), found.links())
 
 
 def _own_node(name: str, count: int | None, known: Path | None) -> Node:
@@ -216,133 +264,73 @@ def read_device(path: Path) -> Device:
     """
     data = _own_parts(path)
     if is_overlay(data):
-        overlay = read_overlay(data, path)
-        return _named(overlaid(overlay, _base(overlay)), path)
-    kinship = read_kinship(data.pop("like"), path) if "like" in data else None
-    if kinship is None:
-        device = build(Device, data, path)
-    else:
+        overlay = read(data, Overlay, path)
+        device = overlaid(overlay, _base(overlay, path), path)
+    elif "like" in data:
+        kinship = read(data.pop("like"), Kinship, path, "like")
         reference = _reference(kinship.device, path)
-        device = follow(
-            build(Device, with_followers(data, kinship, reference), path), reference, reference
-        )
-    check_blocks(_named(device, path))
-    _check_words(device, path)
+        filled = with_followers(data, kinship, reference)
+        device = follow(read(filled, Device, path), reference, reference)
+    else:
+        device = read(data, Device, path)
+    if wrong := list(_wrong(device, path)):
+        raise HardwareError(f"{path}: {together(wrong)}")
+    return device
+
+
+def _wrong(device: Device, path: Path) -> Iterator[str]:
+    """Which laws of several numbers a file breaks."""
+    if device.name != path.stem:
+        yield f"name: {shown(device.name)} must be the file's name {path.stem!r}"
+    try:
+        check_blocks(device)
+    except HardwareError as error:
+        yield str(error)
     memory = device.memory
     for name in ("stream_bytes_per_s", "ceiling_bytes_per_s"):
         rate: Number | None = getattr(memory, name)
         if rate is not None and rate.value > memory.peak_bytes_per_s.value:
-            raise HardwareError(
-                f"{path}: memory.{name}: exceeds memory.peak_bytes_per_s; a stream cannot beat "
-                "the datasheet"
+            yield (
+                f"memory.{name}: exceeds memory.peak_bytes_per_s; a stream cannot beat the "
+                "datasheet"
             )
     known = numbers(device)
     for loaded, idle in IDLE.items():
         if loaded in known:
-            _check_queue(loaded, known[loaded], idle, known[idle], path)
-    return device
+            try:
+                _check_queue(loaded, known[loaded], idle, known[idle])
+            except FieldError as error:
+                yield str(error)
 
 
-def _base(overlay: Overlay) -> Device:
+def _base(overlay: Overlay, path: Path) -> Device:
     """The part on file, without its fit."""
-    canonical = on_file(overlay.device)
+    canonical = on_file(overlay.like)
     if canonical is None or canonical == HOST:
         raise HardwareError(
-            f"{overlay.file}: like: unknown device {shown(overlay.device)}; "
-            f"{did_you_mean(overlay.device, device_names()[1:])}"
+            f"{path}: like: unknown device {shown(overlay.like)}; "
+            f"{did_you_mean(overlay.like, device_names()[1:])}"
         )
     return load_device(canonical)
 
 
-def _named(device: Device, path: Path) -> Device:
-    if device.name != path.stem:
-        raise HardwareError(
-            f"{path}: name: {shown(device.name)} must be the file's name {path.stem!r}"
-        )
-    return device
-
-
-def _check_words(device: Device, path: Path) -> None:
-    """Capabilities are words, and a word that nobody looks for would be a capability left out in
-    silence.
-    """
-    words = {
-        "block.loading": (device.block.loading, LOADING),
-        "block.inputs": (device.block.inputs, INPUTS),
-        "l2.retention": (device.l2.retention, RETENTION),
-    }
-    if device.llc is not None:
-        words["llc.retention"] = (device.llc.retention, RETENTION)
-    for name, (word, known) in words.items():
-        if word not in known:
-            raise HardwareError(
-                f"{path}: {name}: {shown(word)} is unknown; {did_you_mean(word, known)}"
-            )
-
-
-def _check_queue(loaded: str, behind_stream: Number, idle: str, alone: Number, path: Path) -> None:
+def _check_queue(loaded: str, behind_stream: Number, idle: str, alone: Number) -> None:
     """What waits behind the stream is not there sooner than what does not."""
     if behind_stream.value < alone.value:
         times = [format_quantity(number.value, "s") for number in (behind_stream, alone)]
-        raise HardwareError(
-            f"{path}: {loaded}: {times[0]} is less than {idle}, {times[1]}; give at least the "
-            "idle time"
+        raise FieldError(
+            loaded, f"{times[0]} is less than {idle}, {times[1]}; give at least the idle time"
         )
 
 
 def read_family(path: Path) -> Family:
     """One node file: device, aliases, gpus, and the link that they share."""
-    keys = ["device", "gpus", "link"]
-    data = check_keys(_yaml(path), path, "", required=keys[:2], allowed=[*keys, "aliases"])
-    aliases, device = data.get("aliases", []), data["device"]
-    if device != path.stem:
+    found = read(_yaml(path), _Nodes, path)
+    if found.device != path.stem:
         raise HardwareError(
-            f"{path}: device: {shown(device)} must be the file's name {path.stem!r}"
+            f"{path}: device: {shown(found.device)} must be the file's name {path.stem!r}"
         )
-    if not isinstance(aliases, list) or not all(isinstance(a, str) for a in aliases):
-        raise HardwareError(f"{path}: aliases: {shown(aliases)} must be a list of names")
-    return Family(device, tuple(aliases), _links(data, path))
-
-
-def _links(data: Mapping[str, object], path: Path) -> dict[int, Link | None]:
-    """`gpus` and, where there are several, the `link` that they share."""
-    gpus = data["gpus"]
-    if (
-        not isinstance(gpus, list)
-        or not gpus
-        or any(type(g) is not int or g not in (1, 2, 4, 8) for g in gpus)
-    ):
-        raise HardwareError(f"{path}: gpus: {shown(gpus)} must be a list out of 1, 2, 4, 8")
-    if max(gpus) > 1 and "link" not in data:
-        raise HardwareError(f"{path}: link: missing; {max(gpus)} GPUs of a node need one")
-    return {n: _link(data["link"], n, path) if n > 1 else None for n in gpus}
-
-
-def _link(data: object, gpus: int, path: Path) -> Link:
-    """The link as `gpus` devices use it; the all-reduce is given by number of GPUs."""
-    names = list(Link.__dataclass_fields__)
-    required = [name for name in names if name != "like"]
-    link = check_keys(data, path, "link", required=required, allowed=names)
-    reduce = link["library_allreduce_s"]
-    if not isinstance(reduce, dict) or gpus not in reduce:
-        raise HardwareError(
-            f"{path}: link.library_allreduce_s: needs one number per count of GPUs, {gpus} is "
-            "missing"
-        )
-    if link["topology"] not in TOPOLOGIES:
-        raise HardwareError(
-            f"{path}: link.topology: {shown(link['topology'])}; "
-            f"{did_you_mean(link['topology'], TOPOLOGIES)}"
-        )
-    made = build(Link, {**link, "library_allreduce_s": reduce[gpus]}, path, "link")
-    known = sorted(file.stem for file in (data_dir("hwmodels") / "devices").glob("*.yaml"))
-    if made.like and made.like not in known:
-        raise HardwareError(
-            f"{path}: link.like: unknown device {shown(made.like)}; "
-            f"{did_you_mean(made.like, known)}"
-        )
-    _check_queue("link.loaded_hop_s", made.loaded_hop_s, "link.hop_s", made.hop_s, path)
-    return made
+    return Family(found.device, found.aliases, found.links())
 
 
 def _reference(name: str, path: Path) -> Device:

@@ -14,67 +14,54 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from twin.errors import HardwareError
 from twin.hardware.override import apply_fit, interval, numbers, resolve, with_numbers
-from twin.hardware.schema import check_keys, number, text, together
+from twin.hardware.schema import OWN
 from twin.hardware.types import Device, Kind, Number
+from twin.reading import REFUSED, Reader
 from twin.text import shown
 from twin.units import unit_of
-
-KEYS = ("name", "like", "title", "set")
 
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
     """The content of such a file."""
 
-    file: Path
     name: str
-    title: str | None
-    device: str  # on file
-    changes: Mapping[str, Any]  # by path: a quantity, a factor, or a number with kind and source
+    like: str  # a device on file
+    title: str = ""
+    # by path: a quantity, a factor, or a number with kind and source
+    set: dict[str, Any] = field(default_factory=dict)
 
 
 def is_overlay(data: Mapping[str, object]) -> bool:
     return isinstance(data.get("like"), str)
 
 
-def read_overlay(data: Mapping[str, object], file: Path) -> Overlay:
-    """Raises HardwareError with all keys that are wrong."""
-    found = check_keys(data, file, "", required=["name", "like"], allowed=list(KEYS))
-    changes = found.get("set", {})
-    if not isinstance(changes, Mapping):
-        raise HardwareError(f"{file}: set: {shown(changes)} must be a mapping of numbers by path")
-    title = text(found["title"], file, "title") if "title" in found else None
-    return Overlay(
-        file, text(found["name"], file, "name"), title, text(found["like"], file, "like"), changes
-    )
-
-
-def overlaid(overlay: Overlay, base: Device) -> Device:
+def overlaid(overlay: Overlay, base: Device, file: Path) -> Device:
     """`base` with the overlay's numbers. Raises HardwareError with all that are wrong."""
     values: list[tuple[str, str | float]] = []
     stated: dict[str, Number] = {}
-    wrong = []
-    for path, item in overlay.changes.items():
-        try:
-            full = resolve(base, str(path))
+    reader = Reader(OWN)
+    for path, item in overlay.set.items():
+        with reader.at("set"):
+            full = resolve(base, path)
             if isinstance(item, Mapping):
-                stated[full] = number(item, overlay.file, full)
-                item = stated[full].value
+                item = reader.value(item, Number, full)
+                if item is REFUSED:
+                    continue
+                stated[full] = item
+                item = item.value
             elif isinstance(item, bool) or not isinstance(item, str | int | float):
                 raise HardwareError(f"{full}: {shown(item)} is no quantity; write 12 TB/s or x1.5")
             with_numbers(base, [(full, item)])
             values.append((full, item))
-        except HardwareError as error:
-            wrong.append(str(error).removeprefix(f"{overlay.file}: "))
-    if wrong:
-        raise HardwareError(f"{overlay.file}: set: {together(wrong)}")
-    source = f"as {overlay.file.name} says"
+    reader.refuse(file, HardwareError)
+    source = f"as {file.name} says"
     made = with_numbers(base, values, Kind.ASSUMED, source)
     before = numbers(base)
     copied = {

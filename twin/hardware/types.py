@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 
 class Kind(Enum):
@@ -86,8 +87,8 @@ class BlockCosts:
     stage_s: Number  # fixed cost of one stage within a block (set-up, block barriers)
     kv_bytes_per_s: Number  # attention throughput of one block over cached keys and values
     sample_element_s: Number  # one logit examined by the sampling block
-    loading: str = "ahead"
-    inputs: str = "on-chip"
+    loading: Literal["ahead", "on-demand"] = "ahead"
+    inputs: Literal["on-chip", "registers"] = "on-chip"
     # behind which it loads load_bytes_per_s: more is more bytes in flight; None: memory's
     load_latency_s: Number | None = None
     # of a core, where None is nothing: one attention item's fixed cost, beside its cached bytes
@@ -133,7 +134,7 @@ class Cache:
     capacity_bytes: Number  # per die for L2, in all for LLC
     bytes_per_s: Number  # likewise
     latency_s: Number
-    retention: str = "whole"
+    retention: Literal["whole", "random", "none"] = "whole"
     # of a hit behind QUEUE_S of the stream, or latency_s if that is more; None: it does not grow
     loaded_latency_s: Number | None = None
     # most that the stream of one block keeps in it: a core's own L2, or its share of a cache that
@@ -337,7 +338,7 @@ class Link:
     """Between two GPUs of a node."""
 
     # "mesh": a link per pair; "switch": one port per GPU shared by all peers; "memory": emulated
-    topology: str
+    topology: Literal["mesh", "switch", "memory"]
     bytes_per_s: Number  # per direction: per pair in a mesh, per GPU behind a switch
     hop_s: Number  # store to remote poll, one way, idle
     loaded_hop_s: Number  # the same while both ends stream, or hop_s if that is more

@@ -7,8 +7,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
+
+from msgspec import Meta
 
 from twin.hardware.types import Kind, Number
+from twin.models.load import model_names
+from twin.reading import FieldError, one_of
+
+DEFAULT_CONTEXT = 1024  # of a published speed whose source tells none
 
 
 class Spread(Enum):
@@ -33,12 +40,13 @@ class Use(Enum):
 class Published:
     """A published speed of one request: tokens/s, and what is known about how it was made."""
 
-    model: str
-    tokens_per_s: float
+    model: Annotated[str, one_of(model_names)]
+    tokens_per_s: Annotated[float, Meta(gt=0)]
     kind: Kind
     source: str
     use: Use
-    context: int  # positions; where the source tells none, a short conversation is taken
+    # positions; where the source tells none, a short conversation is taken
+    context: Annotated[int, Meta(ge=1)] = DEFAULT_CONTEXT
     conditions: str = ""
 
 
@@ -65,8 +73,29 @@ class Machine:
     crossing_s: Number | None = None  # a token passes from unit to unit; None: inside step_s
     stored: str = ""  # a format of twin.models.formats; empty: as the model is published
     only: str = ""  # the one model that a hard-wired machine runs
-    not_modelled: tuple[str, ...] = ()
-    published: tuple[Published, ...] = ()
+    not_modelled: tuple[str, ...]
+    published: tuple[Published, ...]
+
+    def __post_init__(self) -> None:
+        """Every figure that step_s was fitted to must exist, and the other way round."""
+        if (self.usable_bytes is None) != bool(self.only):
+            raise FieldError(
+                "usable_bytes",
+                "a hard-wired machine names its model in `only`, every other one its memory",
+            )
+        if (self.units is None) == (self.most_units is None):
+            raise FieldError(
+                "units",
+                "give units (installed) or most_units (as many as the weights need), one of the "
+                "two",
+            )
+        fits = [row.model for row in self.published if row.use is Use.FIT]
+        if len(fits) != (self.step_s.kind is Kind.FITTED):
+            raise FieldError(
+                "step_s",
+                f"kind {self.step_s.kind.value!r} with {len(fits)} figures of use fit; a fitted "
+                "one has exactly one",
+            )
 
     def numbers(self) -> dict[str, Number]:
         """Every number by its field's name."""

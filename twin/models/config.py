@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from msgspec import Meta, ValidationError, convert
 
 from twin.errors import ConfigError
-from twin.models.bounds import FIELDS, LONGEST_TEXT, MOST_LISTED, MOST_TEXTS, quantity, whole
+from twin.models.bounds import FIELDS, LONGEST_TEXT, MOST_LISTED, MOST_TEXTS, quantity
 from twin.models.foreign import INSTEAD, format_of_config
 from twin.models.spec import DType, Rope, RopeScaling, RopeStyle
 from twin.models.yarn import magnitude
@@ -93,11 +96,18 @@ class Config:
 
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number above zero, within the field's range."""
-        return self._number(key, default, 1)
+        return self._whole(key, default, 1)
 
     def whole(self, key: str, default: int | None = None) -> int:
         """A whole number from zero, within the field's range."""
-        return self._number(key, default, 0)
+        return self._whole(key, default, 0)
+
+    def _whole(self, key: str, default: int | None, least: int) -> int:
+        limits = FIELDS[key]
+        least = max(least, round(limits.lowest))
+        allowed = f"a whole number from {least} to {quantity(limits.highest)} ({limits.reason})"
+        kind = Annotated[int, Meta(ge=least, le=int(limits.highest))]
+        return self._read(key, default, kind, allowed)
 
     def wholes(self, key: str) -> tuple[int, ...]:
         """A list of whole numbers from zero, each within the field's range."""
@@ -106,70 +116,40 @@ class Config:
             f"a list of whole numbers from 0 to {quantity(limits.highest)}, at most {MOST_LISTED} "
             f"({limits.reason})"
         )
-        value = self._get(key, None, allowed)
-        if not isinstance(value, list | tuple) or len(value) > MOST_LISTED:
-            raise self.refuse(key, allowed)
-        if not all(whole(v) and 0 <= v <= limits.highest for v in value):
-            raise self.refuse(key, allowed)
-        return tuple(value)
+        one = Annotated[int, Meta(ge=0, le=int(limits.highest))]
+        kind = Annotated[tuple[one, ...], Meta(max_length=MOST_LISTED)]  # type: ignore[valid-type]
+        return self._read(key, None, kind, allowed)
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of texts; empty where the field is absent."""
-        value = self.get(key)
-        if value is None:
-            return ()
-        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-            raise self.refuse(key, "a list of texts")
-        if len(value) > MOST_TEXTS or any(len(v) > LONGEST_TEXT for v in value):
+        found: tuple[str, ...] = self._read(key, (), tuple[str, ...], "a list of texts")
+        if len(found) > MOST_TEXTS or any(len(one) > LONGEST_TEXT for one in found):
             raise self.refuse(
                 key,
                 f"up to {MOST_TEXTS} texts of up to {LONGEST_TEXT} characters",
                 "shorten it with patterns",
             )
-        return tuple(value)
+        return found
 
     def real(self, key: str, default: float | None = None) -> float:
         """A number within the field's range."""
-        limits = FIELDS[key]
-        allowed = (
-            f"a number from {quantity(limits.lowest)} to {quantity(limits.highest)} "
-            f"({limits.reason})"
-        )
-        value = self._get(key, default, allowed)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not limits.holds(value):
-            raise self.refuse(key, allowed)
-        return float(value)
+        kind, allowed = _real(key)
+        return self._read(key, default, kind, f"a number {allowed}")
 
     def reals(self, key: str, count: int) -> tuple[float, ...]:
         """A list of `count` numbers, each within the field's range."""
-        limits = FIELDS[key]
-        allowed = (
-            f"a list of {count} numbers from {quantity(limits.lowest)} to "
-            f"{quantity(limits.highest)} ({limits.reason})"
-        )
-        value = self._get(key, None, allowed)
-        if not isinstance(value, list | tuple) or len(value) != count:
-            raise self.refuse(key, allowed)
-        if not all(
-            isinstance(v, int | float) and not isinstance(v, bool) and limits.holds(v)
-            for v in value
-        ):
-            raise self.refuse(key, allowed)
-        return tuple(float(v) for v in value)
+        one, allowed = _real(key)
+        kind = Annotated[tuple[one, ...], Meta(min_length=count, max_length=count)]
+        return self._read(key, None, kind, f"a list of {count} numbers {allowed}")
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self._get(key, default, "true or false")
-        if not isinstance(value, bool):
-            raise self.refuse(key, "true or false")
-        return value
+        return self._read(key, default, bool, "true or false")
 
     def text(self, key: str, default: str | None = None) -> str:
-        value = self._get(key, default, "text")
-        if not isinstance(value, str):
-            raise self.refuse(key, "text")
-        if len(value) > LONGEST_TEXT:
+        found: str = self._read(key, default, str, "text")
+        if len(found) > LONGEST_TEXT:
             raise self.refuse(key, f"up to {LONGEST_TEXT} characters")
-        return value
+        return found
 
     def part(self, key: str) -> Config | None:
         """A mapping inside the configuration, or None if absent."""
@@ -201,27 +181,24 @@ class Config:
             )
         return value // divisor
 
-    def _number(self, key: str, default: int | None, least: int) -> int:
-        limits = FIELDS[key]
-        least = max(least, round(limits.lowest))
-        allowed = f"a whole number from {least} to {quantity(limits.highest)} ({limits.reason})"
-        value = self._get(key, default, allowed)
-        if (
-            not isinstance(value, int)
-            or isinstance(value, bool)
-            or not least <= value <= limits.highest
-        ):
-            raise self.refuse(key, allowed)
-        return value
-
-    def _get(self, key: str, default: object, allowed: str) -> object:
-        value = self.get(key)
-        if value is None and default is None:
+    def _read(self, key: str, default: object, kind: Any, allowed: str) -> Any:
+        value = self.get(key, default)
+        if value is None:
             raise ConfigError(
                 f"{self.name}: {key} is missing; allowed: {allowed}; take it from the model's "
                 "config.json"
             )
-        return default if value is None else value
+        try:
+            return convert(value, kind)
+        except ValidationError:
+            raise self.refuse(key, allowed) from None
+
+
+def _real(key: str) -> tuple[Any, str]:
+    """The type of a field's number, and its range in words."""
+    limits = FIELDS[key]
+    allowed = f"from {quantity(limits.lowest)} to {quantity(limits.highest)} ({limits.reason})"
+    return Annotated[float, Meta(ge=limits.lowest, le=limits.highest)], allowed
 
 
 _SHARED = ("quantization_config", "dtype", "torch_dtype", "tie_word_embeddings")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,20 +50,33 @@ from twin.models.foreign import INSTEAD, format_of_file, format_of_folder
 from twin.models.formats import format_named
 from twin.models.gguf_config import completed, config_of
 from twin.models.gguf_file import is_gguf, read_gguf
-from twin.models.published import check_published
+from twin.models.published import Published, check_published
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
 from twin.models.unread import refuse_unread
+from twin.reading import read
 from twin.text import shown
 
 _Canonical = Callable[[ModelSpec, str, npt.NDArray[Any]], npt.NDArray[Any]]
-_KEYS = ("name", "title", "repository", "source", "parameters", "published", "notes", "config")
-_OPTIONAL = ("notes", "published")
 # of names: models that are tuned otherwise, with the same configuration
 TUNINGS = ("-instruct", "-it", "-chat", "-base", "-hf")
 _FILES = (".json", ".gguf", ".safetensors")
 _CACHED = "models--"
 LONGEST_NAME = 64  # characters of what may be a name mistyped
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One of our model files."""
+
+    name: str
+    title: str
+    repository: str
+    source: str
+    parameters: int
+    config: dict[str, Any]
+    published: Published | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 def _as_stored(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -366,45 +379,26 @@ def _tensors(spec: ModelSpec) -> dict[str, Tensor]:
 @lru_cache(maxsize=128)
 def read_named(path: Path) -> ModelSpec:
     """One of our model files. Its configuration must give the published number of parameters."""
-    data = read_yaml(path)
-    for key in data:
-        if key not in _KEYS:
-            raise ConfigError(f"{path}: {shown(key)}: unknown key; {_hint(key, _KEYS)}")
-    for key in _KEYS:
-        if key not in data and key not in _OPTIONAL:
+    data = read(read_yaml(path), _File, path)
+    if data.name != path.stem:
+        raise ConfigError(f"{path}: name: {shown(data.name)} must be the file's name {path.stem!r}")
+    for key in data.notes:
+        if key not in data.config and key not in ("parameters", "published"):
             raise ConfigError(
-                f"{path}: {key}: missing; needed: "
-                f"{', '.join(k for k in _KEYS if k not in _OPTIONAL)}"
+                f"{path}: notes: {shown(key)} is not a field of config; {_hint(key, data.config)}"
             )
-    config, notes = data["config"], data.get("notes", {})
-    if not isinstance(config, dict) or not isinstance(notes, dict):
-        raise ConfigError(f"{path}: config and notes must be mappings")
-    if data["name"] != path.stem:
+    spec = from_config(data.config, path.stem)
+    if spec.parameters != data.parameters:
         raise ConfigError(
-            f"{path}: name: {shown(data['name'])} must be the file's name {path.stem!r}"
+            f"{path}: parameters: {data.parameters} published, but config gives {spec.parameters}; "
+            "correct the one that is wrong"
         )
-    for key in notes:
-        if key not in config and key not in ("parameters", "published"):
-            raise ConfigError(
-                f"{path}: notes: {shown(key)} is not a field of config; "
-                f"{_hint(key, (str(k) for k in config))}"
-            )
-    spec = from_config(config, path.stem)
-    if spec.parameters != data["parameters"]:
-        counts = f"{shown(data['parameters'])} published, but config gives {spec.parameters}"
-        raise ConfigError(f"{path}: parameters: {counts}; correct the one that is wrong")
-    if "published" in data:
-        check_published(Config(f"{path}: published", _mapping(path, data["published"])), spec)
+    if data.published:
+        try:
+            check_published(data.published, spec)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: published: {error}") from error
     return spec
-
-
-def _mapping(path: Path, value: object) -> Mapping[str, object]:
-    if not isinstance(value, dict):
-        raise ConfigError(
-            f"{path}: published must be a mapping of total, active, embedding, and difference "
-            "where there is one"
-        )
-    return value
 
 
 def _countable(spec: ModelSpec) -> ModelSpec:

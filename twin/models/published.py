@@ -5,51 +5,59 @@ give them, or say why not.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from decimal import Decimal
+from typing import Annotated
 
 from twin.errors import ConfigError
-from twin.models.config import Config
 from twin.models.spec import ModelSpec
+from twin.reading import Check
 from twin.text import shown
 
 _SCALES = {"B": 10**9, "T": 10**12, "M": 10**6}
-_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
-_KEYS = ("total", "active", "embedding", "difference")
+_PRINTED = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})? [BTM]\Z")
 
 
-def check_published(fields: Config, spec: ModelSpec) -> None:
-    """Refuse counts that the configuration does not give, unless `difference` explains them; refuse
-    an explanation of nothing.
+def _check_printed(text: str) -> None:
+    if not _PRINTED.match(text):
+        raise ConfigError(f"{shown(text)} must be a number and M, B or T, such as '116.8 B'")
 
-    `total`, `active`: as printed ("116.8 B"), each good to half of its last digit. `embedding`:
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """`total`, `active`: as printed ("116.8 B"), each good to half of its last digit. `embedding`:
     whether active counts the embedding table.
     """
-    for key in fields.values:
-        if key not in _KEYS:
-            raise ConfigError(
-                f"{fields.name}: {shown(key)}: unknown key; allowed: {', '.join(_KEYS)}"
-            )
-    table = 0 if spec.tied or not fields.flag("embedding", False) else spec.vocab * spec.hidden
-    computed = {"total": spec.parameters, "active": spec.active_parameters + table}
+
+    total: Annotated[str, Check(_check_printed)]
+    active: Annotated[str, Check(_check_printed)]
+    embedding: bool = False
+    difference: str = ""
+
+
+def check_published(published: Published, spec: ModelSpec) -> None:
+    """Refuse counts that the configuration does not give, unless `difference` explains them; refuse
+    an explanation of nothing.
+    """
+    table = spec.vocab * spec.hidden if published.embedding and not spec.tied else 0
+    counts = (
+        ("total", published.total, spec.parameters),
+        ("active", published.active, spec.active_parameters + table),
+    )
     wrong = [
-        f"{key} {fields.text(key)} but config gives {computed[key]}"
-        for key in computed
-        if not agrees(fields, key, computed[key])
+        f"{name} {printed} but config gives {count}"
+        for name, printed, count in counts
+        if not agrees(printed, count)
     ]
-    if wrong and "difference" not in fields:
-        raise ConfigError(
-            f"{fields.name}: {'; '.join(wrong)}; correct the wrong one, or explain it in difference"
-        )
-    if not wrong and "difference" in fields:
-        raise ConfigError(f"{fields.name}: difference explains counts that agree; remove it")
+    if wrong and not published.difference:
+        raise ConfigError(f"{'; '.join(wrong)}; correct the wrong one, or explain it in difference")
+    if not wrong and published.difference:
+        raise ConfigError("difference explains counts that agree; remove it")
 
 
-def agrees(fields: Config, key: str, count: int) -> bool:
+def agrees(text: str, count: int) -> bool:
     """Whether a count rounds to the printed one."""
-    text = fields.text(key)
     number, _, scale = text.partition(" ")
-    if scale not in _SCALES or not _NUMBER.fullmatch(number):
-        raise fields.refuse(key, "a number and M, B or T, such as '116.8 B'")
-    printed = Decimal(number)
     exponent = -len(number.partition(".")[2])
-    return abs(Decimal(count) / _SCALES[scale] - printed) <= Decimal(5).scaleb(exponent - 1)
+    least = Decimal(5).scaleb(exponent - 1)
+    return abs(Decimal(count) / _SCALES[scale] - Decimal(number)) <= least

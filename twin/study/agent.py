@@ -6,11 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
-from twin.study.fields import Fields
+from msgspec import Meta
+
+from twin.reading import SOME, FieldError, Reader, quantity
+from twin.study.fields import MOST_NUMBER, Count, Head
 from twin.study.outcome import Bars, Cell, Column, Lines, Outcome, Part, Series, Shown, Table
 from twin.study.runner import Runner
-from twin.study.speeds import Engine, Speed, read_engines, speeds
+from twin.study.speeds import Engine, Entry, Speed, engines_of, speeds
 from twin.units import format_quantity
 
 CURVE = (30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0, 30_000.0)  # tokens per second
@@ -21,7 +26,7 @@ class Tools:
     """What a tool call takes on average, and how anybody knows."""
 
     name: str
-    call_s: float
+    call_s: Annotated[float, quantity(0.0, MOST_NUMBER)]
     source: str
 
 
@@ -31,10 +36,18 @@ class Job:
     follow its tokens.
     """
 
-    tokens: int
-    tokens_per_step: float
-    calls_per_step: float
+    tokens: Count
+    tokens_per_step: Annotated[float, Meta(ge=1, le=MOST_NUMBER)]
+    calls_per_step: Annotated[float, Meta(ge=0, le=MOST_NUMBER)]
     source: str
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_step > self.tokens:
+            raise FieldError(
+                "tokens_per_step",
+                f"{self.tokens_per_step:g} exceeds the job's {self.tokens} tokens; a job has at "
+                "least one step",
+            )
 
     @property
     def steps(self) -> float:
@@ -184,26 +197,14 @@ class Agent:
         )
 
 
-def read(fields: Fields) -> Agent:
-    """Raises ConfigError with the field and the reason."""
-    job = fields.mapping("job")
-    tools = []
-    for entry in fields.mappings("tools"):
-        tools.append(Tools(entry.text("name"), entry.quantity("call_s"), entry.text("source")))
-        entry.done()
-    work = Job(
-        job.whole("tokens", low=1),
-        job.number("tokens_per_step", low=1),
-        job.number("calls_per_step"),
-        job.text("source"),
-    )
-    if work.tokens_per_step > work.tokens:
-        raise job.error(
-            "tokens_per_step",
-            f"{work.tokens_per_step:g} exceeds the job's {work.tokens} tokens; a job has at least "
-            "one step",
-        )
-    job.done()
-    return Agent(
-        work, tuple(tools), read_engines(fields, "engines", context=fields.whole("context", low=1))
-    )
+@dataclass(frozen=True, kw_only=True)
+class File(Head):
+    """A study file of this kind."""
+
+    job: Job
+    tools: Annotated[tuple[Tools, ...], SOME]
+    context: Count
+    engines: Annotated[tuple[Entry, ...], SOME]
+
+    def asks(self, reader: Reader, folder: Path) -> Agent:
+        return Agent(self.job, self.tools, engines_of(self.engines, self.context, reader))

@@ -6,14 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 from twin.batching.costs import Load
 from twin.batching.step import EAGER, GRAPH, IDEAL, Step, predict
 from twin.batching.tables import load_tables, stack_names
-from twin.errors import HardwareError, TwinError
+from twin.errors import HardwareError
 from twin.hardware.load import load_node
 from twin.models.load import load_model
-from twin.study.fields import Fields
+from twin.reading import SOME, FieldError, Reader, one_of
+from twin.study.fields import Count, Head, ModelName, NodeName, check_context
 from twin.study.outcome import Bars, Cell, Column, Lines, Outcome, Part, Series, Shown, Table
 from twin.study.point import Point
 from twin.study.records import OTHER, Record, errors_of, read_records, spread_of
@@ -315,57 +318,57 @@ class GraphEngines:
             yield f"Not predicted, because kernels were not measured: {', '.join(missing)}."
 
 
-def read(fields: Fields) -> GraphEngines:
-    """Models, nodes, stacks and the files of published times. Raises ConfigError."""
-    stacks = fields.texts("stacks")
-    for stack in stacks:
-        if stack not in stack_names():
-            raise fields.error(
-                "stacks", f"{shown(stack)} is unknown; known: {', '.join(stack_names())}"
-            )
-    context = fields.whole("context", low=1)
-    models, nodes = fields.texts("models"), fields.texts("nodes")
-    places = tuple(
-        Place(model, node)
-        for model in models
-        for node in nodes
-        if _fits(fields, model, node, context)
-    )
-    if not places:
-        raise fields.error("nodes", "no model fits any of them; add larger nodes")
-    resident = fields.texts("resident", [])
-    for model in resident:
-        if model not in models:
-            raise fields.error(
-                "resident", f"{shown(model)} is not among the models; add it there or leave it out"
-            )
-    composed, servers, elsewhere = (
-        _records(fields, key) for key in ("composed", "servers", "elsewhere")
-    )
-    simulated = tuple(place for place in places if place.model in resident)
-    return GraphEngines(places, tuple(stacks), context, composed, servers, elsewhere, simulated)
+@dataclass(frozen=True, kw_only=True)
+class File(Head):
+    """A study file of this kind: models, nodes, stacks and the files of published times."""
 
+    stacks: Annotated[tuple[Annotated[str, one_of(stack_names)], ...], SOME]
+    models: Annotated[tuple[ModelName, ...], SOME]
+    nodes: Annotated[tuple[NodeName, ...], SOME]
+    context: Count
+    resident: tuple[str, ...] = ()
+    composed: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
-def _records(fields: Fields, key: str) -> tuple[Record, ...]:
-    return tuple(
-        record
-        for name in fields.texts(key, [])
-        for record in read_records(fields.file.parent / name)
-    )
+    def __post_init__(self) -> None:
+        for model in self.resident:
+            if model not in self.models:
+                raise FieldError(
+                    "resident", f"{shown(model)} is not among the models; add it or leave it out"
+                )
 
-
-def _fits(fields: Fields, model: str, node: str, context: int) -> bool:
-    """Unknown names are refused; a node without the memory is left out."""
-    try:
-        spec, on = load_model(model), load_node(node)
-    except TwinError as error:
-        raise fields.error("models", str(error)) from error
-    if context > spec.context:
-        raise fields.error(
-            "context", f"{context} exceeds the {spec.context} positions of {shown(model)}"
+    def asks(self, reader: Reader, folder: Path) -> GraphEngines:
+        for model in self.models:
+            with reader.at("context"):
+                check_context(model, self.context)
+        places = tuple(
+            Place(model, node)
+            for model in self.models
+            for node in self.nodes
+            if _fits(model, node, self.context)
         )
+        if not places:
+            raise FieldError("nodes", "no model fits any of them; add larger nodes")
+        found: dict[str, tuple[Record, ...]] = {}
+        for key in ("composed", "servers", "elsewhere"):
+            with reader.at(key):
+                files = [folder / name for name in getattr(self, key)]
+                found[key] = tuple(record for file in files for record in read_records(file))
+        simulated = tuple(place for place in places if place.model in self.resident)
+        return GraphEngines(
+            places,
+            self.stacks,
+            self.context,
+            *(found.get(key, ()) for key in ("composed", "servers", "elsewhere")),
+            simulated,
+        )
+
+
+def _fits(model: str, node: str, context: int) -> bool:
+    """A node without the memory is left out."""
     try:
-        predict(spec, on, IDEAL, Load(context=context))
+        predict(load_model(model), load_node(node), IDEAL, Load(context=context))
     except HardwareError:
         return False
     return True

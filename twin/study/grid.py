@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from twin.errors import ConfigError, TwinError
-from twin.models.load import load_model
-from twin.study.fields import Fields
+from twin.reading import SOME, FieldError, Reader
+from twin.study.fields import ModelName, NodeName
 from twin.study.hardware import GPUS, Setting, node_on_file, with_setting
 from twin.study.options import Plain, option_name, plain_option
 from twin.study.point import Point
@@ -105,143 +107,111 @@ class Grid:
         return Point(model.name, node, tuple(sorted(options.items())), tuple(settings), self.steps)
 
 
-def read_grid(fields: Fields) -> Grid:
-    """`models`, `nodes`, `options`, `settings`, `axes`, `steps`. Names and values are tried on
-    every node; refusals name the field.
-    """
-    _check_size(fields)
-    models = tuple(_model(fields, index, item) for index, item in enumerate(fields.items("models")))
-    nodes = tuple(_node(fields, index, item) for index, item in enumerate(fields.items("nodes")))
-    _distinct(fields, "models", [model.label for model in models])
-    _distinct(fields, "nodes", nodes)
-    options = _options(fields.mapping("options"))
-    settings = tuple(_settings(fields.mapping("settings"), nodes))
-    axes = tuple(_axes(fields.mapping("axes"), nodes))
-    for axis in axes:
-        if axis.name in dict(options) or axis.name in dict(settings):
-            raise fields.error(
-                f"axes.{axis.name}", "is set for all cells as well; remove one of the two"
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model with options of its own, as a study file has it."""
+
+    model: ModelName
+    label: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridFields:
+    """What a study file says of its grid."""
+
+    models: Annotated[tuple[ModelName | ModelEntry, ...], SOME]
+    nodes: Annotated[tuple[NodeName, ...], SOME]
+    options: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, Annotated[tuple[Any, ...], SOME]] = field(default_factory=dict)
+    steps: Annotated[int, Meta(ge=2, le=MOST_STEPS)] = 2
+
+    def grid(self, reader: Reader) -> Grid:
+        """Every value tried on every node; the reader keeps those that cannot be. Raises FieldError
+        before that for more cells than there is time for, which a short file can ask for.
+        """
+        counts = [len(one) for one in (self.models, self.nodes, *self.axes.values())]
+        if math.prod(counts) > MOST_CELLS:
+            product = " x ".join(map(str, counts[:12])) + (" x ..." if len(counts) > 12 else "")
+            raise FieldError(
+                "axes",
+                f"{product} combinations of models, nodes and axes: at most {MOST_CELLS:,}; leave "
+                "values out",
             )
-    return Grid(
-        models, nodes, axes, options, settings, fields.whole("steps", 2, low=2, high=MOST_STEPS)
-    )
-
-
-def _check_size(fields: Fields) -> None:
-    """Before names and values are tried one by one: a short file can ask for more cells than there
-    is time for.
-    """
-    axes = fields.mapping("axes")
-    counts = [
-        len(fields.items("models")),
-        len(fields.items("nodes")),
-        *(len(axes.items(key)) for key in axes.names()),
-    ]
-    if math.prod(counts) > MOST_CELLS:
-        product = " x ".join(map(str, counts[:12])) + (" x ..." if len(counts) > 12 else "")
-        raise fields.error(
-            "axes",
-            f"{product} combinations of models, nodes and axes: at most {MOST_CELLS:,}; leave "
-            "values out",
+        models = [_model(one, reader, f"models[{i}].") for i, one in enumerate(self.models)]
+        for key, values in {
+            "models": [model.label for model in models],
+            "nodes": self.nodes,
+            **{f"axes.{name}": values for name, values in self.axes.items()},
+        }.items():
+            with reader.at(key):
+                _check_distinct(values)
+        options = _options(self.options, reader, "options.")
+        for name, value in self.settings.items():
+            with reader.at(f"settings.{name}"):
+                _check_setting(name, value, self.nodes)
+        axes = tuple(_axis(name, values, self.nodes, reader) for name, values in self.axes.items())
+        for axis in axes:
+            if axis.name in dict(options) or axis.name in self.settings:
+                raise FieldError(
+                    f"axes.{axis.name}", "is set for all cells as well; remove one of the two"
+                )
+        return Grid(
+            tuple(models), self.nodes, axes, options, tuple(self.settings.items()), self.steps
         )
 
 
-def _model(fields: Fields, index: int, item: object) -> Model:
-    where = f"models[{index}]"
-    options: tuple[tuple[str, Plain], ...] = ()
-    if isinstance(item, str):
-        name = label = item
-    else:
-        one = Fields(item, fields.file, where)
-        name = one.text(MODEL)
-        label = one.text("label", name)
-        options = _options(one.mapping("options"))
-        one.done()
-    try:
-        load_model(name)
-    except TwinError as error:
-        raise fields.error(where, str(error)) from error
-    return Model(name, label, options)
+def _model(one: str | ModelEntry, reader: Reader, at: str) -> Model:
+    if isinstance(one, str):
+        return Model(one, one)
+    return Model(one.model, one.label or one.model, _options(one.options, reader, f"{at}options."))
 
 
-def _node(fields: Fields, index: int, item: object) -> str:
-    if not isinstance(item, str):
-        raise fields.error(
-            f"nodes[{index}]", f"{shown(item)} must be a node's name, such as 8xh200"
-        )
-    try:
-        node_on_file(item)
-    except TwinError as error:
-        raise fields.error(f"nodes[{index}]", str(error)) from error
-    return item
-
-
-def _options(fields: Fields) -> tuple[tuple[str, Plain], ...]:
+def _options(given: Mapping[str, Any], reader: Reader, at: str) -> tuple[tuple[str, Plain], ...]:
     found: dict[str, Plain] = {}
-    for key in fields.names():
-        name = option_name(key)
-        if name is None or name == GPUS:
-            reason = (
-                "nodes say how many GPUs there are"
-                if name
-                else "not an engine option; `twin simulate --help` lists them"
-            )
-            raise fields.error(key, reason)
-        found[name] = _option(fields, key, name, fields.take(key))
+    for key, value in given.items():
+        with reader.at(f"{at}{key}"):
+            name = option_name(key)
+            if name is None:
+                raise ConfigError("not an engine option; `twin simulate --help` lists them")
+            if name == GPUS:
+                raise ConfigError("nodes say how many GPUs there are")
+            found[name] = plain_option(name, value)
     return tuple(sorted(found.items()))
 
 
-def _option(fields: Fields, key: str, name: str, value: object) -> Plain:
-    try:
-        return plain_option(name, value)
-    except TwinError as error:
-        raise fields.error(key, str(error)) from error
+def _axis(key: str, values: Sequence[Any], nodes: Sequence[str], reader: Reader) -> Axis:
+    name = option_name(key)
+    option = name is not None and name != GPUS
+    found = []
+    for index, value in enumerate(values):
+        with reader.at(f"axes.{key}[{index}]"):
+            if name is not None and option:
+                value = plain_option(name, value)
+            else:
+                _check_setting(key, value, nodes)
+            found.append(value)
+    return Axis(name if name and option else key, tuple(found), option)
 
 
-def _settings(fields: Fields, nodes: Sequence[str]) -> Iterator[Setting]:
-    for key in fields.names():
-        value = fields.take(key)
-        _try_setting(fields, key, key, value, nodes)
-        yield key, value
-
-
-def _axes(fields: Fields, nodes: Sequence[str]) -> Iterator[Axis]:
-    for key in fields.names():
-        values = fields.items(key)
-        _distinct(fields, key, values)
-        name = option_name(key)
-        if name is not None and name != GPUS:
-            yield Axis(
-                name,
-                tuple(
-                    _option(fields, f"{key}[{i}]", name, value) for i, value in enumerate(values)
-                ),
-                True,
-            )
-            continue
-        for index, value in enumerate(values):
-            _try_setting(fields, f"{key}[{index}]", key, value, nodes)
-        yield Axis(key, tuple(values), False)
-
-
-def _try_setting(fields: Fields, where: str, name: str, value: Any, nodes: Sequence[str]) -> None:
+def _check_setting(name: str, value: Any, nodes: Sequence[str]) -> None:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise fields.error(
-            where,
+        raise ConfigError(
             f"{shown(value)} must be a quantity ('5 TB/s'), a change ('x0.5', '+10%') or a number "
-            "in base units",
+            "in base units"
         )
     for node in nodes:
         try:
             with_setting(node_on_file(node), name, value)
         except TwinError as error:
-            raise fields.error(where, f"on {node}: {error}") from error
+            raise ConfigError(f"on {node}: {error}") from error
 
 
-def _distinct(fields: Fields, key: str, values: Sequence[object]) -> None:
+def _check_distinct(values: Sequence[object]) -> None:
     seen: set[Plain] = set()
     for value in values:
         if isinstance(value, str | int | float):  # anything else is refused as what it is
             if value in seen:
-                raise fields.error(key, f"{shown(value)} is given twice; remove one")
+                raise ConfigError(f"{shown(value)} is given twice; remove one")
             seen.add(value)

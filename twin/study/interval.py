@@ -14,9 +14,11 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from twin.calibrate.known_error import KnownError
 from twin.calibrate.node import calibrated
@@ -25,7 +27,8 @@ from twin.hardware.derive import IDLE, QUEUE, followed
 from twin.hardware.load import load_device
 from twin.hardware.override import interval, numbers, resolve
 from twin.hardware.types import Kind, Like, Node, Number
-from twin.study.fields import Fields
+from twin.reading import FieldError
+from twin.study.fields import MOST_WHOLE, Count
 from twin.study.hardware import Setting, drawable
 from twin.units import unit_of
 
@@ -55,12 +58,21 @@ _MECHANISMS = (
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How an interval is made: `count` simulations for each cell."""
+    """How an interval is made: `draws` simulations for each cell."""
 
-    count: int
-    seed: int
-    # two numbers of layers to simulate each draw with, instead of all of them
-    depths: tuple[int, ...] = ()
+    draws: Annotated[int, Meta(ge=FEWEST, le=MOST)]
+    seed: Annotated[int, Meta(ge=0, le=MOST_WHOLE)] = 1
+    # two numbers of layers to simulate each draw with, instead of all of them: both multiples of
+    # what repeats in the model, or their difference says little
+    depths: tuple[Count, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.depths and (len(self.depths) != 2 or self.depths[0] >= self.depths[1]):
+            raise FieldError(
+                "depths",
+                f"{list(self.depths)} must be two numbers of layers, the smaller first, such as "
+                "[4, 8]",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,34 +87,6 @@ class Interval:
     rests: str  # what it is from
     speeds: tuple[float, ...] = ()  # of all draws
     carried_by: tuple[tuple[str, float], ...] = ()  # only what can be told from chance
-
-
-def read_draws(fields: Fields) -> Draws | None:
-    """`intervals: {draws, seed, depths}`, or nothing."""
-    if "intervals" not in fields:
-        return None
-    one = fields.mapping("intervals")
-    draws = Draws(
-        one.whole("draws", low=FEWEST, high=MOST),
-        one.whole("seed", 1),
-        _depths(one),
-    )
-    one.done()
-    return draws
-
-
-def _depths(one: Fields) -> tuple[int, ...]:
-    """`depths: [4, 8]`: both multiples of what repeats in the model, or their difference says
-    little.
-    """
-    found = tuple(one.items("depths", ()))
-    whole = all(isinstance(depth, int) and not isinstance(depth, bool) for depth in found)
-    if found and (len(found) != 2 or not whole or not 0 < found[0] < found[1]):
-        raise one.error(
-            "depths",
-            f"{list(found)} must be two numbers of layers, the smaller first, such as [4, 8]",
-        )
-    return found
 
 
 def settings(node: Node, draws: Draws) -> list[tuple[Setting, ...]]:
@@ -126,7 +110,7 @@ def settings(node: Node, draws: Draws) -> list[tuple[Setting, ...]]:
     columns |= _followers(node, draws, columns)
     return [
         tuple(_consistent(node, {path: float(column[i]) for path, column in columns.items()}))
-        for i in range(draws.count)
+        for i in range(draws.draws)
     ]
 
 
@@ -218,8 +202,8 @@ def uniforms(name: str, draws: Draws) -> Floats:
     generator = np.random.default_rng(
         [draws.seed, int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")]
     )
-    within = generator.uniform(0.0, 1.0, draws.count)
-    return np.asarray((generator.permutation(draws.count) + within) / draws.count, dtype=np.float64)
+    within = generator.uniform(0.0, 1.0, draws.draws)
+    return np.asarray((generator.permutation(draws.draws) + within) / draws.draws, dtype=np.float64)
 
 
 def summary(
@@ -230,7 +214,7 @@ def summary(
     """
     low, high = about(speed, speeds)
     carried = tuple(_carriers(node, draws, speeds, touched))
-    return Interval(low, high, from_draws(draws.count), tuple(speeds), carried)
+    return Interval(low, high, from_draws(draws.draws), tuple(speeds), carried)
 
 
 def about(speed: float, speeds: Sequence[float]) -> tuple[float, float]:
@@ -275,11 +259,11 @@ def _carriers(
         for path, number in numbers(node).items()
         if path in touched and path not in fitted and drawable(path) and _width(number)
     )
-    if max(speeds) == min(speeds) or not names or draws.count < TELLING:
+    if max(speeds) == min(speeds) or not names or draws.draws < TELLING:
         return
     left = _centred(np.asarray(speeds, dtype=np.float64))
     ranks = {name: _centred(uniforms(f"{node.device.name} {name}", draws)) for name in names}
-    limit = chance(draws.count, len(names))
+    limit = chance(draws.draws, len(names))
     while ranks:
         found = {name: _correlation(rank, left) for name, rank in ranks.items()}
         name = max(found, key=lambda one: abs(found[one]))

@@ -1,8 +1,8 @@
 """The kinds of studies, and how a study's file is read.
 
-A kind is a module with `read(fields: Fields) -> Question`. It takes what it needs from the fields
-(the head below is already taken; unknown keys are refused afterwards) and returns something that
-can be run. It refuses whatever is wrong before anything is computed.
+A kind is a module with a dataclass `File` below `Head` (twin/study/fields.py). Its fields are the
+file's; `asks` makes of them something that can be run, and refuses whatever is wrong before
+anything is computed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
 
-from twin.data import read_yaml
+from twin.data import did_you_mean, read_yaml
 from twin.errors import ConfigError
-from twin.study.fields import Fields
-from twin.study.outcome import Outcome
-from twin.study.runner import Runner
+from twin.hardware.schema import OWN
+from twin.reading import Reader
+from twin.study.fields import Head, Question
+from twin.text import shown
 
 FILE = "study.yaml"
 KINDS = {  # kind: its module
@@ -26,16 +26,6 @@ KINDS = {  # kind: its module
     "agent": "twin.study.agent",
     "mixed-load": "twin.study.mixed_load",
 }
-
-
-class Question(Protocol):
-    """What a kind's `read` returns."""
-
-    def run(self, runner: Runner) -> Outcome:
-        """The answer. Simulations go through `runner`, which computes none twice and shows
-        progress.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +48,15 @@ def read_study(place: Path) -> Study:
         raise ConfigError(
             f"{place}: no study there; give a folder with a {FILE}, or the file itself"
         )
-    fields = Fields(read_yaml(file), file)
-    kind = fields.choice("kind", list(KINDS))
-    head = fields.text("title"), fields.text("question"), fields.text("prediction", "")
-    came = fields.text("outcome", "")
-    body: Question = import_module(KINDS[kind]).read(fields)
-    fields.done()
-    return Study(
-        file.resolve().parent.name if file.name == FILE else file.stem, kind, *head, body, came
-    )
+    data = read_yaml(file)
+    kind = data.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ConfigError(f"{file}: kind: {shown(kind)} is unknown; {did_you_mean(kind, KINDS)}")
+    reader = Reader(OWN)
+    found: Head = reader.value(data, import_module(KINDS[kind]).File, "")
+    reader.refuse(file)
+    with reader.at(""):
+        body = found.asks(reader, file.parent)
+    reader.refuse(file)
+    name = file.resolve().parent.name if file.name == FILE else file.stem
+    return Study(name, kind, found.title, found.question, found.prediction, body, found.outcome)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
-from twin.errors import TwinError
+from msgspec import Meta
+
 from twin.hardware.load import load_device
 from twin.hardware.types import Device
-from twin.models.load import load_model
-from twin.study.fields import MOST_WHOLE, Fields
+from twin.reading import SOME, Check, FieldError, Reader, quantity
+from twin.study.fields import MOST_NUMBER, Count, Head, ModelName, NodeName
 from twin.study.ladder import rungs
 from twin.study.outcome import Bars, Cell, Column, Lines, Outcome, Part, Series, Shown, Table
 from twin.study.point import Point, Row
@@ -201,55 +204,49 @@ class LaunchTax:
             yield f"Not simulated: {problem}"
 
 
-def read(fields: Fields) -> LaunchTax:
-    """Raises ConfigError with the field and the reason."""
-    kernels = fields.items("kernels")
-    if not all(
-        isinstance(k, int) and not isinstance(k, bool) and 0 < k <= MOST_WHOLE for k in kernels
-    ) or kernels != sorted(set(kernels)):
-        raise fields.error(
-            "kernels", f"{shown(kernels)} must be ascending whole numbers, 1 to {MOST_WHOLE}"
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """A published speed of so many kernels a layer."""
+
+    kernels: Count
+    tokens_per_s: Annotated[float, Meta(ge=1, le=MOST_NUMBER)]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    model: ModelName
+    node: NodeName
+
+
+@dataclass(frozen=True, kw_only=True)
+class File(Head):
+    """A study file of this kind."""
+
+    layers: Count
+    kernels: Annotated[tuple[Count, ...], SOME]
+    launch_s: Annotated[float, quantity(LEAST_LAUNCH_S, 1.0)]
+    goal_tokens_per_s: Annotated[float, Meta(ge=1, le=MOST_NUMBER)]
+    devices: Annotated[tuple[Annotated[str, Check(load_device)], ...], SOME]
+    published: tuple[Cap, ...] = ()
+    simulate: tuple[Simulated, ...] = ()
+
+    def __post_init__(self) -> None:
+        if list(self.kernels) != sorted(set(self.kernels)):
+            raise FieldError("kernels", f"{shown(list(self.kernels))} must be ascending")
+        for index, cap in enumerate(self.published):
+            if cap.kernels not in self.kernels:
+                raise FieldError(
+                    f"published[{index}].kernels",
+                    f"{cap.kernels} is not among the study's kernels {shown(list(self.kernels))}",
+                )
+
+    def asks(self, reader: Reader, folder: Path) -> LaunchTax:
+        return LaunchTax(
+            self.layers,
+            self.kernels,
+            self.launch_s,
+            {cap.kernels: cap.tokens_per_s for cap in self.published},
+            self.goal_tokens_per_s,
+            tuple(load_device(name) for name in self.devices),
+            tuple(Point(one.model, one.node) for one in self.simulate),
         )
-    launch_s = fields.quantity("launch_s", high=1.0)
-    if launch_s < LEAST_LAUNCH_S:
-        raise fields.error(
-            "launch_s",
-            f"{launch_s:g} s leaves no tax to compute; give the cost of a launch, such as '4.5 us'",
-        )
-    published: dict[int, float] = {}
-    for entry in fields.mappings("published", []):
-        count = entry.whole("kernels", low=1)
-        if count not in kernels:
-            raise entry.error(
-                "kernels", f"{count} is not among the study's kernels {shown(kernels)}"
-            )
-        published[count] = entry.number("tokens_per_s", low=1)
-        entry.done()
-    return LaunchTax(
-        layers=fields.whole("layers", low=1),
-        kernels=tuple(kernels),
-        launch_s=launch_s,
-        published=published,
-        goal_tokens_per_s=fields.number("goal_tokens_per_s", low=1),
-        devices=tuple(_device(fields, name) for name in fields.texts("devices")),
-        points=tuple(_points(fields)),
-    )
-
-
-def _device(fields: Fields, name: str) -> Device:
-    try:
-        return load_device(name)
-    except TwinError as error:
-        raise fields.error("devices", str(error)) from error
-
-
-def _points(fields: Fields) -> Iterator[Point]:
-    for entry in fields.mappings("simulate", []):
-        point = Point(entry.text("model"), entry.text("node"))
-        entry.done()
-        try:
-            load_model(point.model)
-            point.on_node()
-        except TwinError as error:
-            raise entry.error("", str(error)) from error
-        yield point

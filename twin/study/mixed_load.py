@@ -5,35 +5,42 @@ in a batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 
 from twin.batching.closed_forms import mean_wait_mmc
 from twin.batching.costs import Load
 from twin.batching.economics import HOUR_S, Bill, Prices
-from twin.batching.queueing import COUNTED, EXPONENTIAL, FIXED, Served, StepTime, Traffic, serve
-from twin.batching.step import IDEAL, predict
-from twin.batching.tables import stack_names
-from twin.errors import OutputError, TwinError
+from twin.batching.queueing import COUNTED, EXPONENTIAL, Served, StepTime, Traffic, serve
+from twin.batching.step import predict
+from twin.errors import ConfigError, OutputError, TwinError
 from twin.files import check_stems
 from twin.hardware.load import load_node
 from twin.hardware.override import interval
-from twin.hardware.schema import number
-from twin.hardware.types import Number
 from twin.models.load import load_model
-from twin.models.spec import ModelSpec
-from twin.study.fields import MOST_WHOLE, Fields
+from twin.reading import SOME, FieldError, Reader
+from twin.study.fields import (
+    MOST_NUMBER,
+    MOST_WHOLE,
+    Count,
+    Head,
+    ModelName,
+    NodeName,
+    check_context,
+)
 from twin.study.outcome import Cell, Column, Lines, Outcome, Part, Series, Shown, Table
 from twin.study.point import Point
 from twin.study.runner import Runner
-from twin.study.speeds import RESIDENT
+from twin.study.speeds import RESIDENT, Stack
 from twin.text import shown
 from twin.units import format_quantity
 
 COST, STEPS, THEORY = "cost", "steps", "theory"  # tables; each class has one as well, by its name
-PRICES = ("cents_per_hour", "busy_w", "idle_w", "host_w")
 SEEN = 300  # requests of every class that are counted, for each seed
 CHECKED = 30_000  # arrivals when the queue is held to theory
 MOST_ARRIVALS = 2e6  # of one run: they are all in memory
@@ -49,11 +56,19 @@ LARGEST_BATCH = 128  # kernels were measured up to it
 class Group:
     """Equal nodes that serve some classes: `batch` requests at a time on each."""
 
-    node: str
-    nodes: int
-    stack: str
-    batch: int
-    serves: tuple[str, ...]
+    node: NodeName
+    nodes: Annotated[int, Meta(ge=1, le=MOST_NODES)]
+    stack: Stack
+    serves: Annotated[tuple[str, ...], SOME]
+    batch: Annotated[int, Meta(ge=1, le=LARGEST_BATCH)] = 1
+
+    def __post_init__(self) -> None:
+        if self.stack == RESIDENT and self.batch > LARGEST_SIMULATED:
+            raise FieldError(
+                "batch",
+                f"{self.batch}: a resident kernel is simulated with up to {LARGEST_SIMULATED} "
+                "sequences; take at most that many",
+            )
 
     @property
     def gpus(self) -> int:
@@ -63,7 +78,7 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class Policy:
     name: str
-    groups: tuple[Group, ...]
+    groups: Annotated[tuple[Group, ...], SOME]
 
     @property
     def gpus(self) -> int:
@@ -397,8 +412,8 @@ class MixedLoad:
             f"{list(self.seeds)}"
         )
         yield f"{self.model}, {self.context:,} cached positions a sequence; {seen}."
-        for name in PRICES:
-            value: Number = getattr(self.prices, name)
+        for field in fields(self.prices):
+            value, name = getattr(self.prices, field.name), field.name
             yield (
                 f"{name.replace('_', ' ')} of a GPU: {value.value:g} ({value.kind.value}: "
                 f"{value.source})."
@@ -409,179 +424,96 @@ class MixedLoad:
         )
 
 
-def read(fields: Fields) -> MixedLoad:
-    """Raises ConfigError with the field and the reason."""
-    model, context = fields.text("model"), fields.whole("context", low=1)
-    try:
-        spec = load_model(model)
-    except TwinError as error:
-        raise fields.error("model", str(error)) from error
-    if context > spec.context:
-        raise fields.error(
-            "context", f"{context} exceeds the {spec.context} positions of {shown(model)}"
+@dataclass(frozen=True, slots=True)
+class Class:
+    """Requests at load 1."""
+
+    name: str
+    tokens: Annotated[float, Meta(ge=1, le=MOST_NUMBER)]
+    per_hour: Annotated[float, Meta(ge=1e-6, le=MOST_NUMBER)]
+    distribution: Literal["fixed", "exponential"] = EXPONENTIAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class File(Head):
+    """A study file of this kind."""
+
+    model: ModelName
+    context: Count
+    classes: Annotated[tuple[Class, ...], SOME]
+    loads: Annotated[tuple[Annotated[float, Meta(ge=LEAST_LOAD, le=MOST_LOAD)], ...], SOME]
+    policies: Annotated[tuple[Policy, ...], SOME]
+    prices: Prices
+    hours: Annotated[float, Meta(ge=1e-3, le=MOST_NUMBER)]
+    seeds: Annotated[tuple[Annotated[int, Meta(ge=0, le=MOST_WHOLE)], ...], SOME]
+
+    def asks(self, reader: Reader, folder: Path) -> MixedLoad:
+        with reader.at("context"):
+            check_context(self.model, self.context)
+        names = [one.name for one in self.classes]
+        try:
+            check_stems([COST, STEPS, THEORY, *map(_table_of, names)])
+        except OutputError as error:
+            raise FieldError(
+                "classes", f"each is a table with a file of its name, but {error}"
+            ) from error
+        for index, policy in enumerate(self.policies):
+            with reader.at(f"policies[{index}].groups"):
+                _check_policy(policy, names, self.model, self.context)
+        made = MixedLoad(
+            self.model,
+            self.context,
+            tuple(
+                Traffic(one.name, one.per_hour / HOUR_S, one.tokens, one.distribution)
+                for one in self.classes
+            ),
+            self.loads,
+            self.policies,
+            self.prices,
+            self.hours,
+            self.seeds,
         )
-    classes = tuple(_traffic(entry) for entry in fields.mappings("classes"))
-    names = [traffic.name for traffic in classes]
-    try:
-        check_stems([COST, STEPS, THEORY, *map(_table_of, names)])
-    except OutputError as error:
-        raise fields.error(
-            "classes", f"each is a table with a file of its name, but {error}"
-        ) from error
-    policies = tuple(_policy(entry, names) for entry in fields.mappings("policies"))
-    _check_policies(fields, policies, spec, context)
-    loads, seeds = _loads(fields), _seeds(fields)
-    prices = fields.mapping("prices")
-    kinds = {name: _number(prices, name) for name in PRICES}
-    prices.done()
-    made = MixedLoad(
-        model,
-        context,
-        classes,
-        loads,
-        policies,
-        Prices(**kinds),
-        fields.number("hours", low=1e-3),
-        seeds,
-    )
-    for load in made.loads:
-        _check_length(fields, made, load)
-    return made
+        for load in made.loads:
+            with reader.at("classes"):
+                _check_length(made, load)
+        return made
 
 
-def _check_policies(
-    fields: Fields, policies: tuple[Policy, ...], spec: ModelSpec, context: int
-) -> None:
-    """Can each group of another engine be predicted?"""
-    for policy in policies:
-        for group in policy.groups:
-            if group.stack == RESIDENT:
-                continue
-            try:
-                predict(
-                    spec,
-                    load_node(group.node),
-                    group.stack,
-                    Load(sequences=group.batch, context=context),
-                )
-            except TwinError as error:
-                raise fields.error("policies", f"{policy.name}: {error}") from error
-
-
-def _loads(fields: Fields) -> tuple[float, ...]:
-    loads = fields.items("loads")
-    if not all(
-        isinstance(load, int | float)
-        and not isinstance(load, bool)
-        and LEAST_LOAD <= load <= MOST_LOAD
-        for load in loads
-    ):
-        raise fields.error(
-            "loads", f"{shown(loads)} must be numbers above 0, {LEAST_LOAD:g} to {MOST_LOAD:g}"
+def _check_policy(policy: Policy, classes: list[str], model: str, context: int) -> None:
+    """Is every class served once, and can each group of another engine be predicted?"""
+    served = [name for group in policy.groups for name in group.serves]
+    for name in served:
+        if name not in classes:
+            raise ConfigError(f"{shown(name)} is not a class of this study: {shown(classes, 400)}")
+    if sorted(served) != sorted(classes):
+        raise ConfigError(
+            f"they serve {shown(served, 400)}; each of {shown(classes, 400)} must be served by "
+            "exactly one group"
         )
-    return tuple(map(float, loads))
+    for group in policy.groups:
+        if group.stack != RESIDENT:
+            load = Load(sequences=group.batch, context=context)
+            predict(load_model(model), load_node(group.node), group.stack, load)
 
 
-def _seeds(fields: Fields) -> tuple[int, ...]:
-    seeds = fields.items("seeds")
-    if not all(
-        isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= MOST_WHOLE
-        for seed in seeds
-    ):
-        raise fields.error("seeds", f"{shown(seeds)} must be whole numbers, 0 to {MOST_WHOLE}")
-    return tuple(seeds)
-
-
-def _check_length(fields: Fields, made: MixedLoad, load: float) -> None:
+def _check_length(made: MixedLoad, load: float) -> None:
     """Does a simulation at this load end in a bearable time?"""
     if (hours := made.run_hours(load)) > MOST_HOURS:
-        reason = (
+        raise ConfigError(
             f"{hours:.3g} hours pass at load {load:g} until the rarest class has been seen often "
-            "enough"
-        )
-        raise fields.error(
-            "classes",
-            f"{reason}: at most {MOST_HOURS:g}; choose fewer hours, a higher load or rate",
+            f"enough: at most {MOST_HOURS:g}; choose fewer hours, a higher load or rate"
         )
     if (arrivals := made.arrivals(load)) > MOST_ARRIVALS:
-        reason = (
+        raise ConfigError(
             f"{arrivals:.3g} requests arrive at load {load:g} until the rarest class has been seen "
-            "often enough, and for all hours"
-        )
-        raise fields.error(
-            "classes",
-            f"{reason}: at most {MOST_ARRIVALS:.0e}; choose fewer hours, or rates that differ less",
+            f"often enough, and for all hours: at most {MOST_ARRIVALS:.0e}; choose fewer hours, or "
+            "rates that differ less"
         )
 
 
 def _table_of(traffic: str) -> str:
     """The name of a class's table."""
     return traffic.replace(" ", "-").lower()
-
-
-def _traffic(entry: Fields) -> Traffic:
-    per_hour = entry.number("per_hour", low=1e-6)
-    traffic = Traffic(
-        entry.text("name"),
-        per_hour / HOUR_S,
-        entry.number("tokens", low=1),
-        entry.choice("distribution", [FIXED, EXPONENTIAL], EXPONENTIAL),
-    )
-    entry.done()
-    return traffic
-
-
-def _policy(entry: Fields, classes: list[str]) -> Policy:
-    policy = Policy(
-        entry.text("name"), tuple(_group(group, classes) for group in entry.mappings("groups"))
-    )
-    entry.done()
-    served = [name for group in policy.groups for name in group.serves]
-    if sorted(served) != sorted(classes):
-        raise entry.error(
-            "groups",
-            f"they serve {shown(served, 400)}; each of {shown(classes, 400)} must be served by "
-            "exactly one group",
-        )
-    return policy
-
-
-def _group(entry: Fields, classes: list[str]) -> Group:
-    stack = entry.choice("stack", [*stack_names(), IDEAL, RESIDENT])
-    batch = entry.whole("batch", 1, low=1, high=LARGEST_BATCH)
-    if stack == RESIDENT and batch > LARGEST_SIMULATED:
-        raise entry.error(
-            "batch",
-            f"{batch}: a resident kernel is simulated with up to {LARGEST_SIMULATED} sequences; "
-            "take at most that many",
-        )
-    serves = entry.texts("serves")
-    for name in serves:
-        if name not in classes:
-            raise entry.error(
-                "serves", f"{shown(name)} is not a class of this study: {shown(classes, 400)}"
-            )
-    group = Group(
-        entry.text("node"),
-        entry.whole("nodes", low=1, high=MOST_NODES),
-        stack,
-        batch,
-        tuple(serves),
-    )
-    entry.done()
-    try:
-        load_node(group.node)
-    except TwinError as error:
-        raise entry.error("node", str(error)) from error
-    return group
-
-
-def _number(prices: Fields, name: str) -> Number:
-    data = prices.take(name)
-    try:
-        return number(data, prices.file, f"prices.{name}")
-    except TwinError as error:
-        raise prices.error(name, str(error)) from error
 
 
 def _percentiles(values: np.ndarray) -> tuple[float, float]:

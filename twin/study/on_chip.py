@@ -11,21 +11,9 @@ from twin.kernel.defaults import DEFAULT
 from twin.machines.cell import Cell, cell
 from twin.machines.load import load_machine
 from twin.machines.types import Machine
-from twin.study.fields import Fields
 from twin.study.grid import Model
 from twin.study.outcome import Cell as Entry
 from twin.study.outcome import Column, Part, Shown, Table
-
-
-def read_machines(fields: Fields) -> tuple[str, ...]:
-    """`machines: [groq-lp30, ...]`, each known."""
-    names = fields.texts("machines", ())
-    for index, name in enumerate(names):
-        try:
-            load_machine(name)
-        except TwinError as error:
-            raise fields.error(f"machines[{index}]", str(error)) from error
-    return tuple(names)
 
 
 def part(names: Sequence[str], models: Sequence[Model], options: dict[str, object]) -> Part:

@@ -5,16 +5,23 @@ roofline and what others have published.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
 
 from twin.calibrate.known_error import known_error
+from twin.data import did_you_mean
 from twin.errors import ConfigError, OutputError, PlanError
 from twin.files import check_stems
+from twin.machines.load import load_machine
+from twin.reading import Check, FieldError, Parse, Reader, one_of, quantity
 from twin.study import interval, ladder, on_chip, projection_parts
 from twin.study.depth import Depths, times
-from twin.study.fields import Fields
-from twin.study.grid import MODEL, NODE, Cell, Grid, read_grid
+from twin.study.fields import MOST_NUMBER, Head, percent
+from twin.study.grid import MODEL, NODE, Cell, Grid, GridFields
 from twin.study.interval import Draws, Interval
 from twin.study.options import Plain
 from twin.study.outcome import Outcome
@@ -23,9 +30,9 @@ from twin.study.projection_parts import Answer, Close, Published, Roofline
 from twin.study.runner import Runner
 from twin.study.sensitivity import Trial, effects, trials
 from twin.text import shown
-from twin.units import parse_quantity
 
-REFUSE, SHOW = "refuse", "show"
+REFUSE: Final = "refuse"
+SHOW: Final = "show"
 MOST_POINTS = 1_000_000  # cells and their draws
 
 
@@ -164,77 +171,100 @@ def _check_tables(close: Sequence[Cell]) -> None:
         ) from error
 
 
-def read(fields: Fields) -> Projection:
-    grid, draws = read_grid(fields), interval.read_draws(fields)
-    if draws and grid.size * draws.count > MOST_POINTS:
-        raise fields.error(
-            "intervals.draws",
-            f"{draws.count:,} draws of {grid.size:,} cells: at most {MOST_POINTS:,} together; "
-            "take fewer",
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A model, by its label, on a node of the study."""
+
+    model: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Somebody else's, for a cell or for those `at` some places of the axes."""
+
+    model: str
+    node: str
+    tokens_per_s: Annotated[float, Meta(ge=0, le=MOST_NUMBER)]
+    kind: Literal["measured", "vendor", "third-party", "projection"]
+    source: str
+    at: dict[str, Plain] = field(default_factory=dict)
+    bytes: Annotated[float, quantity(0.0, MOST_NUMBER)] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of a bandwidth, by default the datasheet's; by node where another is meant."""
+
+    utilisation: Annotated[float, Parse(percent), Meta(ge=0.001, le=1)]
+    bytes_per_s: dict[str, Annotated[float, quantity(0.0, MOST_NUMBER, "B/s")]] = field(
+        default_factory=dict
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class File(Head, GridFields):
+    """A study file of this kind."""
+
+    intervals: Draws | None = None
+    columns: str = NODE
+    roofline: Share | None = None
+    published: tuple[Figure, ...] = ()
+    closely: tuple[Pair, ...] = ()
+    machines: tuple[Annotated[str, Check(load_machine)], ...] = ()
+    impossible: Literal["refuse", "show"] = REFUSE
+
+    def asks(self, reader: Reader, folder: Path) -> Projection:
+        grid, draws = self.grid(reader), self.intervals
+        if draws and grid.size * draws.draws > MOST_POINTS:
+            raise FieldError(
+                "intervals.draws",
+                f"{draws.draws:,} draws of {grid.size:,} cells: at most {MOST_POINTS:,} together; "
+                "take fewer",
+            )
+        axes = {axis.name: axis.values for axis in grid.axes}
+        axes |= {MODEL: tuple(model.label for model in grid.models), NODE: grid.nodes}
+        with reader.at("columns"):
+            one_of(lambda: [MODEL, NODE, *axes]).call(self.columns)
+        rates = self.roofline.bytes_per_s if self.roofline else {}
+        places = [
+            *((f"published[{i}]", one) for i, one in enumerate(self.published)),
+            *((f"closely[{i}]", one) for i, one in enumerate(self.closely)),
+        ]
+        for where, one in places:
+            _check_places({MODEL: one.model, NODE: one.node}, axes, reader, where)
+            if isinstance(one, Figure):
+                _check_places(one.at, axes, reader, f"{where}.at")
+        for node in rates:
+            if node not in grid.nodes:
+                with reader.at(f"roofline.bytes_per_s.{node}"):
+                    raise ConfigError(f"unknown key; {did_you_mean(node, grid.nodes)}")
+        return Projection(
+            grid,
+            self.columns,
+            draws,
+            Roofline(self.roofline.utilisation, rates) if self.roofline else None,
+            tuple(_published(one, axes) for one in self.published),
+            tuple((one.model, one.node) for one in self.closely),
+            self.machines,
+            self.impossible,
         )
-    axes = [MODEL, NODE, *(axis.name for axis in grid.axes)]
-    labels = [model.label for model in grid.models]
-    return Projection(
-        grid,
-        columns=fields.choice("columns", axes, NODE),
-        draws=draws,
-        roofline=_roofline(fields, grid),
-        published=tuple(_published(one, labels, grid) for one in fields.mappings("published", ())),
-        closely=tuple(_pair(one, labels, grid.nodes) for one in fields.mappings("closely", ())),
-        machines=on_chip.read_machines(fields),
-        impossible=fields.choice("impossible", (REFUSE, SHOW), REFUSE),
-    )
 
 
-def _pair(one: Fields, models: Sequence[str], nodes: Sequence[str]) -> tuple[str, str]:
-    pair = one.choice(MODEL, models), one.choice(NODE, nodes)
-    one.done()
-    return pair
+Axes = Mapping[str, Sequence[Plain]]
 
 
-def _published(one: Fields, models: Sequence[str], grid: Grid) -> Published:
-    at = one.mapping("at")
-    axes = {axis.name: axis.values for axis in grid.axes if axis.name in at}
-    places = tuple((name, _place(at, name, values)) for name, values in axes.items())
-    at.done()
-    figure = Published(
-        one.choice(MODEL, models),
-        one.choice(NODE, grid.nodes),
-        places,
-        one.number("tokens_per_s"),
-        one.choice("kind", ("measured", "vendor", "third-party", "projection")),
-        one.text("source"),
-        one.quantity("bytes", "0 B"),
-    )
-    one.done()
-    return figure
+def _check_places(at: Mapping[str, Plain], axes: Axes, reader: Reader, where: str) -> None:
+    """Each on its axis."""
+    for name, value in at.items():
+        with reader.at(f"{where}.{name}"):
+            if name not in axes:
+                raise ConfigError(f"unknown key; {did_you_mean(name, axes)}")
+            if value not in axes[name]:
+                hint = did_you_mean(value, map(str, axes[name]))
+                raise ConfigError(f"{shown(value)} is not on that axis; {hint}")
 
 
-def _place(at: Fields, name: str, values: Sequence[Plain]) -> Plain:
-    value: Plain = at.take(name)
-    if not isinstance(value, str | int | float | None) or value not in values:
-        raise at.error(name, f"{shown(value)} is not on that axis; it has {shown(values)}")
-    return value
-
-
-def _roofline(fields: Fields, grid: Grid) -> Roofline | None:
-    """`roofline: {utilisation: 36%, bytes_per_s: {8xh200: "30.7 TB/s"}}`: a share of a bandwidth,
-    by default the datasheet's.
-    """
-    if "roofline" not in fields:
-        return None
-    one = fields.mapping("roofline")
-    share = one.number("utilisation", low=0.001, high=1)
-    given = one.mapping("bytes_per_s")
-    rates = {node: _rate(given, node) for node in grid.nodes if node in given}
-    given.done()
-    one.done()
-    return Roofline(share, rates)
-
-
-def _rate(given: Fields, node: str) -> float:
-    text = given.text(node)
-    try:
-        return parse_quantity(text, "B/s")
-    except ConfigError as error:
-        raise given.error(node, str(error)) from error
+def _published(one: Figure, axes: Axes) -> Published:
+    at = tuple((name, one.at[name]) for name in axes if name in one.at)
+    return Published(one.model, one.node, at, one.tokens_per_s, one.kind, one.source, one.bytes)

@@ -160,7 +160,7 @@ def _notes(
     )
     if draws:
         yield (
-            f"Elsewhere p10 and p90 are of {draws.count} draws (seed {draws.seed}) of every rate "
+            f"Elsewhere p10 and p90 are of {draws.draws} draws (seed {draws.seed}) of every rate "
             "and time of the node; low..high is a number's central 90%. What the twin's model "
             "leaves out is not in them."
         )
@@ -559,14 +559,14 @@ def _carriers(possible: Sequence[Answer], draws: Draws) -> Part:
             (str(answer.cell), one.p90 / one.p10, *named, *([None] * (CARRIERS - len(named))))
         )
     text = (
-        f"Rank correlation of each number that the plan uses with the speed over {draws.count} "
+        f"Rank correlation of each number that the plan uses with the speed over {draws.draws} "
         "draws, the strongest first, each after what those before it explain; what may be chance "
-        f"is not shown (among 20 numbers, below {chance(draws.count, 20):.2f}). Numbers of one "
+        f"is not shown (among 20 numbers, below {chance(draws.draws, 20):.2f}). Numbers of one "
         "mechanism vary together: idle and loaded hop, arithmetic on each format."
     )
-    if draws.count < TELLING:
+    if draws.draws < TELLING:
         text = (
-            f"{draws.count} draws are too few to tell which numbers carry an interval; from "
+            f"{draws.draws} draws are too few to tell which numbers carry an interval; from "
             f"{TELLING} on they are named here."
         )
     return Part(

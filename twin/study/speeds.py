@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from twin.batching.costs import Load
 from twin.batching.step import IDEAL, predict
@@ -14,13 +15,14 @@ from twin.errors import TwinError
 from twin.hardware.load import load_node
 from twin.hardware.types import Kind
 from twin.models.load import load_model
-from twin.study.fields import Fields
+from twin.reading import FieldError, Reader, one_of
+from twin.study.fields import ModelName, NodeName, Rate, check_context
 from twin.study.point import Point
 from twin.study.runner import Runner
-from twin.text import shown
 
 RESIDENT = "resident"
 PREDICTED = "predicted"
+Stack = Annotated[str, one_of(lambda: [*stack_names(), IDEAL, RESIDENT])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,49 @@ class Speed:
     problem: str = ""
 
 
-def read_engines(fields: Fields, key: str, *, context: int) -> tuple[Engine, ...]:
-    """Entries with `name` and either `model`, `node`, `stack`, or `tokens_per_s`, `kind`, `source`.
-    Raises ConfigError.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An engine as a study file has it: `model`, `node` and `stack`, or `tokens_per_s`, `kind` and
+    `source`.
     """
-    return tuple(_engine(entry, context) for entry in fields.mappings(key))
+
+    name: str
+    model: ModelName = ""
+    node: NodeName = ""
+    stack: Stack = ""
+    tokens_per_s: Rate | None = None
+    kind: Kind | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        published = self.tokens_per_s is not None
+        forms = (("model", "node", "stack"), ("tokens_per_s", "kind", "source"))
+        needed, useless = reversed(forms) if published else forms
+        for field in (*needed, *useless):
+            if bool(getattr(self, field)) != (field in needed):
+                has = "a published speed" if published else "an engine that is predicted"
+                step = "missing" if field in needed else "leave it out"
+                raise FieldError(field, f"{step}; {has} has {', '.join(needed)}")
+
+
+def engines_of(entries: Sequence[Entry], context: int, reader: Reader) -> tuple[Engine, ...]:
+    """The reader keeps refusals of contexts that a model does not reach."""
+    found = []
+    for index, one in enumerate(entries):
+        if one.tokens_per_s and one.kind:
+            found.append(
+                Engine(
+                    one.name,
+                    tokens_per_s=one.tokens_per_s,
+                    kind=one.kind.value,
+                    source=one.source,
+                )
+            )
+            continue
+        with reader.at(f"engines[{index}].model"):
+            check_context(one.model, context)
+        found.append(Engine(one.name, one.model, one.node, one.stack, context))
+    return tuple(found)
 
 
 def speeds(engines: Sequence[Engine], runner: Runner) -> list[Speed]:
@@ -106,34 +146,3 @@ def _ordinary(engine: Engine) -> Speed:
     return Speed(
         engine, step.tokens_per_s(), PREDICTED, f"{engine.model} on {engine.node}: {step.rests_on}"
     )
-
-
-def _engine(entry: Fields, context: int) -> Engine:
-    name = entry.text("name")
-    if "tokens_per_s" in entry:
-        kinds = [kind.value for kind in Kind]
-        engine = Engine(
-            name,
-            tokens_per_s=entry.number("tokens_per_s", low=1e-3),
-            kind=entry.choice("kind", kinds),
-            source=entry.text("source"),
-        )
-        entry.done()
-        return engine
-    allowed = [*stack_names(), IDEAL, RESIDENT]
-    engine = Engine(
-        name, entry.text("model"), entry.text("node"), entry.choice("stack", allowed), context
-    )
-    entry.done()
-    try:
-        spec = load_model(engine.model)
-        engine.point().on_node()
-    except TwinError as error:
-        raise entry.error("", str(error)) from error
-    if context > spec.context:
-        raise entry.error(
-            "model",
-            f"{shown(engine.model)} reaches {spec.context} positions, the study asks for "
-            f"{context}; choose another or fewer",
-        )
-    return engine
