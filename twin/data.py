@@ -20,6 +20,7 @@ MOST_BYTES = 10**6  # of a YAML file; the longest of ours has 31 kB
 MOST_NODES = 50_000  # of its scalars, lists and mappings; the most of ours has some 3,000
 MOST_DEPTH = 50
 TOO_DEEP = f"nested more than {MOST_DEPTH} levels deep; write it flatter"
+TOO_MANY = f"more than {MOST_NODES} entries, those behind aliases counted each time; shorten it"
 LIBYAML_TOO_DEEP = "exceeded maximum nesting depth"
 WIDEST = 2**63  # whole numbers are smaller
 MOST_NAMES = 48  # in a message
@@ -85,7 +86,7 @@ def _parsed(text: str) -> bytes:
     """What a file means, to be loaded anew by everybody who reads it: parsing takes some fifty
     times as long, and every node is asked for again and again.
     """
-    return marshal.dumps(yaml.load(text, Loader=_StrictLoader))
+    return marshal.dumps(_Plain().of(_nodes(text)))
 
 
 def did_you_mean(
@@ -111,106 +112,122 @@ def did_you_mean(
     return f"{hint}allowed: {', '.join(few)}{more}"
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Counts what it composes, with every alias as often as it is used, so that nothing can grow
+def _nodes(text: str) -> Any:
+    """What stands in a text, by libyaml where it is installed: several times as fast. What is
+    beyond a limit is refused where it is met.
+    """
+    composer: Any = getattr(getattr(yaml, "cyaml", None), "CParser", yaml.SafeLoader)
+
+    class Counted(composer):  # type: ignore[misc]  # of a type that is known at run time
+        nodes = depth = 0
+
+        def descend_resolver(self, parent: Any, index: Any) -> None:
+            self.depth += 1
+            if self.depth > MOST_DEPTH:
+                raise _refused(TOO_DEEP)
+
+        def ascend_resolver(self) -> None:
+            self.depth -= 1
+
+        def resolve(self, kind: type, value: str | None, implicit: tuple[bool, bool]) -> str:
+            """What a node without a tag is; tags of their own are longer."""
+            self.nodes += 1
+            if self.nodes > MOST_NODES:
+                raise _refused(TOO_MANY)
+            if value is not None and implicit[0]:
+                for tag, pattern in _PATTERNS.get(value[:1], ()):
+                    if pattern.match(value):
+                        return str(tag).removeprefix(_TAG)
+            return ""
+
+    return Counted(text).get_single_node()
+
+
+_TAG = "tag:yaml.org,2002:"
+_PATTERNS: Any = yaml.SafeLoader.yaml_implicit_resolvers
+_OWN = {"", "null", "bool", "int", "float", "timestamp", "value", "yaml"}  # no merges
+_SAFE = yaml.constructor.SafeConstructor()
+
+
+class _Plain:
+    """Plain data of nodes. Every alias counts as often as it is used, so that nothing can grow
     beyond the file's limits.
     """
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        # libyaml, where it is installed, finds the words several times as fast
-        self.words: Any = getattr(getattr(yaml, "cyaml", None), "CParser", yaml.SafeLoader)(text)
-        self.nodes = 0
-        self.depth = 0
-        self.sizes: dict[int, int] = {}  # nodes in what an alias may mean, by its identity
+    def __init__(self) -> None:
+        self.count = 0
+        self.known: dict[int, tuple[Any, int]] = {}  # data and nodes of what an alias may mean
 
-    def check_event(self, *kinds: Any) -> bool:
-        return bool(self.words.check_event(*kinds))
+    def of(self, node: Any) -> Any:
+        if node is None:
+            return None
+        if id(node) in self.known:
+            data, size = self.known[id(node)]
+            if not size:
+                raise _refused("an alias stands inside of what it means; write it out", node)
+            self.count += size
+        else:
+            self.known[id(node)], before = (None, 0), self.count
+            self.count += 1
+            data = self._made(node)
+            self.known[id(node)] = data, self.count - before
+        if self.count > MOST_NODES:
+            raise _refused(TOO_MANY, node)
+        return data
 
-    def peek_event(self) -> Any:
-        return self.words.peek_event()
-
-    def get_event(self) -> Any:
-        return self.words.get_event()
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
-        if getattr(event, "tag", None) not in (None, "!"):
-            raise _refused(
-                f"tag {shown(event.tag)}: only plain data are read; leave it out", event.start_mark
-            )
-        before = self.nodes
-        self.nodes += 1
-        self.depth += 1
-        if self.depth > MOST_DEPTH:
-            raise _refused(TOO_DEEP, event.start_mark)
-        alias = isinstance(event, yaml.AliasEvent)
-        node: yaml.Node | None = super().compose_node(parent, index)
-        if alias and id(node) not in self.sizes:
-            raise _refused(
-                "an alias stands inside of what it means; write it out", event.start_mark
-            )
-        self.nodes += self.sizes[id(node)] if alias else 0
-        if self.nodes > MOST_NODES:
-            raise _refused(
-                f"more than {MOST_NODES} entries, those behind aliases counted each time; shorten "
-                "it",
-                event.start_mark,
-            )
-        self.sizes[id(node)] = self.nodes - before
-        self.depth -= 1
-        return node
+    def _made(self, node: Any) -> Any:
+        if node.tag not in _OWN:
+            raise _refused(f"tag {shown(node.tag)}: only plain data are read; leave it out", node)
+        if isinstance(node, yaml.ScalarNode):
+            made = _MADE.get(node.tag)
+            return made(node) if made else node.value
+        if isinstance(node, yaml.SequenceNode):
+            return [self.of(one) for one in node.value]
+        data = {}
+        for key_node, value in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _refused(
+                    "a key must be a name or a number, not a list or a mapping", key_node
+                )
+            key = self.of(key_node)
+            if key in data:
+                raise _refused(f"key {shown(key)} is given twice", key_node)
+            data[key] = self.of(value)
+        return data
 
 
-def _refused(problem: str, mark: yaml.Mark | None) -> yaml.constructor.ConstructorError:
-    return yaml.constructor.ConstructorError(None, None, problem, mark)
+def _refused(problem: str, node: Any = None) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, node and node.start_mark)
 
 
-def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[object, object]:
-    seen: set[object] = set()
-    for key_node, _ in node.value:
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise _refused(
-                "a key must be a name or a number, not a list or a mapping", key_node.start_mark
-            )
-        key = loader.construct_object(key_node, deep=True)
-        if key in seen:
-            raise _refused(f"key {shown(key)} is given twice", key_node.start_mark)
-        seen.add(key)
-    return loader.construct_mapping(node, deep=True)
-
-
-def _whole(loader: _StrictLoader, node: yaml.ScalarNode) -> int:
+def _whole(node: yaml.ScalarNode) -> int:
     try:
-        value = int(loader.construct_yaml_int(node))
+        value = int(_SAFE.construct_yaml_int(node))
     except ValueError:  # too many digits for Python, or none behind a prefix
         value = WIDEST
     if abs(value) >= WIDEST:
         raise _refused(
             f"{shown(node.value)} is no whole number of at most 63 bits; write a smaller one, or "
             "text in quotes",
-            node.start_mark,
+            node,
         )
     return value
 
 
-def _real(loader: _StrictLoader, node: yaml.ScalarNode) -> float:
+def _real(node: yaml.ScalarNode) -> float:
     try:
-        return float(loader.construct_yaml_float(node))
+        return float(_SAFE.construct_yaml_float(node))
     except (ValueError, OverflowError):
         raise _refused(
-            f"{shown(node.value)} is no number; write digits, or text in quotes", node.start_mark
+            f"{shown(node.value)} is no number; write digits, or text in quotes", node
         ) from None
 
 
-def _date(loader: _StrictLoader, node: yaml.ScalarNode) -> str:
-    """As it is written: nothing here calculates with dates, and Python knows fewer of them than
-    people write.
-    """
-    return str(node.value)
-
-
-_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-_StrictLoader.add_constructor("tag:yaml.org,2002:int", _whole)
-_StrictLoader.add_constructor("tag:yaml.org,2002:float", _real)
-_StrictLoader.add_constructor("tag:yaml.org,2002:timestamp", _date)
+# by what a pattern says of a word; anything else is text, a date as well: nothing here calculates
+# with dates, and Python knows fewer of them than people write
+_MADE: dict[str, Callable[[Any], Any]] = {
+    "null": lambda node: None,
+    "bool": _SAFE.construct_yaml_bool,
+    "int": _whole,
+    "float": _real,
+}

@@ -24,16 +24,16 @@ import msgspec
 
 from twin.data import LONGEST_NAME, did_you_mean
 from twin.errors import ConfigError, TwinError
-from twin.text import said, shown
+from twin.text import shown
 from twin.units import format_quantity, parse_quantity, unit_of
 
 T = TypeVar("T")
 Own = Mapping[Any, "Callable[[Reader, Any, str], Any]"]
-LONGEST_PATH = 200  # characters of a file's name in a message
-MOST_WRONG, LONGEST_WRONG = 24, 1600  # things and characters of one refusal
+MOST_WRONG, LONGEST_WRONG = 12, 600  # things and characters of one refusal
 LONGEST_TEXT = 10_000  # characters
 _TEXT = msgspec.Meta(min_length=1, max_length=LONGEST_TEXT)
 SOME = msgspec.Meta(min_length=1)  # entries of a list
+MOST_PLACES = 16  # of one thing that is wrong
 REFUSED: Any = object()  # in place of a value that was
 
 
@@ -119,26 +119,25 @@ class Reader:
 
     def __init__(self, own: Own, strict: bool = True, others: bool = False) -> None:
         self.own, self.strict, self.others = own, strict, others
-        self.wrong: list[str] = []
-        self.missing: list[str] = []
+        self.wrong: dict[str, list[str]] = {}  # places by what is wrong with them
 
     def refuse(
         self, file: Path | str, refusal: type[TwinError] = ConfigError, advice: str = ""
     ) -> None:
         """Raises `refusal` if anything is."""
-        wrong = list(self.wrong)
-        if self.missing:
-            them = "it" if len(self.missing) == 1 else "them"
-            wrong.insert(0, f"{', '.join(self.missing)}: missing; add {them}")
-        if wrong:
-            name = said(str(file), LONGEST_PATH) if isinstance(file, str) else str(file)
-            raise refusal(f"{name}: {together(wrong)}{advice and f'; {advice}'}")
+        if self.wrong:
+            wrong = [f"{_listed(places)}: {reason}" for reason, places in self.wrong.items()]
+            raise refusal(f"{file}: {together(wrong)}{advice and f'; {advice}'}")
+
+    def note(self, place: str, reason: str) -> None:
+        """Keeps what is wrong with a place."""
+        self.wrong.setdefault(reason, []).append(place or "top level")
 
     def value(self, data: Any, kind: Any, at: str) -> Any:
         """`data` as `kind`; what is wrong is kept, and the result then means nothing."""
         notes = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
         plain = get_args(kind)[0] if notes else kind
-        if len(self.wrong) > MOST_WRONG:  # nobody reads more, and a hint takes milliseconds
+        if len(self.wrong) > MOST_WRONG:  # nobody reads more, and hints take milliseconds
             return REFUSED
         with self.at(at):
             for note in notes:
@@ -156,9 +155,9 @@ class Reader:
         try:
             yield
         except FieldError as error:
-            self.wrong.append(f"{join(place, error.field)}: {error.reason}")
+            self.note(join(place, error.field), error.reason)
         except TwinError as error:
-            self.wrong.append(f"{place or 'top level'}: {error}")
+            self.note(place, str(error))
 
     def _plain(self, data: Any, kind: Any, metas: list[msgspec.Meta], at: str) -> Any:
         if kind in self.own:
@@ -203,22 +202,23 @@ class Reader:
         fields = _layout(kind)
         if not isinstance(data, Mapping):
             raise ConfigError(f"must be a mapping with {', '.join(fields)}, not {shown(data)}")
-        before = len(self.missing)
-        for key in () if self.others else data:
-            if not isinstance(key, str):
-                self.wrong.append(f"{at or 'top level'}: key {shown(key)} must be text; quote it")
-            elif key not in fields:
-                self.wrong.append(f"{join(at, key)}: unknown key; {did_you_mean(key, fields)}")
-        self.missing += [
-            join(at, n) for n, (_, needed) in fields.items() if needed and n not in data
-        ]
+        unknown = [] if self.others else [key for key in data if key not in fields]
+        for key in unknown[:MOST_PLACES]:
+            if isinstance(key, str):
+                self.note(join(at, key), f"unknown key; {did_you_mean(key, fields)}")
+            else:
+                self.note(at, f"key {shown(key)} must be text; put it in quotes")
+        if len(unknown) > MOST_PLACES:
+            self.note(at, f"{len(unknown) - MOST_PLACES} more unknown keys")
+        missing = [name for name, (_, must) in fields.items() if must and name not in data]
+        for name in missing:
+            self.note(join(at, name), "missing; add it")
         values = {
             name: self.value(data[name], hint, join(at, name))
             for name, (hint, _) in fields.items()
             if name in data
         }
-        whole = len(self.missing) == before and REFUSED not in values.values()
-        return kind(**values) if whole else REFUSED
+        return REFUSED if missing or REFUSED in values.values() else kind(**values)
 
 
 @lru_cache(maxsize=128)
@@ -257,7 +257,8 @@ def _limit(data: Any, kind: Any) -> str:
         return f"is unknown; {did_you_mean(data, map(str, names))}"
     if kind is str:
         return f"must be text of at most {LONGEST_TEXT:,} characters, not empty"
-    word = " or ".join(_WORDS.get(one, str(one)) for one in get_args(kind) or (kind,))
+    kinds = (get_args(one)[0] if get_origin(one) is Annotated else one for one in get_args(kind))
+    word = " or ".join(_WORDS.get(one, str(one)) for one in list(kinds) or [kind])
     limits = ""
     for meta in metas:
         if meta.min_length is not None:
@@ -279,6 +280,13 @@ _WORDS: dict[Any, str] = {
     tuple: "a list",
     dict: "a mapping",
 }
+
+
+def _listed(places: Collection[str]) -> str:
+    """All of them if they are few."""
+    some = list(places)[:MOST_PLACES]
+    more = f" and {len(places) - len(some)} more" if len(places) > len(some) else ""
+    return ", ".join(some) + more
 
 
 def together(wrong: Collection[str]) -> str:

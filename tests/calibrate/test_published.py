@@ -237,7 +237,7 @@ def test_a_record_without_figures_and_a_damaged_one_beside_an_input_are_refused(
     folder = record(tmp_path / "inputs", "input")
     other = record(tmp_path / "damaged", "held-out")
     (other / "meta.yaml").write_text("node: 1xmi300x\nrole: held-out\nfigures: [1]\n")
-    with pytest.raises(CalibrationError, match="figures: .*must be a mapping"):
+    with pytest.raises(CalibrationError, match=r"figures: .*must be a mapping"):
         store.read_run(other)
     (other / "meta.yaml").write_text("{")
     with pytest.raises(CalibrationError, match="what it holds out is unknown"):

@@ -84,15 +84,18 @@ def test_a_whole_file_names_all_keys_that_it_lacks(own: Path) -> None:
     whole |= {"name": "my-gpu"}
     del whole["title"], whole["memory"]["latency_s"], whole["l2"]["capacity_bytes"]
     own.write_text(yaml.safe_dump(whole))
-    refused(HardwareError, lambda: load_node(str(own)), "title: missing")
+    refused(
+        HardwareError,
+        lambda: load_node(str(own)),
+        "title, memory.latency_s, l2.capacity_bytes: missing",
+    )
     whole["title"] = "mine"
     own.write_text(yaml.safe_dump(whole))
     read_device.cache_clear()
     refused(
         HardwareError,
         lambda: load_node(str(own)),
-        "memory.latency_s: missing",
-        "l2.capacity_bytes: missing",
+        "memory.latency_s, l2.capacity_bytes: missing; add it",
     )
 
 

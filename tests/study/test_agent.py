@@ -68,7 +68,7 @@ def test_an_engine_that_cannot_be_predicted_says_why(tmp_path: Path) -> None:
         (JOB + TOOLS.replace("2 s", "2") + ENGINES, r"tools\[0\].call_s"),
         (JOB + TOOLS + ENGINES.replace("stack: vllm", "stack: vlm"), "did you mean vllm"),
         (JOB + TOOLS + ENGINES.replace("llama-3.2-1b", "nobody"), "is neither a model"),
-        (JOB + TOOLS + ENGINES.replace("1024", "200000"), "reaches 131072 positions"),
+        (JOB + TOOLS + ENGINES.replace("1024", "200000"), "exceeds the 131072 positions"),
         (JOB + TOOLS + ENGINES.replace("kind: measured", "kind: guessed"), "'guessed' is unknown"),
         (JOB + TOOLS + "context: 1024\nengines: []\n", "engines"),
     ],

@@ -66,9 +66,9 @@ def test_draws_of_many_cells_are_refused(tmp_path: Path) -> None:
         (GRID + "settings: {l2.latency: 2026-01-01}\n", "2026-01-01"),
         (GRID + "published: [{model: llama-3.2-1b, at: []}]\n", "must be a mapping"),
         (GRID + "steps: 1.0e+300\n", "must be a whole number"),
-        (GRID + "columns: [1]\n", "is unknown"),
+        (GRID + "columns: [1]\n", "must be text"),
         (GRID + "machines: [[]]\n", "must be text"),
-        (GRID + "closely: [{model: llama-3.2-1b, node: {}}]\n", "is unknown"),
+        (GRID + "closely: [{model: llama-3.2-1b, node: {}}]\n", "must be text"),
         (f"title: {'x' * 20_000}\n", "given twice"),
     ],
 )

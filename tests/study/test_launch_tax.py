@@ -59,7 +59,7 @@ def test_launches_of_a_simulated_step(tmp_path: Path) -> None:
         (BODY.replace("[5, 10]", "[10, 5]"), "kernels: .*ascending"),
         (BODY.replace("4.5 us", "0 us"), "launch_s: '0 us' is out of range; give 1 ps"),
         (BODY.replace("4.5 us", "-1 us"), "launch_s: .*out of range"),
-        (BODY.replace("h200", "h2000"), r"devices\[0\]: unknown device"),
+        (BODY.replace("h200", "h2000"), r"devices\[1\]: unknown device"),
         (BODY + "published:\n  - {kernels: 7, tokens_per_s: 1}\n", "7 is not among"),
         (BODY + "simulate:\n  - {model: nobody, node: 1xh200}\n", "is neither a model"),
         (BODY + "speed: 3\n", "speed: unknown key"),

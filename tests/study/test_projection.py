@@ -56,7 +56,7 @@ BAD = (
     Bad(
         "a misspelt key that is needed",
         {"title": None, "titel": "x"},
-        ("title", "missing; is it titel, misspelt?"),
+        ("title: missing", "titel: unknown key; did you mean title"),
     ),
     Bad(
         "an unknown model",
@@ -114,7 +114,12 @@ BAD = (
     ),
     Bad(
         "a published figure of no cell",
-        {"published": [{"model": "llama-3.1-8b", "node": "8xh200", "tokens_per_s": 1}]},
+        {
+            "published": [
+                {"model": "llama-3.1-8b", "node": "8xh200", "tokens_per_s": 1}
+                | {"kind": "vendor", "source": "x"}
+            ]
+        },
         ("published[0].model", "'llama-3.1-8b'"),
     ),
     Bad(

@@ -18,11 +18,10 @@ from twin.models import load
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.sim.prompt import prompt_time
-from twin.sim.routing import STEPS, read_routing, usual_steps
+from twin.sim.routing import MOST_STEPS, STEPS, read_routing, usual_steps
 from twin.sim.run import Result
 from twin.sim.run import simulate as simulate_plan
 from twin.study.case import Case
-from twin.study.grid import MOST_STEPS
 from twin.study.hardware import GPUS, setting_path, with_settings
 from twin.study.options import option_name, option_value
 from twin.text import shown

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import csv
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, log
@@ -30,6 +30,31 @@ class Stack:
     rope_kernels: Number  # between the QKV product and the attention: rotation, cache append
 
 
+class Curves(Mapping[Key, Curve]):
+    """A table: its first columns name a line, the other columns are sizes. A line's times are
+    parsed when they are needed: a prediction needs few of some thousand.
+    """
+
+    def __init__(self, path: Path, keys: int) -> None:
+        with path.open(encoding="utf-8", newline="") as file:
+            header, *lines = csv.reader(file)
+        self._sizes = [float(name) for name in header[keys:]]
+        self._lines = {tuple(line[:keys]): line[keys:] for line in lines}
+        self._curves: dict[Key, Curve] = {}
+
+    def __getitem__(self, key: Key) -> Curve:
+        if key not in self._curves:
+            cells = zip(self._sizes, self._lines[key], strict=True)
+            self._curves[key] = tuple((size, float(us) * US) for size, us in cells if us)
+        return self._curves[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+
 @dataclass(frozen=True, slots=True)
 class KernelTables:
     """The kernels of one stack on one device. Times in seconds, from one kernel of a CUDA graph to
@@ -39,16 +64,16 @@ class KernelTables:
     device: str
     stack: Stack
     stack_name: str
-    gemm: dict[Key, Curve]  # (dtype, m, k) -> by n
+    gemm: Curves  # (dtype, m, k) -> by n
     # (dtype, head_dim, window, heads, kv_heads, m) -> by cached positions
-    attention: dict[Key, Curve]
-    latent: dict[Key, Curve]  # (dtype, heads, m) -> by cached positions: latent attention
-    heads: dict[Key, Curve]  # (side, m) -> by heads: products with one matrix a head
-    allreduce: dict[Key, Curve]  # (gpus) -> by 16-bit elements
-    moe: dict[Key, Curve]  # (dtype, hidden, inner, experts, top_k, tp) -> by tokens
-    rows: dict[Key, Curve]  # (kind, m) -> by elements of a row
+    attention: Curves
+    latent: Curves  # (dtype, heads, m) -> by cached positions: latent attention
+    heads: Curves  # (side, m) -> by heads: products with one matrix a head
+    allreduce: Curves  # (gpus) -> by 16-bit elements
+    moe: Curves  # (dtype, hidden, inner, experts, top_k, tp) -> by tokens
+    rows: Curves  # (kind, m) -> by elements of a row
     # (m) -> by k: what finding its input's scale adds to an FP8 product; empty: nothing
-    scale: dict[Key, Curve]
+    scale: Curves
 
     def gemm_s(self, *, rows: int, cols: int, tokens: int, dtype: str) -> float:
         """`tokens` vectors of `cols` elements times a matrix [rows, cols]. In type "fp8" the
@@ -93,8 +118,8 @@ class KernelTables:
         positions = min(context, window) if window and not measured else context
         shape = (dtype, str(head_dim), str(window if measured else 0), str(heads), str(kv_heads))
         curves = [
-            (float(key[5]), between(curve, positions))
-            for key, curve in self.attention.items()
+            (float(key[5]), between(self.attention[key], positions))
+            for key in self.attention
             if key[:5] == shape
         ]
         what = (
@@ -116,8 +141,8 @@ class KernelTables:
         """
         shape = (dtype, str(heads))
         curves = [
-            (float(key[2]), between(curve, context))
-            for key, curve in self.latent.items()
+            (float(key[2]), between(self.latent[key], context))
+            for key in self.latent
             if key[:2] == shape
         ]
         return between(
@@ -188,7 +213,7 @@ class KernelTables:
             tokens,
         )
 
-    def _of(self, table: dict[Key, Curve], column: int) -> list[str]:
+    def _of(self, table: Curves, column: int) -> list[str]:
         return sorted({key[column] for key in table})
 
     def _found(
@@ -237,14 +262,14 @@ def load_tables(device: str, stack: str) -> KernelTables:
         device=device,
         stack=_stacks()[stack],
         stack_name=stack,
-        gemm=_read(own / "gemm.csv", keys=3),
-        attention=_read(own / "attention.csv", keys=6),
-        latent=_read(own / "latent.csv", keys=3),
-        heads=_read(own / "heads.csv", keys=2),
-        allreduce=_read(own / "allreduce.csv", keys=1),
-        moe=_read(own / "moe.csv", keys=6),
-        rows=_read(folder / device / "rows.csv", keys=2),
-        scale=_read(own / "scale.csv", keys=1),
+        gemm=Curves(own / "gemm.csv", 3),
+        attention=Curves(own / "attention.csv", 6),
+        latent=Curves(own / "latent.csv", 3),
+        heads=Curves(own / "heads.csv", 2),
+        allreduce=Curves(own / "allreduce.csv", 1),
+        moe=Curves(own / "moe.csv", 6),
+        rows=Curves(folder / device / "rows.csv", 2),
+        scale=Curves(own / "scale.csv", 1),
     )
 
 
@@ -264,24 +289,11 @@ def between(curve: Sequence[tuple[float, float]], size: float) -> float:
     return exp(log(before) + share * log(after / before))
 
 
-def _read(path: Path, *, keys: int) -> dict[Key, Curve]:
-    """A table whose first `keys` columns name a line and whose other columns are sizes."""
-    with path.open(encoding="utf-8", newline="") as file:
-        header, *lines = csv.reader(file)
-    sizes = [float(name) for name in header[keys:]]
-    return {
-        tuple(line[:keys]): tuple(
-            (size, float(us) * US) for size, us in zip(sizes, line[keys:], strict=True) if us
-        )
-        for line in lines
-    }
-
-
 @lru_cache(maxsize=4096)
 def _sorted_numbers(values: frozenset[str]) -> tuple[int, ...]:
     return tuple(sorted(map(int, values)))
 
 
-def _numbers(table: dict[Key, Curve], column: int, *prefix: str) -> tuple[int, ...]:
+def _numbers(table: Curves, column: int, *prefix: str) -> tuple[int, ...]:
     """The measured values of a key column under a prefix, ascending."""
     return _sorted_numbers(frozenset(key[column] for key in table if key[: len(prefix)] == prefix))

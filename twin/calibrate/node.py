@@ -17,7 +17,7 @@ from twin.hardware.activity import usable
 from twin.hardware.derive import follow, followed
 from twin.hardware.load import links_as, load_device, load_node, overlay_of
 from twin.hardware.overlay import overlaid
-from twin.hardware.override import apply_fit, numbers, resolve
+from twin.hardware.override import apply_fit, numbers, resolve_all
 from twin.hardware.types import HOST, Device, Kind, Node, Number
 
 COUNTS = (2, 4, 8)  # GPUs of a node with links
@@ -143,7 +143,7 @@ def fits_of(node: Node) -> dict[str, set[str]]:
     foreign = [name for name in like if not _same_device(name, node)]
     names = dict.fromkeys((*foreign, device, *like, node.name))
     fits = {name: like[name] if name in like else _fit_of(name, node.device) for name in names}
-    return {name: {resolve(node, path) for path in fit} for name, fit in fits.items() if fit}
+    return {name: resolve_all(node, fit) for name, fit in fits.items() if fit}
 
 
 def _same_device(name: str, node: Node) -> bool:

@@ -97,9 +97,10 @@ def role_of(folder: Path, meta: Mapping[str, Any]) -> Role:
 def figures(folder: Path, meta: Mapping[str, Any]) -> tuple[Figure, ...]:
     """All figures of a record. Raises CalibrationError with the figure that cannot be read."""
     role_of(folder, meta)
-    found = read(
+    kind: Any = Annotated[dict[str, _Entry], SOME]
+    found: dict[str, _Entry] = read(
         meta[FIGURES],
-        Annotated[dict[str, _Entry], SOME],
+        kind,
         folder / "meta.yaml",
         refusal=CalibrationError,
         at=FIGURES,

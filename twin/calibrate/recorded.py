@@ -60,6 +60,17 @@ def recorded(folder: Path, meta: Mapping[str, Any]) -> list[HeldOut] | None:
         ) from error
 
 
+def options_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Chosen options as a record spells them, by field. Raises ConfigError."""
+    whole = _built(Options, data)
+    return {name: getattr(whole, name) for name in data}
+
+
+def shape_of(like: ModelSpec, data: Mapping[str, Any]) -> ModelSpec:
+    """A dense model with some numbers of its own, full attention in every layer."""
+    return _shaped({**_shape(like), **data, "windows": [0] * data.get("layers", like.layers)})
+
+
 def _read(name: str, one: Mapping[str, Any]) -> HeldOut:
     model = one["model"]
     spec = load_model(model) if isinstance(model, str) else _shaped(model)

@@ -7,7 +7,6 @@ A node of one device is called by the device, as on the command line: 1xh200-sxm
 from __future__ import annotations
 
 import csv
-import math
 import os
 import platform
 import subprocess
@@ -15,17 +14,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from msgspec import Meta
 
 from twin import files
 from twin.calibrate.published import is_published, samples_of
 from twin.data import data_dir, read_yaml
 from twin.errors import CalibrationError, ConfigError
 from twin.hardware.types import Kind, Number
-from twin.text import said, shown
+from twin.reading import read
+from twin.text import shown
 
 FIELDS = ("probe", "repeat", "seconds_per_step")
 STAGE_FIELDS = ("run", "stage", "span_s", "wait_s", "work_s")
@@ -296,15 +298,25 @@ def read_fit(node: str) -> tuple[dict[str, Number], dict[str, Any]] | None:
     file = _own_or_shipped(fit_file(node))
     if file is None:
         return None
-    content = _read_yaml(file, f"remove it, or fit again with `twin calibrate {name_of(node)}`")
-    try:
-        numbers = {str(path): _fitted(entry) for path, entry in content.pop("numbers").items()}
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise CalibrationError(
-            f"{shown(file, PATH_SHOWN)}: is no fit ({said(str(error))}); remove it, or fit again "
-            f"with `twin calibrate {name_of(node)}`"
-        ) from error
-    return numbers, content
+    status = file.stat()
+    numbers, meta = _fit(file, name_of(node), (status.st_ino, status.st_mtime_ns, status.st_size))
+    return dict(numbers), dict(meta)
+
+
+@lru_cache(maxsize=64)
+def _fit(file: Path, name: str, state: Any) -> tuple[dict[str, Number], dict[str, Any]]:
+    """The content of a file in a state, which a prediction asks for some thirty times."""
+    advice = f"remove it, or fit again with `twin calibrate {name}`"
+    content = _read_yaml(file, advice)
+    found = read(
+        content.pop("numbers", None),
+        dict[str, _Fitted],
+        shown(file, PATH_SHOWN),
+        refusal=CalibrationError,
+        at="numbers",
+        advice=advice,
+    )
+    return {path: one.number() for path, one in found.items()}, content
 
 
 def held_out_file(node: str) -> Path:
@@ -360,21 +372,22 @@ def _entry(number: Number) -> dict[str, Any]:
     return said if number.kind is Kind.FITTED else said | {"kind": number.kind.value}
 
 
-def _fitted(entry: Any) -> Number:
-    value, low, high = (_finite(entry[name]) for name in ("value", "low", "high"))
-    if value is None:
-        raise ValueError("a number without a value")
-    return Number(
-        value, Kind(entry.get("kind", Kind.FITTED.value)), str(entry["source"]), low, high
-    )
+# a whole number stays one: digests of fits tell them apart
+Finite = int | Annotated[float, Meta(ge=-1e300, le=1e300)]
 
 
-def _finite(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{shown(value)} is not a number")
-    return value
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """What _entry makes of a number."""
+
+    value: Finite
+    low: Finite | None
+    high: Finite | None
+    source: str
+    kind: Kind = Kind.FITTED
+
+    def number(self) -> Number:
+        return Number(self.value, self.kind, self.source, self.low, self.high)
 
 
 def _read_yaml(file: Path, advice: str) -> dict[str, Any]:

@@ -41,12 +41,11 @@ from twin.report.figures import spoken
 from twin.report.tables import bar, count, facts, percent, table
 from twin.sim.executor import Executor
 from twin.sim.prompt import PromptTime, prompt_time
-from twin.sim.routing import DRAWN_STEPS, STEPS, read_routing, usual_steps
+from twin.sim.routing import DRAWN_STEPS, MOST_STEPS, STEPS, read_routing, usual_steps
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
 from twin.study.engines import compare_engines
 from twin.study.gpus import as_if_delayed
-from twin.study.grid import MOST_STEPS
 from twin.study.options import check_range
 from twin.text import shown
 from twin.units import format_quantity, parse_quantity

@@ -151,13 +151,22 @@ def apply_fit(target: T, fit: Mapping[str, Number]) -> T:
 
 def resolve(target: Device | Node, path: str) -> str:
     """The full path that `path` means. Raises HardwareError with the closest paths."""
-    return _resolved(target.name, numbers(target), path)
+    (found,) = resolve_all(target, [path])
+    return found
+
+
+def resolve_all(target: Device | Node, paths: Iterable[str]) -> set[str]:
+    """The full paths that `paths` mean."""
+    known = numbers(target)
+    return {_resolved(target.name, known, path) for path in paths}
 
 
 def _resolved(name: str, known: Mapping[str, Number], path: str) -> str:
-    for candidate in (path, f"device.{path}", path.removeprefix("device.")):
+    candidates = (path, f"device.{path}", path.removeprefix("device."))
+    for candidate in candidates:
         if candidate in known:
             return candidate
+    for candidate in candidates:
         short = [p for p in known if _short(p) == candidate]
         if len(short) == 1:
             return short[0]

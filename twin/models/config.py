@@ -107,7 +107,7 @@ class Config:
         least = max(least, round(limits.lowest))
         allowed = f"a whole number from {least} to {quantity(limits.highest)} ({limits.reason})"
         kind = Annotated[int, Meta(ge=least, le=int(limits.highest))]
-        return self._read(key, default, kind, allowed)
+        return int(self._read(key, default, kind, allowed))
 
     def wholes(self, key: str) -> tuple[int, ...]:
         """A list of whole numbers from zero, each within the field's range."""
@@ -116,9 +116,9 @@ class Config:
             f"a list of whole numbers from 0 to {quantity(limits.highest)}, at most {MOST_LISTED} "
             f"({limits.reason})"
         )
-        one = Annotated[int, Meta(ge=0, le=int(limits.highest))]
-        kind = Annotated[tuple[one, ...], Meta(max_length=MOST_LISTED)]  # type: ignore[valid-type]
-        return self._read(key, None, kind, allowed)
+        one: Any = Annotated[int, Meta(ge=0, le=int(limits.highest))]
+        kind = Annotated[tuple[one, ...], Meta(max_length=MOST_LISTED)]
+        return tuple(self._read(key, None, kind, allowed))
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of texts; empty where the field is absent."""
@@ -134,16 +134,16 @@ class Config:
     def real(self, key: str, default: float | None = None) -> float:
         """A number within the field's range."""
         kind, allowed = _real(key)
-        return self._read(key, default, kind, f"a number {allowed}")
+        return float(self._read(key, default, kind, f"a number {allowed}"))
 
     def reals(self, key: str, count: int) -> tuple[float, ...]:
         """A list of `count` numbers, each within the field's range."""
         one, allowed = _real(key)
-        kind = Annotated[tuple[one, ...], Meta(min_length=count, max_length=count)]
-        return self._read(key, None, kind, f"a list of {count} numbers {allowed}")
+        kind = Annotated[tuple[one, ...], Meta(min_length=count, max_length=count)]  # type: ignore[valid-type]
+        return tuple(self._read(key, None, kind, f"a list of {count} numbers {allowed}"))
 
     def flag(self, key: str, default: bool) -> bool:
-        return self._read(key, default, bool, "true or false")
+        return bool(self._read(key, default, bool, "true or false"))
 
     def text(self, key: str, default: str | None = None) -> str:
         found: str = self._read(key, default, str, "text")

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from twin.models.config import Config, rope
 from twin.models.decoder import Tensor, dense, layer_types, tensors
-from twin.models.gemma import HEAD_DIM, THETA, canonical, embedding, refuse_others
+from twin.models.gemma import HEAD_DIM, THETA, canonical, embedding, refuse_others, stored
 from twin.models.spec import ModelSpec
 from twin.models.variant import Activation, Norms, Variant
 
-__all__ = ["Tensor", "canonical", "cap", "from_config", "tensors"]
+__all__ = ["Tensor", "canonical", "cap", "from_config", "stored", "tensors"]
 
 _SCORE_CAP, _LOGIT_CAP = 50.0, 30.0  # class defaults
 _SCALAR, _WINDOW, _EVERY = 256, 4096, 2

@@ -13,12 +13,12 @@ from twin.errors import ConfigError
 from twin.models import decoder
 from twin.models.config import Config, rope
 from twin.models.decoder import Tensor, dense, layer_types
-from twin.models.gemma import HEAD_DIM, canonical, embedding, refuse_others
+from twin.models.gemma import HEAD_DIM, canonical, embedding, refuse_others, stored
 from twin.models.gemma2 import cap
 from twin.models.spec import ModelSpec, Rope
 from twin.models.variant import Activation, Norms, Variant
 
-__all__ = ["VISION", "Tensor", "canonical", "from_config", "from_multimodal", "tensors"]
+__all__ = ["VISION", "Tensor", "canonical", "from_config", "from_multimodal", "stored", "tensors"]
 
 VISION = ("vision_tower.", "multi_modal_projector.")
 _TEXT = {  # class defaults: published configurations of models that see images leave them out

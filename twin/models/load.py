@@ -5,9 +5,10 @@ file).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,28 +17,6 @@ import numpy.typing as npt
 
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import CheckpointError, ConfigError
-from twin.models import (
-    deepseek_v3,
-    deepseek_v4,
-    gemma,
-    gemma2,
-    gemma3,
-    gemma4,
-    gpt_oss,
-    granite,
-    internlm3,
-    laneformer,
-    llama,
-    mixtral,
-    olmo2,
-    phi3,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_moe,
-    qwen3_next,
-    smollm3,
-)
 from twin.models.beside import CONFIG as _CONFIG
 from twin.models.beside import read_config
 from twin.models.bounds import MOST_BYTES, quantity
@@ -48,8 +27,6 @@ from twin.models.decoder import Tensor, canonical_shape
 from twin.models.files import find, is_there
 from twin.models.foreign import INSTEAD, format_of_file, format_of_folder
 from twin.models.formats import format_named
-from twin.models.gguf_config import completed, config_of
-from twin.models.gguf_file import is_gguf, read_gguf
 from twin.models.published import Published, check_published
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
@@ -57,7 +34,6 @@ from twin.models.unread import refuse_unread
 from twin.reading import read
 from twin.text import shown
 
-_Canonical = Callable[[ModelSpec, str, npt.NDArray[Any]], npt.NDArray[Any]]
 # of names: models that are tuned otherwise, with the same configuration
 TUNINGS = ("-instruct", "-it", "-chat", "-base", "-hf")
 _FILES = (".json", ".gguf", ".safetensors")
@@ -79,80 +55,55 @@ class _File:
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-def _as_stored(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return array
-
-
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What one architecture knows: its configuration, and how its checkpoints name and store
-    tensors (None: it is only simulated).
+    """One architecture: a module of this package, loaded with the first model that needs it.
+
+    It has `from_config(config)`, and where the engine runs the family what says how checkpoints
+    name and store tensors: `tensors(spec)`; where they differ from what the engine takes
+    `canonical(spec, name, array)`, and `stored`, the way back; `joined(names, arrays)` makes a
+    tensor of several parts; `packed(spec)` has shapes of tensors whose codes and scales stand in
+    their places.
     """
 
-    from_config: Callable[[Config], ModelSpec]
-    tensors: Callable[[ModelSpec], dict[str, Tensor]] | None = None
-    canonical: _Canonical = _as_stored
-    beside: tuple[str, ...] = ()  # how names of tensors begin that are no part of the model
-    # the way back, of the part of a tensor that a canonical name means
-    stored: _Canonical = _as_stored
-    # a tensor of several parts from these, by their names
-    joined: Callable[[Sequence[str], Sequence[npt.NDArray[Any]]], npt.NDArray[Any]] | None = None
-    # shapes of tensors whose codes and scales a checkpoint holds packed, in their places
-    packed: Callable[[ModelSpec], dict[str, tuple[int, int, int]]] | None = None
+    module: str
+    reads: str = "from_config"
+    beside: str = ""  # the constant of names that begin what is no part of the model
     # model_types of the `text_config` that is taken of a model with other towers
     text: tuple[str, ...] = ()
 
+    def part(self, name: str) -> Any:
+        """None where the module has none."""
+        return getattr(import_module(f"twin.models.{self.module}"), name, None)
 
-_LLAMA = _Family(llama.from_config, llama.tensors)
-_LANEFORMER = _Family(laneformer.from_config, laneformer.tensors, laneformer.canonical)
+
 _FAMILIES = {  # by model_type
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _Family(qwen2.from_config, qwen2.tensors),
-    "qwen3": _Family(qwen3.from_config, qwen3.tensors),
-    "laneformer": _LANEFORMER,
-    "laneformer_tp": _LANEFORMER,
-    "phi3": _Family(phi3.from_config, phi3.tensors, phi3.canonical),
-    "granite": _Family(granite.from_config, granite.tensors),
-    "smollm3": _Family(smollm3.from_config, smollm3.tensors),
-    "internlm3": _Family(internlm3.from_config, internlm3.tensors),
-    "olmo2": _Family(olmo2.from_config, olmo2.tensors),
-    "gemma": _Family(gemma.from_config, gemma.tensors, gemma.canonical, stored=gemma.stored),
-    "gemma2": _Family(gemma2.from_config, gemma2.tensors, gemma2.canonical, stored=gemma.stored),
-    "gemma3_text": _Family(
-        gemma3.from_config, gemma3.tensors, gemma3.canonical, stored=gemma.stored
-    ),
-    "gemma3": _Family(
-        gemma3.from_multimodal,
-        gemma3.tensors,
-        gemma3.canonical,
-        gemma3.VISION,
-        gemma.stored,
-        text=("gemma3_text",),
-    ),
-    "mixtral": _Family(mixtral.from_config, mixtral.tensors),
-    "qwen2_moe": _Family(qwen2_moe.from_config, qwen2_moe.tensors),
-    "qwen3_moe": _Family(qwen3_moe.from_config, qwen3_moe.tensors),
-    "qwen3_next": _Family(
-        qwen3_next.from_config,
-        qwen3_next.tensors,
-        qwen3_next.canonical,
-        qwen3_next.BESIDE,
-        qwen3_next.stored,
-    ),
-    "gpt_oss": _Family(
-        gpt_oss.from_config,
-        gpt_oss.tensors,
-        gpt_oss.canonical,
-        joined=gpt_oss.joined,
-        packed=gpt_oss.packed,
-    ),
-    "deepseek_v3": _Family(deepseek_v3.from_config),
-    "kimi_k2": _Family(deepseek_v3.from_config),
-    "kimi_k25": _Family(deepseek_v3.from_config, text=("deepseek_v3", "kimi_k2")),
-    "deepseek_v4": _Family(deepseek_v4.from_config),
-    "gemma4": _Family(gemma4.from_config, text=("gemma4_text",)),
-    "gemma4_text": _Family(gemma4.from_config),
+    "llama": _Family("llama"),
+    "mistral": _Family("llama"),
+    "qwen2": _Family("qwen2"),
+    "qwen3": _Family("qwen3"),
+    "laneformer": _Family("laneformer"),
+    "laneformer_tp": _Family("laneformer"),
+    "phi3": _Family("phi3"),
+    "granite": _Family("granite"),
+    "smollm3": _Family("smollm3"),
+    "internlm3": _Family("internlm3"),
+    "olmo2": _Family("olmo2"),
+    "gemma": _Family("gemma"),
+    "gemma2": _Family("gemma2"),
+    "gemma3_text": _Family("gemma3"),
+    "gemma3": _Family("gemma3", "from_multimodal", "VISION", text=("gemma3_text",)),
+    "mixtral": _Family("mixtral"),
+    "qwen2_moe": _Family("qwen2_moe"),
+    "qwen3_moe": _Family("qwen3_moe"),
+    "qwen3_next": _Family("qwen3_next", beside="BESIDE"),
+    "gpt_oss": _Family("gpt_oss"),
+    "deepseek_v3": _Family("deepseek_v3"),
+    "kimi_k2": _Family("deepseek_v3"),
+    "kimi_k25": _Family("deepseek_v3", text=("deepseek_v3", "kimi_k2")),
+    "deepseek_v4": _Family("deepseek_v4"),
+    "gemma4": _Family("gemma4", text=("gemma4_text",)),
+    "gemma4_text": _Family("gemma4"),
 }
 
 
@@ -213,7 +164,11 @@ def _load(text: str, path: Path, runs: bool) -> ModelSpec:
                 f"{path}: has no {_CONFIG}; give a Hugging Face folder or its {_CONFIG}"
             )
         return from_config(read_config(file), _name(path.resolve()), runs=runs)
+    from twin.models.gguf_file import is_gguf, read_gguf  # slow to load, and rarely needed
+
     if is_gguf(path):
+        from twin.models.gguf_config import completed, config_of
+
         gguf = read_gguf(path)
         return completed(
             from_config(config_of(gguf), _name(path.absolute().with_suffix("")), runs=runs), gguf
@@ -263,7 +218,7 @@ def _unknown(text: str, runs: bool) -> ConfigError:
 
 def _runs(spec: ModelSpec) -> bool:
     """Can the engine run a model of this kind?"""
-    return _FAMILIES[spec.family].tensors is not None and spec.runnable_reason() is None
+    return _FAMILIES[spec.family].part("tensors") is not None and spec.runnable_reason() is None
 
 
 def from_config(config: Mapping[str, object], name: str, *, runs: bool = False) -> ModelSpec:
@@ -272,7 +227,7 @@ def from_config(config: Mapping[str, object], name: str, *, runs: bool = False) 
     """
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _FAMILIES:
-        engine = [name for name, family in _FAMILIES.items() if family.tensors]
+        engine = [name for name, family in _FAMILIES.items() if family.part("tensors")]
         known = _hint(
             kind, engine if runs else _FAMILIES, lambda other: _agrees(config, name, other)
         )
@@ -287,7 +242,8 @@ def from_config(config: Mapping[str, object], name: str, *, runs: bool = False) 
     for part in parts:
         check_classes(part, part.text("model_type", kind))
     said = with_defaults(inner.text("model_type", kind), inner.values)
-    spec = _countable(_FAMILIES[kind].from_config(replace(inner, values=said)))
+    family = _FAMILIES[kind]
+    spec = _countable(family.part(family.reads)(replace(inner, values=said)))
     for part in parts:
         refuse_unread(part, kind)
     return spec
@@ -306,7 +262,7 @@ def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     """Canonical name -> name and shape in a checkpoint of the model's family. Raises ConfigError
     where the engine cannot run the model.
     """
-    named = _FAMILIES[spec.family].tensors
+    named = _FAMILIES[spec.family].part("tensors")
     reason = spec.runnable_reason()
     if named is None or reason:
         raise ConfigError(
@@ -314,7 +270,8 @@ def tensors(spec: ModelSpec) -> dict[str, Tensor]:
             or f"{spec.name}: checkpoints of family {spec.family} are not read; it can be planned "
             "and simulated only"
         )
-    return named(spec)
+    found: dict[str, Tensor] = named(spec)
+    return found
 
 
 def canonical(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -330,7 +287,8 @@ def canonical(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArra
             f"{tensor.name} has shape {array.shape}; {spec.name} needs {tensor.shape}; is it the "
             "right checkpoint?"
         )
-    result = _FAMILIES[spec.family].canonical(spec, name, array)
+    change = _FAMILIES[spec.family].part("canonical")
+    result: npt.NDArray[Any] = change(spec, name, array) if change else array
     assert result.shape == canonical_shape(spec, name)
     return result
 
@@ -341,14 +299,16 @@ class _Arrays(Protocol):
 
 def beside(spec: ModelSpec) -> tuple[str, ...]:
     """How the names of tensors begin that a checkpoint of the family may hold beside the model."""
-    return _FAMILIES[spec.family].beside
+    family = _FAMILIES[spec.family]
+    found: tuple[str, ...] = family.part(family.beside) if family.beside else ()
+    return found
 
 
 def packed_tensors(spec: ModelSpec) -> dict[str, tuple[int, int, int]]:
     """Name -> [experts, rows, columns] of what the family's checkpoints hold packed in few bits;
     empty where it packs nothing.
     """
-    shapes = _FAMILIES[spec.family].packed
+    shapes = _FAMILIES[spec.family].part("packed")
     return shapes(spec) if shapes else {}
 
 
@@ -365,9 +325,11 @@ def stored(spec: ModelSpec, names: Iterable[str], weights: _Arrays) -> npt.NDArr
     the family stores them.
     """
     family, names = _FAMILIES[spec.family], list(names)
-    arrays = [family.stored(spec, name, weights[name]) for name in names]
-    if family.joined:
-        return family.joined(names, arrays)
+    back, join = family.part("stored"), family.part("joined")
+    arrays = [back(spec, name, weights[name]) if back else weights[name] for name in names]
+    if join:
+        joined: npt.NDArray[Any] = join(names, arrays)
+        return joined
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 

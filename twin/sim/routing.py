@@ -17,6 +17,7 @@ from twin.text import said, shown
 
 STEPS = 2  # simulated at least: the first one starts with cold caches
 DRAWN_STEPS = 9  # where steps differ by their routing
+MOST_STEPS = 1000  # of a simulation: they show how steps differ, not more
 MOST_EXPONENT = 100.0  # one expert takes all long before
 MOST_COUNT = 1e18
 MOST_HISTOGRAM_BYTES = 16 << 20  # 256 layers of 512 experts take 2 MB

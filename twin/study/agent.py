@@ -41,14 +41,6 @@ class Job:
     calls_per_step: Annotated[float, Meta(ge=0, le=MOST_NUMBER)]
     source: str
 
-    def __post_init__(self) -> None:
-        if self.tokens_per_step > self.tokens:
-            raise FieldError(
-                "tokens_per_step",
-                f"{self.tokens_per_step:g} exceeds the job's {self.tokens} tokens; a job has at "
-                "least one step",
-            )
-
     @property
     def steps(self) -> float:
         return self.tokens / self.tokens_per_step
@@ -205,6 +197,14 @@ class File(Head):
     tools: Annotated[tuple[Tools, ...], SOME]
     context: Count
     engines: Annotated[tuple[Entry, ...], SOME]
+
+    def __post_init__(self) -> None:
+        if self.job.tokens_per_step > self.job.tokens:
+            raise FieldError(
+                "job.tokens_per_step",
+                f"{self.job.tokens_per_step:g} exceeds the job's {self.job.tokens} tokens; a job "
+                "has at least one step",
+            )
 
     def asks(self, reader: Reader, folder: Path) -> Agent:
         return Agent(self.job, self.tools, engines_of(self.engines, self.context, reader))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from msgspec import Meta
 
@@ -12,9 +12,11 @@ from twin.errors import ConfigError
 from twin.models.load import load_model
 from twin.reading import Check, Reader
 from twin.study.hardware import node_on_file
-from twin.study.outcome import Outcome
-from twin.study.runner import Runner
 from twin.text import shown
+
+if TYPE_CHECKING:
+    from twin.study.outcome import Outcome
+    from twin.study.runner import Runner
 
 MOST_WHOLE = 10**12  # of any count; a field may allow less
 MOST_NUMBER = 1e15  # of any plain number or quantity: what is made of it stays finite

@@ -350,17 +350,21 @@ class File(Head):
         )
         if not places:
             raise FieldError("nodes", "no model fits any of them; add larger nodes")
-        found: dict[str, tuple[Record, ...]] = {}
-        for key in ("composed", "servers", "elsewhere"):
+
+        def records(key: str) -> tuple[Record, ...]:
+            files = [folder / name for name in getattr(self, key)]
             with reader.at(key):
-                files = [folder / name for name in getattr(self, key)]
-                found[key] = tuple(record for file in files for record in read_records(file))
+                return tuple(record for file in files for record in read_records(file))
+            return ()
+
         simulated = tuple(place for place in places if place.model in self.resident)
         return GraphEngines(
             places,
             self.stacks,
             self.context,
-            *(found.get(key, ()) for key in ("composed", "servers", "elsewhere")),
+            records("composed"),
+            records("servers"),
+            records("elsewhere"),
             simulated,
         )
 

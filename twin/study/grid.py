@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from twin.errors import ConfigError, TwinError
 from twin.reading import SOME, FieldError, Reader
+from twin.sim.routing import MOST_STEPS
 from twin.study.fields import ModelName, NodeName
 from twin.study.hardware import GPUS, Setting, node_on_file, with_setting
 from twin.study.options import Plain, option_name, plain_option
@@ -19,7 +20,6 @@ from twin.study.point import Point
 from twin.text import shown
 
 MODEL, NODE = "model", "node"
-MOST_STEPS = 1000  # of a simulation: they show how steps differ, not more
 MOST_CELLS = 100_000  # of a study: more would be days of simulation, and gigabytes of questions
 
 

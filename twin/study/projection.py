@@ -227,7 +227,7 @@ class File(Head, GridFields):
         with reader.at("columns"):
             one_of(lambda: [MODEL, NODE, *axes]).call(self.columns)
         rates = self.roofline.bytes_per_s if self.roofline else {}
-        places = [
+        places: list[tuple[str, Figure | Pair]] = [
             *((f"published[{i}]", one) for i, one in enumerate(self.published)),
             *((f"closely[{i}]", one) for i, one in enumerate(self.closely)),
         ]
