@@ -245,7 +245,7 @@ def _converted(data: Any, kind: Any, metas: Collection[msgspec.Meta], strict: bo
     kind = Annotated[kind, *metas] if metas else kind
     try:
         return msgspec.convert(data, kind, strict=strict)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeError):  # of half a character, too
         raise ConfigError(f"{shown(data)} {_limit(data, kind)}") from None
 
 

@@ -11,7 +11,7 @@ import csv
 from dataclasses import dataclass
 from functools import lru_cache
 
-from msgspec import convert
+from msgspec import ValidationError, convert
 
 from twin.data import data_dir
 from twin.errors import CalibrationError
@@ -101,5 +101,5 @@ def rows() -> tuple[Measured, ...]:
         with file.open(encoding="utf-8", newline="") as table:
             found = [{k: v or None for k, v in row.items()} for row in csv.DictReader(table)]
         return convert(found, tuple[Measured, ...], strict=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValidationError, ValueError) as error:
         raise CalibrationError(f"{file}: holds no runs ({error}); install again") from error

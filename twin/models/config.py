@@ -190,7 +190,7 @@ class Config:
             )
         try:
             return convert(value, kind)
-        except ValidationError:
+        except (ValidationError, UnicodeError):  # of half a character, too
             raise self.refuse(key, allowed) from None
 
 
