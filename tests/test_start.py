@@ -22,7 +22,12 @@ SLOW = (
     "tokenizers",
     "multiprocessing",
     "twin.engine",
+    "twin.models.deepseek_v4",
+    "twin.models.gguf_config",
+    "twin.study.outcome",
+    "twin.study.runner",
 )
+MOST_FILES = 8  # of YAML: the model, the node, its device, their fits and errors, two of prices
 HALTS = '''
 import sys, time
 
@@ -38,16 +43,20 @@ sys.meta_path.insert(0, Halt())
 '''
 
 
-def test_simulate_loads_no_library_that_it_does_not_need() -> None:
+def test_simulate_loads_no_library_and_no_file_that_it_does_not_need() -> None:
     code = (
         "import sys\nfrom twin.cli import main\n"
         "assert main(['simulate', 'llama-3.2-1b', '1xh200']) == 0\n"
-        f"print(sorted(set({SLOW}) & sys.modules.keys()), file=sys.stderr)"
+        f"print(sorted(set({SLOW}) & sys.modules.keys()), file=sys.stderr)\n"
+        "from twin.data import _parsed\n"
+        "print(_parsed.cache_info().misses, file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stderr.splitlines()[-1] == "[]"
+    loaded, files = done.stderr.splitlines()[-2:]
+    assert loaded == "[]"
+    assert int(files) <= MOST_FILES, "YAML that nobody needs is parsed"
 
 
 @pytest.mark.parametrize("name", ["twin.cli", "argparse", "twin.commands.output"])

@@ -545,6 +545,7 @@ def _read(chance: random.Random, file: Path, what: str) -> str:
     content = file.read_bytes()
     case = f"{what} {file.name} of {len(content)} bytes: {content[:2000]!r}"
     read_device.cache_clear()
+    read_family.cache_clear()
     read: Any = read_family if what == "node file" else read_device
     try:
         made = read(file)

@@ -4,9 +4,11 @@ worked out once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
+from typing import Any
 
-from twin.plan.types import Plan, Read, Stage
+from twin.plan.types import Plan, Read, Span, Stage
 from twin.sim import attend
 
 
@@ -40,12 +42,8 @@ class Forms:
         self.plan, self.numbered = plan, numbered
         first: dict[object, int] = {}
         self.of = [first.setdefault(self._form(stage), stage.index) for stage in plan.stages]
-        known = {
-            index: _first(
-                [_traits(plan, plan.stages[index], block) for block in range(plan.blocks)]
-            )
-            for index in set(self.of)
-        }
+        self.columns: dict[int, Sequence[Any]] = {}  # by block, of what the plan holds
+        known = {index: _first(list(self._traits(plan.stages[index]))) for index in set(self.of)}
         self.alike = [known[index] for index in self.of]
         self.kinds = _first(list(zip(*(known[index] for index in sorted(known)), strict=True)))
 
@@ -91,45 +89,50 @@ class Forms:
         asked = (read.parts, same(read.spans), read.previous_step, read.sequences)
         return (*asked, *words, producer.publishes == value.id, *self._own(producer))
 
+    def _traits(self, stage: Stage) -> Iterable[object]:
+        """Of each block, all that its work in a stage depends on."""
+        plan = self.plan
+        # its share of the chosen experts' rows is its own
+        if any(not matrix.owned for matrix in stage.matrices):
+            return range(plan.blocks)
+        columns = [self._counted(read.spans) for read in stage.reads]
+        columns += [read.sequences for read in stage.reads if read.sequences]
+        columns += [self._widths(matrix.owned) for matrix in stage.matrices]
+        if stage.items:
+            columns.append(list(self._items(stage)))
+        if stage.resets:
+            columns.append([reset_words(plan, stage, block) for block in range(plan.blocks)])
+        if stage.publishes is not None:
+            columns.append(self._widths(plan.values[stage.publishes].owned))
+        return zip(*columns, strict=True) if columns else [()] * plan.blocks
 
-def _first(traits: list[tuple[object, ...]]) -> list[int]:
-    """Of each block, the first one with the same traits."""
-    seen: dict[tuple[object, ...], int] = {}
-    return [seen.setdefault(trait, block) for block, trait in enumerate(traits)]
-
-
-def _traits(plan: Plan, stage: Stage, block: int) -> tuple[object, ...]:
-    """All that the work of a block in a stage depends on."""
-    # its share of the chosen experts' rows is its own
-    if any(not matrix.owned for matrix in stage.matrices):
-        return (block,)
-    reads = [
-        (
-            bool(read.spans[block]),
-            sum(hi - lo for lo, hi in read.spans[block]),
-            read.sequences[block] if read.sequences else 0,
-        )
-        for read in stage.reads
-    ]
-    shares = [hi - lo for lo, hi in (matrix.owned[block] for matrix in stage.matrices)]
-    items: list[object] = []
-    if stage.items:
-        lo, hi = stage.items[block]
-        size = (
-            stage.scan.item_bytes
-            if stage.scan
-            else lambda item: attend.item_kv_bytes(plan, stage, item)
-        )
-        heads: tuple[int, ...] = ()
-        if not stage.scan:
+    def _items(self, stage: Stage) -> Iterator[tuple[int, ...]]:
+        plan, scan = self.plan, stage.scan
+        for lo, hi in stage.items:
+            if scan:
+                yield tuple(scan.item_bytes(item) for item in range(lo, hi))
+                continue
             splits = plan.kernel_attention().splits_of(stage.window)
-            heads = ((hi - 1) // splits - lo // splits,)
-        items = [*heads, *(size(item) for item in range(lo, hi))]
-    published = None
-    if stage.publishes is not None:
-        lo, hi = plan.values[stage.publishes].owned[block]
-        published = hi - lo
-    return (*reads, *shares, "items", *items, reset_words(plan, stage, block), published)
+            heads = (hi - 1) // splits - lo // splits
+            sizes = (attend.item_kv_bytes(plan, stage, item) for item in range(lo, hi))
+            yield (heads, *sizes)
+
+    def _counted(self, spans: Sequence[Sequence[Span]]) -> Sequence[Any]:
+        """Whether a block reads anything, and how many elements. Layers share these."""
+        if id(spans) not in self.columns:
+            self.columns[id(spans)] = [(bool(own), sum(hi - lo for lo, hi in own)) for own in spans]
+        return self.columns[id(spans)]
+
+    def _widths(self, owned: Sequence[Span]) -> Sequence[Any]:
+        if id(owned) not in self.columns:
+            self.columns[id(owned)] = [hi - lo for lo, hi in owned]
+        return self.columns[id(owned)]
+
+
+def _first(traits: Sequence[object]) -> list[int]:
+    """Of each block, the first one with the same traits."""
+    seen: dict[object, int] = {}
+    return [seen.setdefault(trait, block) for block, trait in enumerate(traits)]
 
 
 def reset_words(plan: Plan, stage: Stage, block: int) -> int:
