@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -135,16 +136,19 @@ def _nodes(text: str) -> Any:
             if self.nodes > MOST_NODES:
                 raise _refused(TOO_MANY)
             if value is not None and implicit[0]:
-                for tag, pattern in _PATTERNS.get(value[:1], ()):
-                    if pattern.match(value):
-                        return str(tag).removeprefix(_TAG)
+                for kind_of_word, match in _WORDS.get(value[:1], ()):
+                    if match(value):
+                        return kind_of_word
             return ""
 
     return Counted(text).get_single_node()
 
 
-_TAG = "tag:yaml.org,2002:"
-_PATTERNS: Any = yaml.SafeLoader.yaml_implicit_resolvers
+# what a word may be, by its first letter
+_WORDS: dict[str, list[tuple[str, Callable[[str], object]]]] = {
+    letter: [(tag.rpartition(":")[2], pattern.match) for tag, pattern in patterns]
+    for letter, patterns in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _OWN = {"", "null", "bool", "int", "float", "timestamp", "value", "yaml"}  # no merges
 _SAFE = yaml.constructor.SafeConstructor()
 
@@ -215,8 +219,10 @@ def _whole(node: yaml.ScalarNode) -> int:
 
 
 def _real(node: yaml.ScalarNode) -> float:
+    with suppress(ValueError):
+        return float(node.value)
     try:
-        return float(_SAFE.construct_yaml_float(node))
+        return float(_SAFE.construct_yaml_float(node))  # .inf, .nan, and numbers to base 60
     except (ValueError, OverflowError):
         raise _refused(
             f"{shown(node.value)} is no number; write digits, or text in quotes", node

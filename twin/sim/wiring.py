@@ -245,8 +245,8 @@ def _sectors(value: Value) -> int:
 
 
 def _producers(value: Value, spans: tuple[Span, ...]) -> tuple[int, ...]:
-    return tuple(
-        block
-        for block, (lo, hi) in enumerate(value.owned)
-        if lo < hi and any(lo < b and a < hi for a, b in spans)
-    )
+    lo, hi = np.array(value.owned, np.int64).T
+    needed = np.zeros(len(lo), bool)
+    for first, end in spans:
+        needed |= (lo < end) & (first < hi)
+    return tuple(np.flatnonzero(needed & (lo < hi)).tolist())
