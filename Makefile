@@ -61,11 +61,11 @@ generated: $(STAMP)
 	@$(BIN)/python -m twin.commands.reference > docs/commands.md
 	@$(BIN)/python -m twin.report.words > docs/glossary.md
 	@$(BIN)/python -m twin.kernel.facts > native/platform/facts.h
-	@$(BIN)/python -m twin.report.readme_figure > docs/beside.svg
+	@$(BIN)/python -m studies.common.readme_figure > docs/beside.svg
 
 # Each line may be run alone. What is known already is not simulated again.
 studies: $(STAMP) compiler
-	@$(BIN)/python -m twin.report.study_page
+	@$(BIN)/python -m studies.common.study_page
 	@for page in studies/*/page.py; do echo $$page; $(BIN)/python $$page || exit 1; done
 
 check: lint types test

@@ -41,7 +41,6 @@ OWN = {
     "report/recording.py",
     "study/store.py",
     "bench/ranks.py",
-    "bench/acceptance/sanitizer.py",
 }
 
 

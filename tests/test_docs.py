@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from studies.common import readme_figure, svg
 from tests.command_line import Twin
 from tests.engine.gguf_cases import CONFIGS, write_case
 from twin.cli import COMMANDS, build_parser
@@ -19,7 +20,6 @@ from twin.commands.arguments import option_value
 from twin.commands.reference import reference, subparsers
 from twin.engine.cuda import LONG_NAP_S, NAP_S
 from twin.hardware.template import template
-from twin.report import readme_figure, svg
 from twin.server.limits import Limits
 from twin.study.whatif import changed, parse_axes, parse_changes, sweep
 

@@ -207,7 +207,7 @@ struct TeamDivision {
   // Do threads without columns of a slice look for others', and throw them away? The compiler makes
   // a branch of each load's condition, and what one has loaded is looked at before the next branch:
   // output projections of three slices waited four times a round of splits, 6 % of a step in long
-  // contexts (studies/h200-history/slots.md). Coded weights and recurrent states have other code.
+  // contexts (studies/h200-history/tried.md). Coded weights and recurrent states have other code.
   static constexpr bool ALL_LOOK =
       !CODED && !EXACT && !UNEVEN && !(Plan::kinds >> int(StageKind::DELTA) & 1);
   // A single portion has one condition, alike in a warp.

@@ -5,27 +5,26 @@ beside a fresh simulation: `python studies/drawn-shapes/page.py`.
 from __future__ import annotations
 
 import json
-import runpy
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from studies.common.blocks import Stamp, markdown_table
+from studies.common.inputs import files_digest, fits_on_file
+from studies.common.study_page import write_page
 from twin.calibrate import shape_record, store
 from twin.calibrate.engine_runs import runs_of
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.node import calibrated_node
+from twin.calibrate.packed import unpacked
 from twin.calibrate.validate import compare
 from twin.plan.types import StageKind
-from twin.report.blocks import Stamp, markdown_table
-from twin.report.study_page import write_page
 from twin.sim.vectors import vector_chunks
-from twin.study.inputs import files_digest, fits_on_file
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
-FORETOLD = runpy.run_path(str(HERE / "predict.py"))
-SHAPES, SEED = FORETOLD["SHAPES"], FORETOLD["SEED"]
+SHAPES, SEED = 24, 95029
 NODES = ("1xh200", "1xh100")
 CARRIED = HERE / "predictions-h100-by-h200.json"
 TRACED = "2026-11-24T031851-shapes-traced"  # seed 77031's, on an H200
@@ -67,9 +66,10 @@ def _judged(name: str) -> tuple[shape_record.Record, shape_record.Judged]:
 def stamp() -> Stamp:
     folders = [shape_record.folder_of(calibrated_node(name), SHAPES, SEED) for name in NODES]
     folders.append(_traced())
+    files = (file for one in folders for file in sorted(unpacked(one).iterdir()))
     return Stamp(
         fits_on_file(*NODES),
-        files_digest([CARRIED, *(file for one in folders for file in sorted(one.iterdir()))]),
+        files_digest([CARRIED, *files]),
     )
 
 

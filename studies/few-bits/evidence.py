@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twin.bench.acceptance import formats
-from twin.bench.acceptance.runs import Failed
-from twin.bench.acceptance.sanitizer import TOOLS, NotRun, sanitize, with_lines
-from twin.bench.shapes import Bench, conditions
+from studies.common.acceptance import formats
+from studies.common.acceptance.runs import Failed
+from studies.common.acceptance.sanitizer import TOOLS, NotRun, sanitize, with_lines
+from studies.common.shapes import Bench, conditions
 from twin.plan.types import Plan
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,15 +8,16 @@ import json
 import sys
 from pathlib import Path
 
+from few_bits import ROWS, spec_of, timed_plan
+
+from studies.common.blocks import Stamp, filled, markdown_table
+from studies.common.foretold import QUICK_HOP, QUICK_STAGES, WhatIf, fit_of
+from studies.common.inputs import files_digest
 from twin.calibrate.node import calibrated_node
 from twin.files import write
 from twin.hardware.override import with_numbers
 from twin.hardware.types import Node
-from twin.report.blocks import Stamp, filled, markdown_table
 from twin.sim.run import simulate
-from twin.study.few_bits import ROWS, spec_of, timed_plan
-from twin.study.foretold import QUICK_HOP, QUICK_STAGES, WhatIf, fit_of
-from twin.study.inputs import files_digest
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))

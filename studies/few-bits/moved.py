@@ -10,8 +10,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from twin.report.blocks import Stamp, filled, markdown_table
-from twin.study.inputs import files_digest, study_fits
+from studies.common.blocks import Stamp, filled, markdown_table
+from studies.common.inputs import files_digest, study_fits
 
 HERE = Path(__file__).resolve().parent
 STUDY = HERE.parent / "next-gen"

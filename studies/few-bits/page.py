@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from few_bits import NODES, PROMPTS, ROWS
+
+from studies.common.blocks import Stamp, filled, markdown_table
+from studies.common.foretold import FILE as PREDICTIONS
+from studies.common.foretold import limits_text, series
+from studies.common.inputs import files_digest
+from studies.common.study_page import write_page
 from twin.files import write
-from twin.report.blocks import Stamp, filled, markdown_table
-from twin.report.study_page import write_page
-from twin.study.few_bits import NODES, PROMPTS, ROWS
-from twin.study.foretold import FILE as PREDICTIONS
-from twin.study.foretold import limits_text, series
-from twin.study.inputs import files_digest
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from twin.bench.shapes import conditions
+from studies.common.shapes import conditions
 from twin.calibrate.drawn_kinds import FORMATS
 from twin.calibrate.node import calibrated_node
 from twin.engine.choose import open_engine

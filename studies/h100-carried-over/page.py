@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from studies.common.blocks import Stamp, markdown_table
+from studies.common.inputs import files_digest
+from studies.common.study_page import write_page
 from twin.calibrate import store
 from twin.calibrate.known_error import known_error
 from twin.calibrate.node import calibrated_node
+from twin.calibrate.packed import unpacked
 from twin.hardware.types import Number
-from twin.report.blocks import Stamp, markdown_table
-from twin.report.study_page import write_page
-from twin.study.inputs import files_digest
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
@@ -34,7 +35,8 @@ def stamp() -> Stamp:
     """Two fits: the one that the predictions were made with, before anything was measured, and the
     H100's own.
     """
-    records = [store.runs_folder(NODE) / name / "samples.csv" for name in (RUNS, PROBES)]
+    runs = store.runs_folder(NODE)
+    records = [unpacked(runs / name) / store.SAMPLES for name in (RUNS, PROBES)]
     files = [PREDICTIONS, *records, store.fit_file(NODE), store.held_out_file(NODE)]
     return Stamp(f"{_first()}+{_own()[1]['run']}", files_digest(files))
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twin.bench.acceptance.refusals import broken, refusal_plans, wrong_requests
-from twin.bench.acceptance.runs import (
+from studies.common.acceptance.refusals import broken, refusal_plans, wrong_requests
+from studies.common.acceptance.runs import (
     Failed,
     cancel,
     cancel_plans,
@@ -26,8 +26,8 @@ from twin.bench.acceptance.runs import (
     soak,
     soak_plans,
 )
-from twin.bench.acceptance.sanitizer import NotRun, sanitize, sanitizer_plans, with_lines
-from twin.bench.shapes import Bench, conditions
+from studies.common.acceptance.sanitizer import NotRun, sanitize, sanitizer_plans, with_lines
+from studies.common.shapes import Bench, conditions
 from twin.plan.types import Plan
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from twin.report.blocks import Stamp, markdown_table
-from twin.report.study_page import write_page
-from twin.study.inputs import NO_FIT, files_digest
+from studies.common.blocks import Stamp, markdown_table
+from studies.common.inputs import NO_FIT, files_digest
+from studies.common.study_page import write_page
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from studies.common.blocks import Stamp, markdown_table
+from studies.common.inputs import digest, fits_on_file
+from studies.common.study_page import write_page
 from twin.calibrate import store
 from twin.calibrate.validate import calibrated_node, compare
-from twin.report.blocks import Stamp, markdown_table
-from twin.report.study_page import write_page
-from twin.study.inputs import digest, fits_on_file
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent

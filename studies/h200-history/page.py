@@ -8,10 +8,11 @@ import csv
 import statistics
 from pathlib import Path
 
+from studies.common.blocks import Stamp, markdown_table
+from studies.common.inputs import NO_FIT, files_digest
+from studies.common.study_page import write_page
 from twin.calibrate import store
-from twin.report.blocks import Stamp, markdown_table
-from twin.report.study_page import write_page
-from twin.study.inputs import NO_FIT, files_digest
+from twin.calibrate.packed import names, unpacked
 from twin.study.outcome import Lines, Series
 
 HERE = Path(__file__).resolve().parent
@@ -28,7 +29,8 @@ PASSES = ("16", "32", "64")
 
 
 def records() -> list[Path]:
-    return sorted(store.runs_folder(DEVICE).glob("*-engine"))
+    runs = store.runs_folder(DEVICE)
+    return [unpacked(runs / name) for name in names(runs) if name.endswith("-engine")]
 
 
 def stamp() -> Stamp:
@@ -38,7 +40,7 @@ def stamp() -> Stamp:
 def main() -> None:
     runs = [store.read_run(record) for record in records()]
     commits = [str(run.meta["commit"])[:7] for run in runs]
-    columns = {name: [_us(run.samples, names) for run in runs] for name, names in RUNS.items()}
+    columns = {name: [_us(run.samples, ran) for run in runs] for name, ran in RUNS.items()}
     rows = [
         (commit, run.id, *(_shown(columns[name][at]) for name in RUNS))
         for at, (commit, run) in enumerate(zip(commits, runs, strict=True))
@@ -66,8 +68,8 @@ def prompts() -> str:
     )
 
 
-def _us(samples: store.Samples, names: tuple[str, ...]) -> float | None:
-    name = next((one for one in names if one in samples), None)
+def _us(samples: store.Samples, ran: tuple[str, ...]) -> float | None:
+    name = next((one for one in ran if one in samples), None)
     return None if name is None else statistics.median(samples[name]) * 1e6
 
 

@@ -77,15 +77,13 @@ def measure(out: Path, names: list[str]) -> None:
 
 def run(kept: Path, name: str) -> None:
     """Two generations; the time of a step without samples is that of the first."""
-    from twin.bench.rows import first_tokens, step_ns
-    from twin.bench.tuning import SEED, Vectors
-    from twin.engine.cuda import CudaEngine
+    from studies.common.rows import SEED, first_tokens, step_ns
+    from twin.engine.choose import open_random
 
     plan = plan_of(name)
     assert plan.spec is not None
     prompt = first_tokens(plan.spec.vocab, PROMPT)
-    vectors = Vectors(plan.spec, plan.options.weight_dtype)
-    with CudaEngine(plan, vectors, random_streams=SEED) as engine:
+    with open_random(load_node(NODE).device, plan, SEED) as engine:
         made = [engine.generate(prompt, max_tokens=TOKENS) for _ in range(2)]
     kept.write_text(json.dumps({"name": name, "step_us": step_ns(made[0], 8) / 1e3}))
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from studies.common.blocks import Stamp, markdown_table
+from studies.common.inputs import files_digest, fits_on_file
+from studies.common.study_page import write_page
 from twin.calibrate.node import calibrated_node
 from twin.report import pages
-from twin.report.blocks import Stamp, markdown_table
 from twin.report.recording import load
 from twin.report.side_by_side import SideBySide, side_by_side
-from twin.report.study_page import write_page
 from twin.report.tables import percent
-from twin.study.inputs import files_digest, fits_on_file
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twin.bench.shapes import Bench, conditions, prompt_of
+from studies.common.shapes import Bench, conditions, prompt_of
 from twin.engine.session import Generation
 from twin.plan.types import Plan
 from twin.report.recording import STEPS, record

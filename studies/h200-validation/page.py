@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from studies.common.blocks import Stamp, markdown_table
+from studies.common.inputs import files_digest, fits_on_file
+from studies.common.study_page import write_page
 from twin.calibrate import store
 from twin.calibrate.validate import StageCompared, Validation, calibrated_node, compare
-from twin.report.blocks import Stamp, markdown_table
-from twin.report.study_page import write_page
 from twin.report.tables import percent
-from twin.study.inputs import files_digest, fits_on_file
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
@@ -39,7 +39,7 @@ def main() -> None:
         "error of the predicted speed (right: the twin is too fast)",
     )
     write_page(HERE, stamp(), {"runs": runs(found), "stages": stages(found)}, chart)
-    print(f"median {percent(found.median_abs_error)}, worst {percent(found.worst_abs_error)}")
+    print(f"median {percent(found.median)}, worst {percent(abs(found.worst))}")
 
 
 def runs(found: Validation) -> str:
@@ -62,7 +62,7 @@ def runs(found: Validation) -> str:
         )
         for run in found.runs
     ]
-    said = f"median error {percent(found.median_abs_error)}, worst {percent(found.worst_abs_error)}"
+    said = f"median error {percent(found.median)}, worst {percent(abs(found.worst))}"
     return (
         f"{markdown_table(head, rows)}\n\n"
         f"{len(rows)} runs: {said}. Fit: {found.fit}; runs: {record().name}."

@@ -6,10 +6,10 @@ import json
 import statistics
 from pathlib import Path
 
-from twin.report.blocks import Stamp, markdown_table
-from twin.report.study_page import write_page
+from studies.common.blocks import Stamp, markdown_table
+from studies.common.inputs import files_digest
+from studies.common.study_page import write_page
 from twin.report.tables import percent
-from twin.study.inputs import files_digest
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent

@@ -8,13 +8,14 @@ import json
 import sys
 from pathlib import Path
 
+from many_gpus import ROWS
+
+from studies.common.blocks import Stamp, filled, markdown_table
+from studies.common.foretold import QUICK_HOP, QUICK_STAGES, fit_of
+from studies.common.inputs import files_digest
 from twin.calibrate.node import calibrated_node
 from twin.files import write
 from twin.hardware.override import with_numbers
-from twin.report.blocks import Stamp, filled, markdown_table
-from twin.study.foretold import QUICK_HOP, QUICK_STAGES, fit_of
-from twin.study.inputs import files_digest
-from twin.study.many_gpus import ROWS
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))

@@ -8,13 +8,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from many_gpus import BY_FOUR_H200, BY_TWO, BY_TWO_H200, KOG, ROWS
+
+from studies.common.blocks import Stamp, markdown_table
+from studies.common.foretold import FILE as PREDICTIONS
+from studies.common.foretold import limits_text, series
+from studies.common.inputs import files_digest
+from studies.common.study_page import write_page
 from twin.calibrate.peer_probes import reduce_seconds
-from twin.report.blocks import Stamp, markdown_table
-from twin.report.study_page import write_page
-from twin.study.foretold import FILE as PREDICTIONS
-from twin.study.foretold import limits_text, series
-from twin.study.inputs import files_digest
-from twin.study.many_gpus import BY_FOUR_H200, BY_TWO, BY_TWO_H200, KOG, ROWS
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent

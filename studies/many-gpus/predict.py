@@ -25,6 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from many_gpus import BY_FOUR_H200, BY_TWO, BY_TWO_H200, KOG, ROWS, Row, spec_of
+
+from studies.common.foretold import DRAWS, add_rows, fit_of, limits, spread, write_once
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.peer_probes import peer_probes, reduce_seconds
 from twin.errors import TwinError
@@ -34,10 +37,8 @@ from twin.kernel.defaults import limits_of
 from twin.models.spec import ModelSpec
 from twin.sim.run import Result, simulate
 from twin.study.case import Case
-from twin.study.foretold import DRAWS, add_rows, fit_of, limits, spread, write_once
 from twin.study.hardware import with_settings
 from twin.study.interval import settings
-from twin.study.many_gpus import BY_FOUR_H200, BY_TWO, BY_TWO_H200, KOG, ROWS, Row, spec_of
 
 HERE = Path(__file__).resolve().parent
 DEVICES = ("h200-sxm", "h100-sxm")

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from studies.common.blocks import Stamp, markdown_table
+from studies.common.inputs import digest, files_digest, fits_on_file
+from studies.common.study_page import write_page
 from twin.calibrate import store
 from twin.calibrate.published import Figure
 from twin.calibrate.published_errors import Beside, compared
@@ -23,13 +26,10 @@ from twin.hardware.derive import CYCLES
 from twin.hardware.override import numbers
 from twin.hardware.types import Node
 from twin.models.load import load_model
-from twin.report.blocks import Stamp, markdown_table
-from twin.report.study_page import write_page
 from twin.report.tables import percent
 from twin.sim.batch import planned
 from twin.sim.run import Result, simulate
 from twin.study.hardware import Setting, node_on_file, with_settings
-from twin.study.inputs import digest, files_digest, fits_on_file
 from twin.study.interval import Draws, settings
 from twin.study.outcome import Bars, Series
 

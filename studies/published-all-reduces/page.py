@@ -8,14 +8,14 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from studies.common.blocks import Stamp, markdown_table
+from studies.common.inputs import digest, files_digest, fits_on_file
+from studies.common.study_page import write_page
 from twin.calibrate import store
 from twin.calibrate.published_errors import Beside, compared
 from twin.hardware.override import numbers
-from twin.report.blocks import Stamp, markdown_table
-from twin.report.study_page import write_page
 from twin.report.tables import percent
 from twin.study.hardware import node_on_file
-from twin.study.inputs import digest, files_digest, fits_on_file
 from twin.study.outcome import Lines, Series
 
 HERE = Path(__file__).resolve().parent

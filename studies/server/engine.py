@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from served import SEED, plans_of, repeated, sizes_of
+
 from twin.calibrate.node import calibrated_node
 from twin.commands.run import show_piece
 from twin.engine.generate import Piece, Request, complete
@@ -19,7 +21,6 @@ from twin.engine.opening import Source, open_session, open_source
 from twin.engine.session import Session
 from twin.hardware.types import Node
 from twin.plan.types import Plan
-from twin.study.served import SEED, plans_of, repeated, sizes_of
 
 HERE = Path(__file__).resolve().parent
 

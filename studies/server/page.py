@@ -11,11 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from twin.report.blocks import Stamp, markdown_table
-from twin.report.study_page import write_page
-from twin.study.inputs import files_digest
-from twin.study.outcome import Bars, Series
-from twin.study.served import (
+from served import (
     RATE_GOAL,
     RUN,
     SAMPLER,
@@ -23,6 +19,11 @@ from twin.study.served import (
     SHARE_GOAL,
     SHARE_RATE,
 )
+
+from studies.common.blocks import Stamp, markdown_table
+from studies.common.inputs import files_digest
+from studies.common.study_page import write_page
+from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
 

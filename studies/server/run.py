@@ -22,14 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from client import Failed, Heard, Server, serving
-
-from twin.calibrate.node import calibrated_node
-from twin.engine.choose import compile_all, gpu_conditions
-from twin.engine.opening import check_runs_here, open_source
-from twin.errors import TwinError
-from twin.files import write
-from twin.hardware.types import Node
-from twin.study.served import (
+from served import (
     RUN,
     SEED,
     SERVED,
@@ -39,6 +32,13 @@ from twin.study.served import (
     repeated,
     sizes_of,
 )
+
+from twin.calibrate.node import calibrated_node
+from twin.engine.choose import compile_all, gpu_conditions
+from twin.engine.opening import check_runs_here, open_source
+from twin.errors import TwinError
+from twin.files import write
+from twin.hardware.types import Node
 
 HERE = Path(__file__).resolve().parent
 

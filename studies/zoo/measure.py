@@ -16,7 +16,7 @@ from typing import Any
 
 from shapes import PROMPT, TOKENS, WARMUP, checked_plan, shapes, timed_plan
 
-from twin.bench.rows import (
+from studies.common.rows import (
     CHECK,
     Ready,
     alike,

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from studies.common.blocks import Stamp, filled, markdown_table
+from studies.common.inputs import files_digest
+from studies.common.study_page import write_page
 from twin.calibrate.known_error import keep_public
 from twin.files import write
 from twin.hardware.floor import ceiling
 from twin.hardware.load import load_device, load_node
-from twin.report.blocks import Stamp, filled, markdown_table
-from twin.report.study_page import write_page
-from twin.study.inputs import files_digest
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent

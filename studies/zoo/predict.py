@@ -15,10 +15,10 @@ from pathlib import Path
 
 from shapes import shapes, timed_plan
 
+from studies.common.foretold import commit_of, fit_of
 from twin.calibrate.node import calibrated_node
 from twin.errors import TwinError
 from twin.sim.run import simulate
-from twin.study.foretold import commit_of, fit_of
 
 HERE = Path(__file__).resolve().parent
 

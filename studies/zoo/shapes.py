@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twin.bench.rows import cut
+from studies.common.rows import cut
 from twin.hardware.types import Node
 from twin.kernel.defaults import plan_for
 from twin.models.load import load_model

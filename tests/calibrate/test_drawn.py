@@ -143,7 +143,7 @@ def test_errors_of_shapes_that_all_ran_stand_beside_the_held_out_runs(home: Path
     about = {"shapes": 1, "seed": 3}
     shape_record.predict(H200, runs, about, folder / shape_record.PREDICTIONS, lambda _: None)
     record = shape_record.read(H200, folder)
-    speed = record.predicted["first"].tokens_per_s
+    speed = record.predicted["first"].predicted_tokens_per_s
     meta = {"node": H200.name, "failed": {}}
     shape_record.store.save_run(folder, meta, {"first": [1.25 / speed]})
     shape_record.keep_errors(H200, record, lambda _: None)

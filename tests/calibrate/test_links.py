@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from twin.calibrate import store
-from twin.calibrate.far_fences import DRAWN, no_longer_held_out
 from twin.calibrate.fit import fit_node, simulated_step_s
-from twin.calibrate.heldout import HeldOut
 from twin.calibrate.node import calibrated_node, fits_of, other_links, uncalibrated_node
 from twin.calibrate.peer_probes import peer_probes
 from twin.calibrate.recipe import link_groups, recipe_of
-from twin.calibrate.recorded import RUNS, recorded, written
-from twin.commands.calibrate import fit_and_store, probes_of
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit
-from twin.hardware.types import Kind, Node, Number
-from twin.kernel.defaults import default_options, limits_of
-from twin.models.load import load_model
-from twin.models.spec import ModelSpec
-from twin.plan.types import HandOffKind, Options
-from twin.sim.run import simulate
+from twin.hardware.types import Kind, Number
+from twin.kernel.defaults import limits_of
 
 
 @pytest.fixture(autouse=True)
@@ -119,45 +110,3 @@ def test_a_link_is_calibrated_where_an_engine_of_several_gpus_runs() -> None:
     assert recipe_of(nodes[0].device, 2).groups == link_groups(2)
     with pytest.raises(CalibrationError, match="links are probed between NVIDIA GPUs"):
         recipe_of(nodes[1].device, 2)
-
-
-def drawn(tmp_path: Path, node: Node) -> store.Run:
-    """A record of four runs, as a seed's shapes are recorded, of two dense shapes."""
-    spec = replace(load_model("llama-3.2-1b"), name="drawn", layers=2, windows=(0, 0), vocab=4096)
-    runs = [
-        HeldOut(f"s7-0{shape}-short{after}", spec, settled(spec, node, handoff), 8, 4, 1)
-        for shape in (1, 2)
-        for after, handoff in (("", HandOffKind.SENTINEL), ("-counter", HandOffKind.COUNTER))
-    ]
-    hidden = apply_fit(node, {"link.fence_s": fitted(3e-6)})
-    took = {r.name: [simulate(r.plan(node.device.name), hidden).step_s] * 3 for r in runs}
-    meta = {"node": node.name, "what": DRAWN, RUNS: {run.name: written(run) for run in runs}}
-    return store.save_run(tmp_path / "shapes-2-seed-7", meta, took)
-
-
-def settled(spec: ModelSpec, node: Node, handoff: HandOffKind) -> Options:
-    return default_options(spec, node, handoff=handoff, context=8, max_context=16, prompt_chunk=1)
-
-
-def test_drawn_runs_settle_fences_until_probes_do_and_half_of_the_shapes_stay_held_out(
-    tmp_path: Path,
-) -> None:
-    store.write_fit("2xh100-sxm", {"link.hop_s": fitted(7e-7)}, {"run": "probes"})
-    node = uncalibrated_node("2xh100")
-    run = drawn(tmp_path, node)
-    assert [probe.name for probe in probes_of(node, run)] == ["s7-02-short-counter"]
-    fit = fit_and_store(node, run)
-    assert fit.numbers["link.fence_s"].value == pytest.approx(3e-6, rel=0.02)
-    assert fit.numbers["link.fence_s"].source == "fit of shapes-2-seed-7, 1 engine runs"
-    kept = store.read_fit("2xh100-sxm")
-    assert kept is not None
-    assert set(kept[0]) == {"link.hop_s", "link.fence_s"}
-    runs = recorded(run.folder, run.meta) or []
-    assert no_longer_held_out(node, run.id, runs) == {"s7-02-short-counter"}
-    assert not no_longer_held_out(node, "another record", runs)
-    eight = calibrated_node("8xh200").link  # of the same links
-    assert eight is not None
-    assert (eight.fence_s.value, eight.fence_s.kind) == (
-        fit.numbers["link.fence_s"].value,
-        Kind.ASSUMED,
-    )

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twin.calibrate.coverage import ALL, coverage
+from studies.common.coverage import ALL, coverage
+from studies.common.measured import collected, text_of
 from twin.calibrate.known_error import known_error, stage_levels
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.on_record import rows
@@ -22,7 +23,6 @@ from twin.data import data_dir
 from twin.hardware.load import load_node, node_names
 from twin.models.kind import ModelKind
 from twin.models.load import load_model
-from twin.study.on_record import collected, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
 errors = st.floats(-0.5, 1.0)
@@ -122,7 +122,7 @@ def test_nodes_of_a_measured_device_are_known_by_their_own_runs_first() -> None:
 def test_runs_on_record_are_those_of_the_studies() -> None:
     found = collected(ROOT / "studies")
     on_file = (ROOT / "calibration" / "measured.csv").read_text(encoding="utf-8")
-    assert on_file == text_of(found), "python -m twin.study.on_record"
+    assert on_file == text_of(found), "python -m studies.common.measured"
     assert {run.node for run in rows()} >= {"1xh200-sxm", "1xh100-sxm", "2xh200-sxm", "4xh200-sxm"}
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.command_line import Twin
 from twin.calibrate import drawn, shape_record, store
 from twin.calibrate.all_held_out import all_held_out, together
+from twin.calibrate.compared import Compared
 from twin.calibrate.drawn import drawn_runs
 from twin.calibrate.engine_runs import held_out
 from twin.calibrate.fitted import numbers_of
@@ -21,7 +22,7 @@ from twin.calibrate.heldout import TINY, HeldOut
 from twin.calibrate.known_error import FEWEST, keep, keep_drawn, known_error
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.recorded import RUNS, recorded, written
-from twin.calibrate.validate import Compared, Validation, compare
+from twin.calibrate.validate import Validation, compare
 from twin.cli import main
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from twin.calibrate.validate import Compared, Validation
+from twin.calibrate.compared import Compared
+from twin.calibrate.validate import Validation
 from twin.commands.demo import page, text, ways
 from twin.commands.demo_model import PROMPT, RANDOM, DemoModel
 from twin.engine.tokenizer import Tokenizer

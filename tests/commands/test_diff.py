@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from studies.common import svg
 from tests.command_line import Twin
 from tests.refusals import refused_command
-from twin.report import study_figures, svg
+from twin.report import study_figures
 from twin.study import heat
 from twin.study.grid import Axis, Grid, Model
 from twin.study.outcome import Heat

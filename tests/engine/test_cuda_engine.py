@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from studies.common.rows import cut
 from tests.engine.small_engine import LANED as FOUR_LANES
 from tests.engine.small_engine import (
     LLAMA,
@@ -24,7 +25,6 @@ from tests.engine.small_engine import (
     probes,
     sums_what_comes_later,
 )
-from twin.bench.rows import cut
 from twin.engine.cuda import CudaEngine, run_probe
 from twin.engine.generate import Piece, Request, complete
 from twin.engine.sampling import SamplingParams, sample

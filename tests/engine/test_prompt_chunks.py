@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from studies.common.rows import cut
 from tests.engine import test_cuda_engine as on_gpu
 from tests.engine.families import AROUND, TOGETHER
 from tests.engine.small_engine import LANED, LLAMA, QWEN2, QWEN3, SEED, engine, expected, planned
 from tests.native.test_warps import build_warps
-from twin.bench.rows import cut
 from twin.calibrate.node import calibrated_node
 from twin.engine import host
 from twin.engine.cuda import CudaEngine

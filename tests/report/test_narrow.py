@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.command_line import TINY
-from twin.calibrate.validate import Compared, Validation
+from twin.calibrate.compared import Compared
+from twin.calibrate.validate import Validation
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
 from twin.plan.types import StageKind

@@ -16,7 +16,8 @@ import pytest
 
 from tests.command_line import TINY
 from twin.batching.prices import rates_of
-from twin.calibrate.validate import Compared, Validation
+from twin.calibrate.compared import Compared
+from twin.calibrate.validate import Validation
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
 from twin.plan.types import Plan

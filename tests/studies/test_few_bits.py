@@ -9,8 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import few_bits
 import pytest
+from few_bits import Row, cells, run_rows, study
 
+from studies.common.foretold import read_cells
 from tests.engine.small_engine import LLAMA
 from tests.engine.test_coded_experts import model
 from tests.studies.scripts import loaded
@@ -18,10 +21,6 @@ from twin.hardware.load import load_node
 from twin.models.formats import format_named
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
-from twin.report.few_bits import main, told
-from twin.study import few_bits
-from twin.study.few_bits import Row, cells, run_rows, study
-from twin.study.foretold import read_cells
 
 
 def test_every_row_was_predicted_with_an_interval() -> None:
@@ -57,6 +56,8 @@ def test_a_row_is_told_beside_its_prediction_and_a_refusal_with_its_reason() -> 
     assert said.endswith("small, after 4096: no room\n\nlarge: no plan")
 
 
+RUN = loaded("few-bits/run.py")
+main, told = RUN.main, RUN.told
 SMALL: dict[str, ModelSpec] = {
     "experts": replace(model("mxfp4"), context=64, vocab=101),
     "dense": requantized(replace(LLAMA, head_dim=16), format_named("int4-g32")),

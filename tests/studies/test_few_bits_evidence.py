@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from twin.bench.acceptance import formats
-from twin.bench.acceptance.sanitizer import PLANS
-from twin.bench.shapes import Bench
+from studies.common.acceptance import formats
+from studies.common.acceptance.sanitizer import PLANS
+from studies.common.shapes import Bench
 from twin.errors import EngineError
 from twin.hardware.load import load_node
 from twin.hardware.types import Device

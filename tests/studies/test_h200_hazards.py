@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from studies.common.acceptance import hazards, sanitizer
+from studies.common.acceptance.sanitizer import sanitizer_plans, several_plans
+from studies.common.shapes import Bench
 from tests.native.scoreboards import arrivals
 from tests.native.test_scoreboards import compiled, needs_nvdisasm
-from twin.bench.acceptance import hazards, sanitizer
-from twin.bench.acceptance.sanitizer import sanitizer_plans, several_plans
-from twin.bench.shapes import Bench
 from twin.engine.cuda_lines import Kernel, Place, Row
 
 COPY = hazards.lines_of(*hazards.COPY)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twin.bench.acceptance import runs
-from twin.bench.shapes import Bench
+from studies.common.acceptance import runs
+from studies.common.shapes import Bench
 from twin.plan.types import Plan
 
 TOKENS = 20

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from studies.common.blocks import Stamp, blocks
+from studies.common.study_page import FIGURE, PAGE, RESULTS, current_stamp
 from twin.calibrate.on_record import rows
-from twin.report.blocks import Stamp, blocks
-from twin.report.study_page import FIGURE, PAGE, RESULTS, current_stamp
 from twin.study.kinds import FILE
 
 STUDIES = Path(__file__).resolve().parents[2] / "studies"

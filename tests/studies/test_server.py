@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from served import MODELS, SIZES
 
 from tests.studies.scripts import loaded
-from twin.study.served import MODELS, SIZES
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "studies" / "server"

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twin.errors import ConfigError
-from twin.study.agent import Job, Tools
-from twin.study.kinds import read_study
+from twin.study.kinds import module_of, read_study
 from twin.study.runner import Runner
 
 HEAD = "kind: agent\ntitle: t\nquestion: q\nprediction: p\n"
@@ -35,7 +34,8 @@ def study(folder: Path, body: str) -> Path:
 def test_at_the_balance_both_halves_are_equal(
     tokens: int, per_step: float, calls: float, call_s: float
 ) -> None:
-    job, tools = Job(tokens, per_step, calls, "x"), Tools("t", call_s, "x")
+    agent = module_of("agent")
+    job, tools = agent.Job(tokens, per_step, calls, "x"), agent.Tools("t", call_s, "x")
     balance = job.balance(tools)
     assert balance is not None
     assert job.wall_s(balance, tools) == pytest.approx(2 * job.tool_s(tools))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,12 @@ from twin.batching.step import predict
 from twin.errors import ConfigError
 from twin.hardware.load import load_node
 from twin.models.load import load_model
-from twin.study.kinds import read_study
+from twin.study.kinds import module_of, read_study
 from twin.study.outcome import Outcome
-from twin.study.records import COLUMNS, errors_of, read_records
 from twin.study.runner import Runner
 
 STUDIES = Path(__file__).parents[2] / "studies"
+READER = import_module(f"{module_of('graph-engines').__name__}.records")
 HEAD = "kind: graph-engines\ntitle: t\nquestion: q\nprediction: p\n"
 BODY = "stacks: [vllm, trtllm]\nmodels: [llama-3.2-1b]\nnodes: [1xh200]\ncontext: 512\n"
 
@@ -29,7 +30,7 @@ def study(folder: Path, body: str) -> Path:
 
 def records(folder: Path, *lines: str) -> Path:
     path = folder / "figures.csv"
-    path.write_text("\n".join((",".join(COLUMNS), *lines)) + "\n")
+    path.write_text("\n".join((",".join(READER.COLUMNS), *lines)) + "\n")
     return path
 
 
@@ -80,7 +81,7 @@ def test_what_was_not_measured_is_left_open_and_said(tmp_path: Path) -> None:
 
 def test_servers_measured_end_to_end_are_met() -> None:
     """What the study claims, held: 104 servers whose times are nobody's input."""
-    errors = errors_of(read_records(STUDIES / "graph-engines" / "measured.csv"))
+    errors = READER.errors_of(READER.read_records(STUDIES / "graph-engines" / "measured.csv"))
     assert errors is not None
     assert errors.count == 104
     assert errors.median_size < 0.06

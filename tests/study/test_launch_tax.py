@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from twin.errors import ConfigError
-from twin.study.kinds import read_study
-from twin.study.launch_tax import Tax
+from twin.study.kinds import module_of, read_study
 from twin.study.runner import Runner
 
 HEAD = "kind: launch-tax\ntitle: t\nquestion: q\nprediction: p\n"
@@ -26,7 +25,7 @@ def study(folder: Path, body: str) -> Path:
 
 
 def test_the_published_caps_follow() -> None:
-    tax = Tax(layers=25, launch_s=4.5e-6)
+    tax = module_of("launch-tax").Tax(layers=25, launch_s=4.5e-6)
     assert tax.seconds(10) == pytest.approx(1125e-6)
     assert tax.cap(10) == pytest.approx(890, rel=0.002)
     assert tax.cap(5) == pytest.approx(1800, rel=0.015)

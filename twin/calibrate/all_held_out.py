@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twin.calibrate import shape_record, store
+from twin.calibrate.compared import Errors
 from twin.calibrate.known_error import FEWEST, kept_records, levels
 from twin.errors import HardwareError
 from twin.hardware.load import load_node
@@ -15,27 +15,18 @@ from twin.models.kind import ModelKind
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Part(Errors):
     """A record's runs of one kind, or all of them together."""
 
     node: str
     record: str
     kind: str
     errors: tuple[float, ...]  # of the speed by the fits in force, positive where the twin is fast
-    held: tuple[bool, ...]  # by p10-p90, of the runs that have such an interval
+    held: tuple[bool, ...] = ()  # by p10-p90, of the runs that have such an interval
 
     @property
-    def median(self) -> float:
-        return statistics.median(map(abs, self.errors))
-
-    @property
-    def worst(self) -> float:
-        """With its sign."""
-        return max(self.errors, key=abs)
-
-    @property
-    def share_held(self) -> float | None:
-        return sum(self.held) / len(self.held) if self.held else None
+    def every(self) -> Sequence[float]:
+        return self.errors
 
 
 def all_held_out() -> tuple[list[Part], list[str]]:

@@ -39,7 +39,7 @@ from twin.calibrate import store
 from twin.calibrate.gpu_formats import CHOOSING, DECODING
 from twin.calibrate.gpu_layers import CHAIN
 from twin.calibrate.heldout import HeldOut
-from twin.calibrate.older import is_older
+from twin.calibrate.kernel_id import is_superseded
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import recorded
 from twin.errors import CalibrationError, InvalidPlan
@@ -121,7 +121,7 @@ def timed_runs(node: Node, records: Sequence[store.Run]) -> list[Timed]:
             )
         own = []
         for run in recorded(record.folder, record.meta) or ():
-            if run.name not in record.samples or is_older(record, run, node.device.name):
+            if run.name not in record.samples or is_superseded(record, run, node.device.name):
                 continue
             try:
                 plan = run.plan(node.device.name)

@@ -10,6 +10,7 @@ from twin.calibrate import store
 from twin.calibrate.amd_heldout import amd_held_out
 from twin.calibrate.gpu_heldout import gpu_held_out, several_held_out
 from twin.calibrate.heldout import HeldOut, host_held_out
+from twin.calibrate.kernel_id import kernel_id
 from twin.calibrate.measure import Keep, Progress, require
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import RUNS, recorded, written
@@ -60,6 +61,7 @@ def measure_held_out(
     meta: dict[str, Any] = {
         **store.conditions(),
         **recipe.conditions(),
+        store.KERNEL_ID: kernel_id(device),
         "node": node.name,
         "what": "held-out engine runs",
         "failed": failed,

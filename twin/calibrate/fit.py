@@ -23,7 +23,6 @@ from twin.calibrate import store
 from twin.calibrate.bound import Binding, Group, noise
 from twin.calibrate.busy import counted
 from twin.calibrate.cross import Cross, crossed
-from twin.calibrate.far_fences import DRAWN
 from twin.calibrate.gpu_designed import PREFIX
 from twin.calibrate.probes import Probe
 from twin.calibrate.published import check_inputs
@@ -290,8 +289,7 @@ class _Least:
         draws = np.clip(self._widened(_bootstrap(self)), *self.reach)
         low, high = np.percentile(draws, INTERVAL, axis=0)
         low, high = np.minimum(low, self.point), np.maximum(high, self.point)
-        asked = "engine runs" if self.run.meta.get("what") == DRAWN else "probes"
-        source = f"fit of {self.run.id}, {len(self.probes)} {asked}"
+        source = f"fit of {self.run.id}, {len(self.probes)} probes"
         return {
             path: Number(
                 value,

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twin.calibrate import store
+from twin.calibrate.compared import Errors
 from twin.calibrate.fitted import fit_of, numbers_of
 from twin.calibrate.node import fits_of
 from twin.calibrate.seen import (
@@ -47,7 +47,7 @@ MANY = 64
 
 
 @dataclass(frozen=True, slots=True)
-class KnownError:
+class KnownError(Errors):
     """Errors of the predicted speed of held-out runs, positive where the twin is too fast."""
 
     node: str  # that was fitted and ran
@@ -74,15 +74,6 @@ class KnownError:
     @property
     def records(self) -> tuple[str, ...]:
         return (*([self.record] if self.errors else []), *self.drawn)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(map(abs, self.every))
-
-    @property
-    def worst(self) -> float:
-        """With its sign."""
-        return max(self.every, key=abs)
 
     def interval(self, speed: float) -> tuple[float, float]:
         """LEVELS of a predicted speed, if it is as wrong as the held-out runs were."""

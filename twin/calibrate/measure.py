@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from twin.calibrate import store
 from twin.calibrate.busy import ACTIVITY, COUNTED, LEAST_COUNTED, Round, activity, quieter
 from twin.calibrate.gpu_probes import traced
+from twin.calibrate.kernel_id import kernel_id
 from twin.calibrate.probes import Probe
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.tracing import traced_stages
@@ -62,6 +63,7 @@ def measure_probes(
     meta: dict[str, Any] = {
         **store.conditions(),
         **recipe.conditions(),
+        store.KERNEL_ID: kernel_id(device),
         "node": node.name,
         "quick": quick,
         **({"groups": sorted(groups)} if groups else {}),

@@ -2,7 +2,7 @@
 
 `calibration/measured.csv` holds a line a run, newest kernels only, with its record:
 
-    python -m twin.study.on_record     # in a checkout; made from the studies' records
+    python -m studies.common.measured     # in a checkout; made from the studies' records
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ nearer ones more (NEAR). Every record ran on a card of its own, so how cards of 
 in it. Public models are what people ask about, drawn shapes what lies between them: where both
 ran, either has half of the weight. Leaving out one record in turn, and one public model in turn, 71
 to 84 % of an H200's and an H100's dense runs lie inside, in every class of size with more than two
-(`python -m twin.calibrate.coverage`).
+(`python -m studies.common.coverage`).
 """
 
 from __future__ import annotations

@@ -11,19 +11,20 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from twin.calibrate import store
+from twin.calibrate.compared import Compared, Runs
 from twin.calibrate.drawn import drawn_runs
-from twin.calibrate.far_fences import DRAWN, no_longer_held_out
 from twin.calibrate.fitted import moved_by, numbers_of
 from twin.calibrate.heldout import HeldOut
+from twin.calibrate.kernel_id import is_superseded, kernel_id
 from twin.calibrate.known_error import keep_drawn, known_error, sizes_of
 from twin.calibrate.measure import Progress, require
 from twin.calibrate.node import calibrated_node, fits_of
-from twin.calibrate.older import is_older
+from twin.calibrate.packed import unpacked
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import RUNS, recorded, written
 from twin.calibrate.tracing import SEED, WARMUP_TOKENS, prompt_of
@@ -39,15 +40,6 @@ COMPILED_TOGETHER = 96  # runs whose plans the compilers are given at once
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
-    """Tokens per second of a run; the interval where the fit's held-out runs tell one."""
-
-    tokens_per_s: float
-    p10: float | None
-    p90: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Record:
     """What a seed drew and what the twin says of it, as it lies in `folder`."""
 
@@ -56,7 +48,7 @@ class Record:
     fit: str  # the probing run behind the fit, or why there is none
     date: str  # of the predictions
     runs: tuple[HeldOut, ...]
-    predicted: Mapping[str, Predicted]
+    predicted: Mapping[str, Compared]
 
     @property
     def kind(self) -> ModelKind:
@@ -70,46 +62,10 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedRun:
-    """A run that was predicted, then timed."""
-
-    name: str
-    predicted: Predicted
-    measured_tokens_per_s: float
-
-    @property
-    def error(self) -> float:
-        """Of the speed, positive where the twin is too fast."""
-        return self.predicted.tokens_per_s / self.measured_tokens_per_s - 1
-
-    @property
-    def held(self) -> bool | None:
-        """Does p10-p90 hold it? None without an interval."""
-        low, high = self.predicted.p10, self.predicted.p90
-        return None if low is None or high is None else low <= self.measured_tokens_per_s <= high
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(Runs):
     """Runs of a record, or some of them."""
 
-    runs: tuple[JudgedRun, ...]
     failed: Mapping[str, str]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(abs(run.error) for run in self.runs)
-
-    @property
-    def worst(self) -> float:
-        """With its sign."""
-        return max((run.error for run in self.runs), key=abs)
-
-    @property
-    def share_held(self) -> float | None:
-        """Share of the runs inside p10-p90."""
-        held = [run.held for run in self.runs if run.held is not None]
-        return sum(held) / len(held) if held else None
 
 
 def folder_of(node: Node, count: int, seed: int, kind: ModelKind = ModelKind.DENSE) -> Path:
@@ -128,6 +84,10 @@ def opened(
     kind: ModelKind = ModelKind.DENSE,
 ) -> Record:
     """The record in `folder`; without one, draws the shapes, predicts all of them and writes it."""
+    if not folder.is_dir() and unpacked(folder).is_dir():
+        raise CalibrationError(
+            f"{folder}: was measured on an older kernel and is packed; take another seed"
+        )
     file = folder / PREDICTIONS
     if not file.exists():
         if (folder / "samples.csv").exists():
@@ -190,11 +150,11 @@ def _fit_of(node: Node) -> dict[str, str]:
 
 def read(node: Node, folder: Path) -> Record:
     """Raises CalibrationError for a file that holds no predictions of this node."""
-    file = folder / PREDICTIONS
+    file = unpacked(folder) / PREDICTIONS
     try:
         text = read_json(file, MOST_RECORD_BYTES)
         runs = recorded(folder, text)
-        predicted = {name: _predicted(one) for name, one in text["predicted"].items()}
+        predicted = {name: _predicted(name, one) for name, one in text["predicted"].items()}
         record = Record(
             folder,
             str(text["node"]),
@@ -216,13 +176,9 @@ def read(node: Node, folder: Path) -> Record:
     return record
 
 
-def _predicted(one: Mapping[str, Any]) -> Predicted:
-    low, high = one["p10"], one["p90"]
-    return Predicted(
-        float(one["tokens_per_s"]),
-        None if low is None else float(low),
-        None if high is None else float(high),
-    )
+def _predicted(name: str, one: Mapping[str, Any]) -> Compared:
+    low, high = (None if one[level] is None else float(one[level]) for level in ("p10", "p90"))
+    return Compared(name, float(one["tokens_per_s"]), p10=low, p90=high)
 
 
 def measure(node: Node, record: Record, progress: Progress) -> None:
@@ -235,8 +191,9 @@ def measure(node: Node, record: Record, progress: Progress) -> None:
     meta: dict[str, Any] = {
         **store.conditions(),
         **recipe.conditions(),
+        store.KERNEL_ID: kernel_id(device),
         "node": node.name,
-        "what": DRAWN,
+        "what": "shapes that a seed drew",
         "predicted": record.date,
         "failed": failed,
         RUNS: {run.name: written(run) for run in record.runs},
@@ -280,7 +237,7 @@ def timed(node: Node, run: HeldOut, plan: Any) -> list[float]:
 
 def samples_of(record: Record) -> tuple[store.Samples, dict[str, str]]:
     """What has been measured so far, and what failed."""
-    if not (record.folder / "samples.csv").exists():
+    if not (unpacked(record.folder) / store.SAMPLES).exists():
         return {}, {}
     kept = store.read_run(record.folder)
     return dict(kept.samples), dict(kept.meta.get("failed") or {})
@@ -290,15 +247,15 @@ def of_older_kernels(node: Node, record: Record) -> frozenset[str]:
     """Names of the runs whose kernel the engine no longer has."""
     measured = store.read_run(record.folder)
     device = node.device.name
-    return frozenset(run.name for run in record.runs if is_older(measured, run, device))
+    return frozenset(run.name for run in record.runs if is_superseded(measured, run, device))
 
 
 def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     """How far the fit in force is from the record's runs, kept beside its held-out ones; nothing
     without these, or while runs are left. The predictions on file may be of another fit or of other
     laws. Runs whose plan the kernel refuses are left out: one that needed less memory made them. So
-    are those that the fit rests on, and those of a kernel that is no more; of a record that moved
-    the fit's numbers, errors are those by what the other records give.
+    are those of older kernels; of a record that moved the fit's numbers, errors are those by what
+    the other records give.
     """
     from twin.sim.run import simulate  # a machine that only measures has no simulator
 
@@ -313,9 +270,8 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     if known_error(node) is None:
         return
     errors = {}
-    fitted = no_longer_held_out(node, record.folder.name, record.runs) | older
     for done, run in enumerate(record.runs, start=1):
-        if run.name in samples and run.name not in fitted:
+        if run.name in samples and run.name not in older:
             progress(f"predicting by the fit in force: {done}/{len(record.runs)} {run.name}")
             try:
                 plan = run.plan(node.device.name)
@@ -353,8 +309,8 @@ def judged(record: Record) -> Judged | None:
     """None where nothing is measured."""
     samples, failed = samples_of(record)
     runs = [
-        JudgedRun(run.name, record.predicted[run.name], 1 / statistics.median(samples[run.name]))
-        for run in record.runs
-        if run.name in samples
+        replace(one, measured_tokens_per_s=1 / statistics.median(samples[one.name]))
+        for one in (record.predicted[run.name] for run in record.runs)
+        if one.name in samples
     ]
     return Judged(tuple(runs), failed) if runs else None

@@ -22,6 +22,7 @@ import yaml
 from msgspec import Meta
 
 from twin import files
+from twin.calibrate.packed import unpacked
 from twin.calibrate.published import is_published, samples_of
 from twin.data import data_dir, read_yaml
 from twin.errors import CalibrationError, ConfigError
@@ -32,6 +33,7 @@ from twin.text import shown
 FIELDS = ("probe", "repeat", "seconds_per_step")
 STAGE_FIELDS = ("run", "stage", "span_s", "wait_s", "work_s")
 STAGES = "stages.csv"
+KERNEL_ID = "kernel_id"  # in the meta data of a record
 SAMPLES = "samples.csv"
 PATH_SHOWN = 200  # characters of a path in a message
 HOME_VARIABLE = "MONOTWIN_CALIBRATION"
@@ -223,15 +225,16 @@ def pooled(run: Run, others: Sequence[Run]) -> Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Load a stored run. Raises CalibrationError when a file is missing or a row is not a
-    sample.
+    """Load a stored run, a packed one too. Raises CalibrationError when a file is missing or a row
+    is not a sample.
     """
+    here = unpacked(folder)
     try:
-        meta = _read_yaml(folder / "meta.yaml", "measure again with `twin calibrate`")
+        meta = _read_yaml(here / "meta.yaml", "measure again with `twin calibrate`")
         if is_published(meta):
             return Run(folder, meta, samples_of(folder, meta))
-        rows = _read_table(folder / SAMPLES)
-        traced = _read_table(folder / STAGES) if (folder / STAGES).is_file() else []
+        rows = _read_table(here / SAMPLES)
+        traced = _read_table(here / STAGES) if (here / STAGES).is_file() else []
     except OSError as error:
         raise CalibrationError(
             f"{folder} is not a run: {error.strerror} ({error.filename}); probe again with `twin "

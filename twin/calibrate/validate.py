@@ -10,32 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from twin.calibrate import store
+from twin.calibrate.compared import Compared, Errors
 from twin.calibrate.engine_runs import runs_of
 from twin.calibrate.fitted import fit_of
 from twin.calibrate.heldout import HeldOut
+from twin.calibrate.kernel_id import is_superseded
 from twin.calibrate.node import calibrated_node
-from twin.calibrate.older import is_older
 from twin.calibrate.simulated import Simulated, simulated
 from twin.errors import CalibrationError
 from twin.hardware.types import Node
 
 __all__ = ["Compared", "StageCompared", "Validation", "calibrated_node", "compare"]
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One held-out run: tokens per second predicted by the twin and measured on the engine."""
-
-    name: str
-    predicted_tokens_per_s: float
-    measured_tokens_per_s: float
-    spread: float  # (slowest - fastest repeat) / median
-    blocks: int
-
-    @property
-    def error(self) -> float:
-        """Relative, positive when the prediction is too fast."""
-        return self.predicted_tokens_per_s / self.measured_tokens_per_s - 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +41,7 @@ class StageCompared:
 
 
 @dataclass(frozen=True, slots=True)
-class Validation:
+class Validation(Errors):
     node: str
     fit: str  # the probing run behind the fit
     runs: tuple[Compared, ...]
@@ -65,12 +50,8 @@ class Validation:
     busy: str | None = None  # why no error can be told: something else used the computer
 
     @property
-    def median_abs_error(self) -> float:
-        return statistics.median(abs(r.error) for r in self.runs)
-
-    @property
-    def worst_abs_error(self) -> float:
-        return max(abs(r.error) for r in self.runs)
+    def every(self) -> Sequence[float]:
+        return [run.error for run in self.runs]
 
     def to_json(self) -> dict[str, Any]:
         rows = [
@@ -103,8 +84,8 @@ class Validation:
             "stages": stages,
             "failed": dict(self.failed),
             "busy": self.busy,
-            "median_abs_error": None if self.busy else self.median_abs_error,
-            "worst_abs_error": None if self.busy else self.worst_abs_error,
+            "median_abs_error": None if self.busy else self.median,
+            "worst_abs_error": None if self.busy else abs(self.worst),
         }
 
 
@@ -115,7 +96,8 @@ def compare(node: Node, measured: store.Run, progress: Callable[[str], None]) ->
     fit = fit_of(node)
     if fit is None:
         raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
-    runs = [r for r in runs_of(measured, node) if not is_older(measured, r, node.device.name)]
+    device = node.device.name
+    runs = [r for r in runs_of(measured, node) if not is_superseded(measured, r, device)]
     if not runs:
         raise CalibrationError(
             f"{measured.folder} holds none of the held-out runs of {node.name}: measure them with "

@@ -11,13 +11,11 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twin.calibrate import far_fences, store
+from twin.calibrate import store
 from twin.calibrate.busy import busy
-from twin.calibrate.far_fences import ADDED, drawn_on_several
 from twin.calibrate.fitted import MOVES
 from twin.calibrate.measure import measure_probes, of_groups
 from twin.calibrate.node import uncalibrated_node
-from twin.calibrate.peer_probes import FENCES
 from twin.calibrate.probes import Probe
 from twin.calibrate.published import FIGURES, figures, is_published
 from twin.calibrate.recipe import fitted_by, recipe_of
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from twin.calibrate.by_runs import Moved
     from twin.calibrate.fit import Fit
 
+ADDED = "added"  # in a fit's file: the run behind a group, where it is another one
 NAME = "probes"
 QUICK_NAME = "quick"
 EXAMPLES = """\
@@ -206,17 +205,16 @@ def fit_and_store(
         raise CalibrationError(f"{run.id} has no probes of {missing[0]}, only of {', '.join(held)}")
     chosen = list(groups) or held
     probes = of_groups(probes_of(node, run), chosen)
-    some = chosen or _engine_runs(run, node)
-    kept = store.read_fit(node.name) if some else None
-    if some and kept is None:
+    kept = store.read_fit(node.name) if chosen else None
+    if chosen and kept is None:
         raise CalibrationError(
-            f"{run.id} has probes of {', '.join(some)} alone, and no fit of {node.name} is on file "
-            f"for the other numbers: run `twin calibrate {node.name}` first"
+            f"{run.id} has probes of {', '.join(chosen)} alone, and no fit of {node.name} is on "
+            f"file for the other numbers: run `twin calibrate {node.name}` first"
         )
     begin = uncalibrated_node(node.name)
     try:
         pooled = store.pooled(run, also)
-        fit = fit_node(_beside(begin, kept, some), probes, pooled, progress())
+        fit = fit_node(_beside(begin, kept, chosen), probes, pooled, progress())
     finally:
         done()
     check(fit, pooled, probes, fitted_by(pooled, node), node.name)
@@ -240,7 +238,7 @@ def fit_and_store(
     if kept is None:
         store.write_fit(node.name, fit.numbers, conditions | found | _cross(fit))
     else:
-        _add_to(node, kept, fit, some)
+        _add_to(node, kept, fit, chosen)
     return fit
 
 
@@ -288,17 +286,8 @@ def _cross(fit: Fit) -> dict[str, Any]:
     return {"cross": {"errors": errors, "along": along}} if errors else {}
 
 
-def _engine_runs(run: store.Run, node: Node) -> list[str]:
-    """The group of probes whose place a run's drawn shapes take."""
-    return [FENCES] if drawn_on_several(run.meta, node) else []
-
-
 def probes_of(node: Node, run: store.Run) -> list[Probe]:
-    """What a run asked: figures of others as they say, drawn shapes of several GPUs as they ran,
-    else the device's probes.
-    """
-    if drawn_on_several(run.meta, node):
-        return far_fences.probes(node, run)
+    """What a run asked: figures of others as they say, else the device's probes."""
     if is_published(run.meta):
         from twin.calibrate.published_plans import probe  # plans need the simulator's packages
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from twin.calibrate.busy import COUNTED, busy
+from twin.calibrate.compared import Compared
 from twin.calibrate.node import calibrated_node, uncalibrated_node
 from twin.calibrate.reading import quiet
 from twin.calibrate.store import conditions, fit_file, runs_folder
-from twin.calibrate.validate import Compared, Validation
+from twin.calibrate.validate import Validation
 from twin.commands.arguments import Subparsers, command, folder_to_write
 from twin.commands.calibrate import fit_and_store, measure
 from twin.commands.demo_model import DemoModel, demo_model
@@ -235,7 +236,7 @@ def page(
         ("busy", f"{compared.busy}: run it again when the computer is idle")
         if compared.busy
         else (
-            percent(compared.median_abs_error),
+            percent(compared.median),
             "median error of the predictions for this computer",
         )
     ]
@@ -296,8 +297,7 @@ def text(
         f"{model.title} on this computer\n\n{table(head, rows)}",
         f"busy: {compared.busy}, so no error is told. Try `twin demo` again when it is quieter"
         if compared.busy
-        else f"median error {percent(compared.median_abs_error)}; these runs were not used in the "
-        "fit",
+        else f"median error {percent(compared.median)}; these runs were not used in the fit",
     ]
     for node, results in studies.values():
         parts.append(

@@ -177,8 +177,8 @@ def text(validation: Validation) -> str:
         parts.append(stages_text(validation))
     parts += [f"{name} was not run: {said.splitlines()[0]}" for name, said in validation.failed]
     parts.append(
-        f"median error {percent(validation.median_abs_error)}, worst "
-        f"{percent(validation.worst_abs_error)}; fit: {validation.fit}"
+        f"median error {percent(validation.median)}, worst "
+        f"{percent(abs(validation.worst))}; fit: {validation.fit}"
     )
     return "\n\n".join(parts)
 

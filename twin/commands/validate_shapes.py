@@ -143,7 +143,7 @@ def to_json(record: Record, found: Judged | None) -> dict[str, Any]:
                 "shape": shape(run.spec),
                 "context": run.options.context,
                 "handoff": run.options.handoff.value,
-                "predicted_tokens_per_s": said.tokens_per_s,
+                "predicted_tokens_per_s": said.predicted_tokens_per_s,
                 "p10": said.p10,
                 "p90": said.p90,
                 "measured_tokens_per_s": did.measured_tokens_per_s if did else None,
@@ -209,7 +209,9 @@ def text(record: Record, found: Judged | None, where: str) -> str:
         speeds = (
             (count(did.measured_tokens_per_s), percent(did.error, signed=True)) if did else ("", "")
         )
-        rows.append((run.name, shape(run.spec), count(said.tokens_per_s), interval, *speeds))
+        rows.append(
+            (run.name, shape(run.spec), count(said.predicted_tokens_per_s), interval, *speeds)
+        )
     head = (
         "run",
         "layers x hidden, heads, feed-forward, words",

@@ -66,7 +66,7 @@ UNDER_WAY_S = 1.35e-6  # of the peak bandwidth: 48 KiB for each of an H200's 132
 SHORT_UNDER_WAY_S, SHORT_LAYER = 0.9e-6, 2.4
 # Where a block has more tiles of a layer a slot of its ring, slots as large as tiles take an H200
 # 4.4 % (Qwen2.5-1.5B, 17 slots for 13) to 0.4 % less time, one of twelve shapes 0.9 % more. Where
-# it has fewer, 2.8 % less to 2.2 % more, six of seven shapes more (studies/h200-history/slots.md).
+# it has fewer, 2.8 % less to 2.2 % more, six of seven shapes more (studies/h200-history/tried.md).
 LONG_LAYER = 4.4
 # Of a layer's weights, cached bytes at the last position beside which slots are as large as tiles:
 # cached keys then come in smaller copies. At 4,000 positions Qwen3-4B (8 %) takes an H200 0.7 %
@@ -347,7 +347,7 @@ def scanning_block_rows(plan: Plan) -> int | None:
     A block that has scanned begins its rows 0.4 us later than the others. Where several teams take
     rows of a narrow projection side by side, the others have room for its rows: with none of its
     own SmolLM2-360M takes an H200 1.4 % less time, Qwen2.5-0.5B 0.7, Gemma-3-1B 0.1. Where all
-    teams share a row, 0.5 % less to 2.8 % more (studies/h200-history/bounds.md).
+    teams share a row, 0.5 % less to 2.8 % more (studies/h200-history/tried.md).
     """
     own = plan.attention
     matrix = next((s.matrix for s in plan.stages if s.kind is StageKind.O_PROJ), None)

@@ -196,7 +196,7 @@ def folds(matrix: Matrix) -> bool:
 
     Eight warps hold 2,048 columns, of which 1,152 are 0.56; of five folds they are 0.9. Gemma-3-1B
     takes an H200 14 % less time so. In tiles of four rows, of wider residuals, folds took more
-    (studies/h200-history/bounds.md).
+    (studies/h200-history/tried.md).
     """
     whole = matrix.tile_cols == matrix.cols and matrix.tile_rows == ROWS_AT_ONCE
     if matrix.format is not None or not whole or not TEAM_COLUMNS < matrix.cols <= WIDEST_TILE:

@@ -20,7 +20,8 @@ from twin.sim.trace import CRITICAL
 from twin.units import format_quantity
 
 if TYPE_CHECKING:  # pages of one simulation need neither
-    from twin.calibrate.validate import Compared, Validation
+    from twin.calibrate.compared import Compared
+    from twin.calibrate.validate import Validation
     from twin.study.beside import Comparison
     from twin.study.sensitivity import Effect
 
@@ -173,8 +174,7 @@ def validation(result: Validation) -> Section:
     errors = (
         f"Busy: {result.busy}, so no error is told."
         if result.busy
-        else f"Median error {percent(result.median_abs_error)}, worst "
-        f"{percent(result.worst_abs_error)}."
+        else f"Median error {percent(result.median)}, worst {percent(abs(result.worst))}."
     )
     text = f"Engine runs that no number was fitted to. {errors} The band is +-15%."
     table = html_table(
@@ -191,8 +191,8 @@ def error_of(result: Validation, run: Compared) -> str:
 def validation_page(result: Validation, conditions: Mapping[str, object]) -> Page:
     """`conditions`: of the computer at the runs, as they were recorded."""
     cards = (
-        (percent(result.median_abs_error), "median error"),
-        (percent(result.worst_abs_error), "worst error"),
+        (percent(result.median), "median error"),
+        (percent(abs(result.worst)), "worst error"),
         (str(len(result.runs)), "held-out runs"),
     )
     return Page(

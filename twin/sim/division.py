@@ -4,7 +4,7 @@ to be faster.
 A few other numbers of attention splits are simulated with two layers and a small vocabulary, once
 for each shape, and the answer is kept on disk. A division must win by more than the twin has been
 wrong about such a change. Slots of other sizes are not among them: of twelve that it told to be
-faster, or at most 2 % slower, eleven took 2 to 19 % longer (studies/h200-history/sampled.md).
+faster, or at most 2 % slower, eleven took 2 to 19 % longer (studies/h200-history/tried.md).
 """
 
 from __future__ import annotations
