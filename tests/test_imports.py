@@ -18,6 +18,7 @@ LAYERS = (  # a package imports from its own line and from those below
     ("engine", "sim"),
     ("proof", "reference"),
     ("kernel",),
+    ("schedule",),
     ("plan",),
     ("hardware", "models"),
     ("toolchain",),

@@ -19,7 +19,7 @@ from twin.engine.safetensors import NUMPY
 from twin.engine.session import Session
 from twin.engine.weights import random_weights
 from twin.hardware.load import load_node
-from twin.kernel.budget import shared_bytes
+from twin.kernel.budget import on_chip_bytes
 from twin.kernel.defaults import plan_for
 from twin.models.decoder import canonical_shape
 from twin.models.load import load_model
@@ -170,7 +170,7 @@ class Bench:
 
 def fitting_slots(plan: Plan) -> int:
     """The plan's ring slots, or as many as a block's shared memory holds beside everything else."""
-    over = max(0, shared_bytes(plan) - plan.limits.on_chip_bytes)
+    over = max(0, on_chip_bytes(plan) - plan.limits.on_chip_bytes)
     return plan.options.ring_slots - -(-over // plan.options.slot_bytes)
 
 

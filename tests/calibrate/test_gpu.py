@@ -33,10 +33,10 @@ from twin.cli import main
 from twin.data import data_dir
 from twin.engine import choose
 from twin.engine.choose import Found
-from twin.engine.cuda_build import shared_bytes
 from twin.errors import CalibrationError, EngineError
 from twin.hardware.load import load_node
 from twin.hardware.types import Kind, Node, Number
+from twin.kernel.budget import on_chip_bytes
 from twin.kernel.defaults import default_options, limits_of
 from twin.models.load import load_model
 from twin.plan.probe import stream_probe
@@ -97,7 +97,7 @@ def test_every_probe_is_a_valid_plan_that_fits_a_block() -> None:
     assert sum(probe.plan.memory_bytes() for probe in probes) < 0.9 * room
     for probe in probes:
         assert violations(probe.plan) == [], probe.name
-        assert shared_bytes(probe.plan) <= SHARED_BYTES, probe.name
+        assert on_chip_bytes(probe.plan) <= SHARED_BYTES, probe.name
         assert probe.plan.memory_bytes() < 2.5 * 10**9, probe.name
         assert 1 < probe.steps <= MOST_STEPS
         names.add(probe.name)

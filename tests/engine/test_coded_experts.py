@@ -22,18 +22,18 @@ from tests.engine.test_packed_experts import write_safetensors
 from tests.models.codes.names import ON_EVERY_DEVICE
 from twin.engine.weights import format_of, open_checkpoint, random_weights
 from twin.kernel import experts
-from twin.kernel.coded import TENSOR, stored_bytes, tile
+from twin.kernel.coded import tile
 from twin.kernel.header import header
-from twin.kernel.layout import choice_floats, whole_floats
+from twin.kernel.layout import scratch_of
 from twin.kernel.streams import PAGE_BYTES, pack
 from twin.kernel.tables import layout
-from twin.kernel.teams import REGISTER_PORTIONS, WARP, teams_of, wide_ffn
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import UNIT_BYTES, format_named
 from twin.models.load import from_config, tensors
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
 from twin.plan.build import build
+from twin.plan.partition import WARP
 from twin.plan.shards import expert_matrix
 from twin.plan.types import (
     CollectiveKind,
@@ -49,6 +49,9 @@ from twin.proof.prove import prove, violations
 from twin.reference import experts as reference_experts
 from twin.reference.experts import Choice, chosen
 from twin.reference.step import Reference
+from twin.schedule.choose import schedule_of
+from twin.schedule.homes import REGISTER_PORTIONS
+from twin.schedule.products import TENSOR
 
 # of the largest logit: what the last chosen expert is ahead of the next one; sums of a GPU are off
 # by less
@@ -187,7 +190,7 @@ def looked_for(plan: Plan, place: experts.Place, stage: Any, block: int, first: 
     home = -(-start * place.group // high) + block * place.apart
 
     def at(rows: tuple[int, int], cols: tuple[int, int]) -> int:
-        size = stored_bytes(plan, stage.matrix, rows[1] - rows[0], stage.matrix.tile_cols)
+        size = plan.stored_bytes(stage.matrix, rows[1] - rows[0], stage.matrix.tile_cols)
         slices = cols[0] // stage.matrix.tile_cols * size
         return (home + (rows[0] - start) // high * place.group) * UNIT_BYTES + slices
 
@@ -219,7 +222,7 @@ def test_each_tile_lies_where_the_kernel_looks(name: str, slot_bytes: int) -> No
 def test_no_slice_has_columns_of_two_experts() -> None:
     plan = coded(width=272, blocks=5, slot_bytes=2048)
     down = next(stage for stage in plan.stages if stage.kind is StageKind.ROUTED_DOWN)
-    wide = experts.multiplied(plan, down)
+    wide = schedule_of(plan).matrices[down.index]
     assert down.matrix
     assert wide
     assert (down.matrix.tile_cols, down.matrix.slices) == (144, 2)
@@ -262,10 +265,10 @@ def of_a_gpu(name: str, width: int, slot_bytes: int) -> Plan:
 @pytest.mark.parametrize(("name", "width", "slot_bytes"), UNEVEN)
 def test_warps_share_uneven_slices(name: str, width: int, slot_bytes: int) -> None:
     plan = of_a_gpu(name, width, slot_bytes)
-    team = teams_of(plan).ffn
+    team = schedule_of(plan).of_warps().teams["ffn"]
     assert width % team.tile
     assert team.slices == 3 * -(-width // team.tile)
-    assert not wide_ffn(plan)
+    assert not schedule_of(plan).of_warps().ffn.in_memory
 
 
 @pytest.mark.parametrize(
@@ -306,14 +309,15 @@ def test_choices_are_decided(
 @pytest.mark.parametrize(("name", "width", "slot_bytes"), ON_CHIP)
 def test_a_wide_input_lies_in_the_blocks_memory(name: str, width: int, slot_bytes: int) -> None:
     plan = of_a_gpu(name, width, slot_bytes)
-    team = teams_of(plan).ffn
+    team = schedule_of(plan).of_warps().teams["ffn"]
     assert team.portions > REGISTER_PORTIONS
-    assert wide_ffn(plan)
-    words = whole_floats(plan)
+    assert schedule_of(plan).of_warps().ffn.in_memory
+    scratch = scratch_of(schedule_of(plan))
+    words = scratch.whole
     if name not in TENSOR:  # of a thread's columns of a slice
         assert words == team.portions * team.warps * WARP * (8 + 2)
     sizes = layout(plan).sizes
-    assert sizes["whole"] + words + choice_floats(plan) == sizes["scratch_floats"]
+    assert sizes["whole"] + words + scratch.choice == sizes["scratch_floats"]
 
 
 def test_a_device_knows_the_shape_of_all_layers() -> None:

@@ -30,7 +30,7 @@ from tests.models.codes.names import ON_EVERY_DEVICE, coded_names
 from twin.engine.cuda import CudaEngine
 from twin.hardware.load import load_node
 from twin.kernel.defaults import limits_of, plan_for
-from twin.kernel.prompt import decoded_bytes, pass_weight_bytes
+from twin.kernel.prompt import decoded_bytes
 from twin.kernel.room import check_room
 from twin.kernel.tables import layout
 from twin.models.formats import format_named
@@ -40,6 +40,7 @@ from twin.models.spec import DType, ModelSpec
 from twin.plan.build import build
 from twin.plan.types import Execution, Plan
 from twin.proof.prove import prove
+from twin.schedule.choose import schedule_of
 from twin.sim.prompt import prompt_time
 
 FEW = ("int4-g32-zp", "mxfp4", "nvfp4")
@@ -80,26 +81,26 @@ def test_decoded_rows_of_the_largest_stages_have_room_beside_each_other() -> Non
     assert plan.options.prompt_chunk == 1024
     # gate_up's and down's rows in 16 bits; blocks without as many rows as others have room for them
     least = 2 * 3 * spec.hidden * spec.ffn
-    assert least <= decoded_bytes(plan) < 1.02 * least
+    assert least <= decoded_bytes(schedule_of(plan)) < 1.02 * least
     sizes = layout(plan).sizes
     rows = plan.blocks * (sizes["prompt_normed_floats"] + sizes["prompt_summed_floats"])
-    assert 4 * rows == decoded_bytes(plan)
+    assert 4 * rows == decoded_bytes(schedule_of(plan))
     assert sizes["prompt_decoded"] + rows == sizes["prompt_floats"]
 
 
 def test_plans_of_16_bits_and_of_steps_and_cpus_decode_nothing_beside_their_products() -> None:
     node = load_node("1xh200")
     few = load_model("llama-3.2-1b@fp8")
-    assert decoded_bytes(plan_for(few, node)) > 0
-    assert decoded_bytes(plan_for(few, node, prompt_chunk=1)) == 0
-    assert decoded_bytes(plan_for(load_model("llama-3.2-1b"), node)) == 0
-    assert decoded_bytes(plan_for(few, load_node("1xhost"))) == 0
+    assert decoded_bytes(schedule_of(plan_for(few, node))) > 0
+    assert decoded_bytes(schedule_of(plan_for(few, node, prompt_chunk=1))) == 0
+    assert decoded_bytes(schedule_of(plan_for(load_model("llama-3.2-1b"), node))) == 0
+    assert decoded_bytes(schedule_of(plan_for(few, load_node("1xhost")))) == 0
 
 
 def test_decoded_rows_count_as_memory() -> None:
     node = load_node("1xh200")
     plan = plan_for(load_model("llama-3.2-1b@fp8"), node)
-    full = plan.memory_bytes() + decoded_bytes(plan)
+    full = plan.memory_bytes() + decoded_bytes(schedule_of(plan))
     check_room(plan, node, free_bytes=full)
     with pytest.raises(Exception, match="1 B too few"):
         check_room(plan, node, free_bytes=full - 1)
@@ -111,7 +112,7 @@ def test_passes_of_few_bits_stream_them_and_take_longer_than_16_bits_by_decoding
     for name in ("llama-3.2-1b", "llama-3.2-1b@fp8"):
         plan = plan_for(load_model(name), node)
         times[name] = [prompt_time(plan, node, n).seconds for n in (1, 2, 300, 1000)]
-        sizes[name] = pass_weight_bytes(plan)
+        sizes[name] = schedule_of(plan).of_passes().weight_bytes()
     assert sizes["llama-3.2-1b@fp8"] == pytest.approx(sizes["llama-3.2-1b"] / 2, rel=0.01)
     few = times["llama-3.2-1b@fp8"]
     assert few == sorted(few)

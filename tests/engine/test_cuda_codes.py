@@ -25,13 +25,13 @@ from tests.engine.test_cuda_engine import (
 from tests.engine.test_experts import FEED, routed
 from tests.models.codes.names import ON_EVERY_DEVICE
 from twin.engine.cuda import CudaEngine
-from twin.kernel.teams import ffn_at_once, teams_of, wide_ffn
 from twin.models.feeds import Scoring
 from twin.models.formats import format_named
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
 from twin.plan.types import HandOffKind, Plan, Sampling
 from twin.proof.prove import prove
+from twin.schedule.choose import schedule_of
 
 pytestmark = gpu
 
@@ -122,7 +122,7 @@ def test_feed_forwards_too_wide_for_registers_match_the_reference(
         slot_bytes=1168,
         handoff=handoff,
     )
-    assert wide_ffn(plan)
+    assert schedule_of(plan).of_warps().ffn.in_memory
     agree(plan)
 
 
@@ -141,7 +141,8 @@ def test_inputs_that_are_gathered_in_rounds_match_the_reference(
     spec: ModelSpec, dtype: DType, handoff: HandOffKind
 ) -> None:
     plan = checked(spec, slot_bytes=256 * dtype.bytes, blocks=5, handoff=handoff, **typed(dtype))
-    assert ffn_at_once(plan) < teams_of(plan).ffn.portions
+    warps = schedule_of(plan).of_warps()
+    assert warps.ffn.at_once < warps.teams["ffn"].portions
     agree(plan)
 
 
@@ -156,9 +157,9 @@ def test_inputs_of_several_portions_match_the_reference(name: str, execution: An
         slot_bytes=1168,
         execution=execution,
     )
-    teams = teams_of(plan)
-    assert min(teams.hidden.portions, teams.heads.portions) > 1
-    assert not teams.hidden.full
+    teams = schedule_of(plan).of_warps().teams
+    assert min(teams["hidden"].portions, teams["heads"].portions) > 1
+    assert not teams["hidden"].full
     agree(plan)
 
 
@@ -169,10 +170,10 @@ def test_short_slices_behind_full_ones_match_the_reference(name: str, slot_bytes
     """All threads have columns but some of the last slice."""
     spec = requantized(replace(WIDE, hidden=1600, ffn=2688), format_named(name))
     plan = checked(spec, weight_dtype=DType.BF16, slot_bytes=slot_bytes)
-    teams = teams_of(plan)
-    assert teams.hidden.full
-    assert teams.ffn.full
-    assert teams.ffn.cols % teams.ffn.tile
+    teams = schedule_of(plan).of_warps().teams
+    assert teams["hidden"].full
+    assert teams["ffn"].full
+    assert teams["ffn"].cols % teams["ffn"].tile
     agree(plan)
 
 

@@ -31,7 +31,6 @@ from twin.engine.sampling import SamplingParams, sample
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
 from twin.kernel.tables import layout
-from twin.kernel.teams import teams_of
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
 from twin.plan.build import build
@@ -48,6 +47,7 @@ from twin.plan.types import (
     StageKind,
 )
 from twin.reference.step import Reference
+from twin.schedule.choose import schedule_of
 
 H200 = Limits(
     blocks=132,
@@ -393,7 +393,7 @@ def test_real_widths_match_the_reference(name: str, layers: int) -> None:
 @pytest.mark.parametrize(("hidden", "blocks"), FOLDED)
 def test_rows_in_folds_match_the_reference(hidden: int, blocks: int) -> None:
     plan = folded_plan(hidden, blocks)
-    assert teams_of(plan).hidden.folds > 1
+    assert schedule_of(plan).of_warps().teams["hidden"].folds > 1
     wanted = expected(plan, TOKENS)
     with CudaEngine(plan, weights_of(plan)) as running:
         logits = running.logits(TOKENS)

@@ -19,12 +19,13 @@ from twin.engine.session import address
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
 from twin.kernel.tables import layout
-from twin.kernel.teams import held_on_chip
 from twin.models.formats import format_named
 from twin.models.quantized import requantized
 from twin.models.spec import DType, Lanes, ModelSpec
 from twin.plan.types import CollectiveKind, Common, Execution, HandOffKind, Plan, Sampling
 from twin.reference.step import Reference
+from twin.schedule.choose import schedule_of
+from twin.schedule.homes import Home
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(REASON), reason=REASON or "GPUs")]
 
@@ -103,7 +104,7 @@ def test_residuals_on_the_chip_give_the_references_logits(name: str, execution: 
     spec = requantized(replace(WIDE[0], hidden=1600, ffn=8448), format_named(name))
     chosen = {"blocks": 6, "slot_bytes": 1168, "execution": execution}
     plan = of_gpus(spec, 2, weight_dtype=DType.BF16, **chosen)
-    assert held_on_chip(plan)
+    assert schedule_of(plan).of_warps().residual.home is Home.SHARED
     reference = Reference(plan, random_weights(spec, SEED, DType.BF16))
     wanted = np.stack([reference.step(token).copy() for token in TOKENS])
     with opened(plan) as engine:

@@ -27,7 +27,6 @@ from twin.engine.weights import random_weights
 from twin.errors import InvalidPlan
 from twin.kernel import experts as kernel_experts
 from twin.kernel.header import header
-from twin.kernel.teams import teams_of
 from twin.models.feeds import DenseFeed, ExpertFeed, Scoring
 from twin.models.layers import Layer
 from twin.models.load import from_config
@@ -47,6 +46,7 @@ from twin.plan.types import (
 from twin.proof.prove import prove, violations
 from twin.reference.experts import chosen
 from twin.reference.step import Reference
+from twin.schedule.choose import schedule_of
 
 FEED = ExpertFeed(experts=6, top_k=3, width=40)
 SHARED = replace(FEED, shared_width=96, shared_gate=True)
@@ -233,8 +233,8 @@ def test_an_nvidia_block_divides_its_warps_for_each_width() -> None:
     spec = routed(replace(SHARED, shared_width=64), dense=(1,))
     plan = build(spec, planned(spec).options, gpu)
     assert not violations(plan)
-    teams = teams_of(plan)
-    assert (teams.ffn.cols, teams.shared.cols, teams.dense.cols) == (3 * 40, 64, 48)
+    teams = schedule_of(plan).of_warps().teams
+    assert [teams[name].cols for name in ("ffn", "shared", "dense")] == [3 * 40, 64, 48]
     text = header(plan)
     assert "static constexpr int shared_cols = 64;" in text
     assert "static constexpr int dense_cols = 48;" in text

@@ -30,12 +30,12 @@ from twin.engine.weights import random_weights
 from twin.errors import PlanError, ToolchainError
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
-from twin.kernel.prompt import pass_weight_bytes, passes
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeStyle
 from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Plan, Sampling
 from twin.reference.step import Reference
+from twin.schedule.choose import schedule_of
 from twin.sim.prompt import prompt_time
 
 CHUNK = 16
@@ -140,7 +140,11 @@ def test_generation_goes_on_where_the_passes_end() -> None:
             assert made.tokens == Reference(plan, random_weights(LLAMA, SEED, DType.FP32)).generate(
                 PROMPT[:length], 6
             )
-            assert len(made.pass_ns) == passes(plan, length) == -(-(length - 1) // CHUNK)
+            assert (
+                len(made.pass_ns)
+                == schedule_of(plan).of_passes().count(length)
+                == -(-(length - 1) // CHUNK)
+            )
             assert len(made.step_ns) == 6
             assert (made.step_ns > 0).all()
             assert (made.pass_ns > 0).all()
@@ -176,7 +180,7 @@ def test_a_pass_streams_all_layers_but_what_follows_the_last_keys() -> None:
     plan = chunked()
     layer = sum(s.matrix.rows * s.matrix.cols for s in plan.stages if s.matrix and s.layer == 0)
     qkv = next(s.matrix.rows * s.matrix.cols for s in plan.stages if s.matrix)
-    assert pass_weight_bytes(plan) == 4 * ((LLAMA.layers - 1) * layer + qkv)
+    assert schedule_of(plan).of_passes().weight_bytes() == 4 * ((LLAMA.layers - 1) * layer + qkv)
 
 
 @pytest.mark.parametrize(
@@ -421,5 +425,5 @@ def test_gpu_generation_goes_on_where_the_passes_end(execution: Execution) -> No
             assert made.tokens == Reference(plan, on_gpu.weights_of(plan)).generate(
                 PROMPT[:length], 6
             )
-            assert len(made.pass_ns) == passes(plan, length)
+            assert len(made.pass_ns) == schedule_of(plan).of_passes().count(length)
             assert (made.step_ns > 0).all()

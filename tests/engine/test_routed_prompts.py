@@ -35,7 +35,7 @@ from twin.engine.host import HostEngine
 from twin.engine.weights import random_weights
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
-from twin.kernel.prompt import chip_bytes, lot_of, pass_weight_bytes, routed_bytes
+from twin.kernel.prompt import chip_bytes, routed_bytes
 from twin.kernel.room import check_room
 from twin.kernel.tables import layout
 from twin.models.feeds import Scoring
@@ -54,6 +54,7 @@ from twin.plan.types import (
 )
 from twin.proof.prove import prove, violations
 from twin.reference.step import Reference
+from twin.schedule.choose import schedule_of
 from twin.sim.prompt import prompt_time
 
 FEW = ("int4-g32-zp", "mxfp4", "nvfp4")
@@ -247,13 +248,13 @@ def test_models_with_experts_read_1024_tokens_a_pass_on_an_h200(name: str) -> No
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_lots_have_every_row_of_an_expert_once(name: str) -> None:
+def test_batches_have_every_row_of_an_expert_once(name: str) -> None:
     plan = plan_for(load_model(name), load_node("1xh200"))
     sizes = layout(plan).sizes
     for kind in (StageKind.ROUTED_UP, StageKind.ROUTED_DOWN):
-        stage = next(stage for stage in plan.stages if stage.kind is kind)
+        one = next(one for one in schedule_of(plan).of_passes().stages if one.stage.kind is kind)
+        stage, rows, count = one.stage, one.rows, one.batches
         assert stage.matrix is not None
-        rows, count = lot_of(plan, stage)
         assert rows <= 256
         assert rows * count >= stage.matrix.rows > rows * (count - 1) * 0.9
         if plan.coded:
@@ -279,15 +280,18 @@ def test_longer_prompts_take_longer_and_less_than_steps(name: str) -> None:
     assert all(one.seconds >= one.floor_s for one in times)
     # a step of each token, at the least what it reads of one token's experts
     rate = node.device.memory.peak_bytes_per_s.value
-    assert seconds[4] < 511 * pass_weight_bytes(plan, 1) / rate
+    assert seconds[4] < 511 * schedule_of(plan).of_passes().weight_bytes(1) / rate
 
 
 def test_a_pass_streams_the_experts_that_its_tokens_choose() -> None:
     plan = chunked(routed())
-    every = pass_weight_bytes(plan, 10_000)
+    every = schedule_of(plan).of_passes().weight_bytes(10_000)
     layers = plan.spec.layers - 1 if plan.spec else 0
     expert = 4 * 3 * 64 * FEED.width
-    assert every - pass_weight_bytes(plan, 1) == layers * (FEED.experts - FEED.top_k) * expert
+    assert (
+        every - schedule_of(plan).of_passes().weight_bytes(1)
+        == layers * (FEED.experts - FEED.top_k) * expert
+    )
 
 
 # ---- on a GPU ------------------------------------------------------------------------------------

@@ -9,27 +9,20 @@ import pytest
 
 from tests.engine.small_engine import probes
 from twin.hardware.load import load_node
-from twin.kernel import teams
 from twin.kernel.defaults import limits_of, plan_for
-from twin.kernel.layout import choice_floats, held_floats, whole_floats
+from twin.kernel.layout import Scratch, scratch_of
 from twin.kernel.tables import layout
-from twin.kernel.teams import (
-    REGISTER_PORTIONS,
-    WARP,
-    WHOLE_PORTIONS,
-    ahead_registers,
-    ffn_at_once,
-    ffn_in_registers,
-    held_on_chip,
-    teams_of,
-    wide_ffn,
-)
 from twin.models.feeds import ExpertFeed
 from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
+from twin.plan.partition import WARP
 from twin.plan.types import Execution, HandOffKind, Plan, StageKind
+from twin.schedule.choose import schedule_of
+from twin.schedule.homes import REGISTER_PORTIONS, WHOLE_PORTIONS, Home
+from twin.schedule.prefetch import prefetches
+from twin.schedule.types import WarpSchedule
 from twin.sim import vectors
 
 
@@ -37,6 +30,11 @@ def planned(name: str, hidden: int, heads: int, ffn: int, node: str = "1xh200") 
     base = load_model("llama-3.1-8b")
     sized = replace(base, hidden=hidden, heads=heads, ffn=ffn, layers=2, windows=base.windows[:2])
     return plan_for(requantized(sized, format_named(name)), load_node(node))
+
+
+def made(plan: Plan) -> tuple[WarpSchedule, Scratch]:
+    schedule = schedule_of(plan)
+    return schedule.of_warps(), scratch_of(schedule)
 
 
 def mixtral(top_k: int, width: int, **sizes: int) -> ModelSpec:
@@ -65,10 +63,11 @@ def mixtral(top_k: int, width: int, **sizes: int) -> ModelSpec:
 def test_inputs_of_wide_feed_forwards_lie_on_the_chip(name: str, ffn: int, wide: bool) -> None:
     plan = planned(name, 4096, 32, ffn)
     most = REGISTER_PORTIONS if name == "fp8" else WHOLE_PORTIONS
-    assert (teams_of(plan).ffn.portions > most) is wide
-    assert wide_ffn(plan) is wide
+    warps, scratch = made(plan)
+    assert (warps.teams["ffn"].portions > most) is wide
+    assert warps.ffn.in_memory is wide
     if wide and "fp4" not in name:  # tensor cores have room of their own
-        assert whole_floats(plan) > 0
+        assert scratch.whole > 0
 
 
 @pytest.mark.parametrize(
@@ -84,11 +83,12 @@ def test_wide_inputs_before_16_bit_weights_are_gathered_in_rounds(
 ) -> None:
     """Threads keep what they have registers for, and the block's memory the rest."""
     plan = plan_for(mixtral(top_k, width), load_node("1xh200"))
-    team = teams_of(plan).ffn
-    assert ffn_in_registers(plan) * team.vector == in_registers
-    assert ffn_at_once(plan) * team.vector == at_once
-    assert whole_floats(plan) == (team.portions * team.vector - in_registers) * team.warps * WARP
-    assert ahead_registers(plan, "ffn") == 0
+    warps, scratch = made(plan)
+    team = warps.teams["ffn"]
+    assert warps.ffn.in_registers * team.vector == in_registers
+    assert warps.ffn.at_once * team.vector == at_once
+    assert scratch.whole == (team.portions * team.vector - in_registers) * team.warps * WARP
+    assert warps.prefetch["ffn"].portions == 0
 
 
 def test_a_dense_input_is_gathered_at_once_as_far_as_registers_go() -> None:
@@ -96,8 +96,9 @@ def test_a_dense_input_is_gathered_at_once_as_far_as_registers_go() -> None:
     for ffn, rounds in ((28_672, False), (30_720, True)):
         sized = replace(base, ffn=ffn, layers=2, windows=base.windows[:2])
         plan = plan_for(sized, load_node("1xh200"))
-        assert (ffn_at_once(plan) < teams_of(plan).ffn.portions) is rounds
-        assert (whole_floats(plan) > 0) is rounds
+        warps, scratch = made(plan)
+        assert (warps.ffn.at_once < warps.teams["ffn"].portions) is rounds
+        assert (scratch.whole > 0) is rounds
 
 
 def test_a_probe_without_feed_forward_gathers_one_slice_of_no_columns() -> None:
@@ -108,16 +109,15 @@ def test_a_probe_without_feed_forward_gathers_one_slice_of_no_columns() -> None:
         assert (sizes["ffn_cols"], sizes["ffn_in_registers"], sizes["ffn_at_once"]) == (0, 1, 1)
 
 
-def test_nothing_is_taken_ahead_of_such_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_taken_ahead_of_such_an_input() -> None:
     """Its tiles are multiplied as they come: what was taken before would stay, and the block
     wait.
     """
     plan = planned("int8", 2048, 16, 8192)
-    assert not wide_ffn(plan)
-    assert ahead_registers(plan, "ffn") > 0
-    monkeypatch.setattr(teams, "WHOLE_PORTIONS", 1)
-    assert wide_ffn(plan)
-    assert ahead_registers(plan, "ffn") == 0
+    warps, _ = made(plan)
+    assert not warps.ffn.in_memory
+    assert warps.prefetch["ffn"].portions > 0
+    assert prefetches(plan, warps.teams, ffn_in_memory=True)["ffn"].portions == 0
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,14 @@ def test_who_adds_up_several_ranks_parts_keeps_the_residual_on_the_chip(
     name: str, node: str, hidden: int, heads: int, ffn: int, held: bool
 ) -> None:
     plan = planned(name, hidden, heads, ffn, node)
-    assert held_on_chip(plan) is held
-    sizes, team = layout(plan).sizes, teams_of(plan).hidden
+    warps, scratch = made(plan)
+    assert (warps.residual.home is Home.SHARED) is held
+    sizes, team = layout(plan).sizes, warps.teams["hidden"]
     assert ("held" in sizes) is held
     if held:
-        assert held_floats(plan) == team.portions * 16 * 256  # of each of eight warps' threads
-        assert sizes["held"] + held_floats(plan) == sizes["whole"]
-        assert sizes["whole"] + whole_floats(plan) + choice_floats(plan) == sizes["scratch_floats"]
+        assert scratch.held == team.portions * 16 * 256  # of each of eight warps' threads
+        assert sizes["held"] + scratch.held == sizes["whole"]
+        assert sizes["whole"] + scratch.whole + scratch.choice == sizes["scratch_floats"]
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from tests.models.codes.names import coded_names
 from tests.native.programs import built
 from tests.native.test_coded import planned
 from twin import toolchain
-from twin.kernel.coded import coded_fields, stored_bytes, tile
-from twin.kernel.prompt import GROUP_TOKENS, TILE_TOKENS, members_of
+from twin.kernel.coded import coded_fields, tile
 from twin.kernel.streams import PAGE_BYTES, _tile
 from twin.models.codes import CODES
 from twin.models.formats import DECODED, PACK
 from twin.models.spec import DType
 from twin.plan.types import Matrix, Plan, tiles_of
+from twin.schedule.passes import GROUP_TOKENS, TILE_TOKENS, members_of
 
 SOURCE = Path(__file__).resolve().parent / "chunk.cpp"
 STORED: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16}
@@ -212,5 +212,5 @@ def stored(
     """A tile with what fills it up."""
     made = tile(plan, matrix, weights, rows, cols)
     return made.tobytes().ljust(
-        stored_bytes(plan, matrix, rows[1] - rows[0], cols[1] - cols[0]), b"\xff"
+        plan.stored_bytes(matrix, rows[1] - rows[0], cols[1] - cols[0]), b"\xff"
     )

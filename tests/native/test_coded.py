@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from tests.models.codes.names import coded_names
 from tests.native.programs import built
 from twin.data import data_dir
-from twin.kernel.coded import NUMBERS, TENSOR, tile
-from twin.kernel.teams import ROWS_AT_ONCE
+from twin.kernel.coded import NUMBERS, tile
 from twin.models.codes import CODES, Coded
 from twin.models.formats import UNIT_BYTES
 from twin.plan.build import build
+from twin.plan.partition import ROWS_AT_ONCE
 from twin.plan.types import Limits, Options, Plan
+from twin.schedule.products import TENSOR
 
 SOURCE = Path(__file__).resolve().parent / "coded.cpp"
 COLUMNS, ROWS = 256, 13

@@ -15,7 +15,6 @@ from twin.engine.cuda_build import compile_cubin, threads
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
-from twin.kernel.scan import tensor_scan
 from twin.models.codes import CODES
 from twin.models.feeds import DenseFeed
 from twin.models.formats import format_named
@@ -34,6 +33,7 @@ from twin.plan.types import (
     Plan,
     Sampling,
 )
+from twin.schedule.choose import schedule_of
 
 H200 = Limits(
     blocks=132,
@@ -190,7 +190,7 @@ def test_kernels_whose_heads_no_tensor_core_scans_compile(head_dim: int) -> None
     base = load_model("llama-3.2-1b")
     spec = replace(base, layers=1, hidden=512, heads=4, kv_heads=2, head_dim=head_dim, ffn=512)
     plan = build(spec, Options(blocks=4, ring_slots=6, window_slots=3), H200)
-    assert not tensor_scan(plan)
+    assert not schedule_of(plan).scan.tensor
     without_spills(plan)
 
 

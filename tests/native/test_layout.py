@@ -23,7 +23,6 @@ from twin.kernel.constants import pack_constants
 from twin.kernel.defaults import limits_of
 from twin.kernel.fields import FIELDS, record
 from twin.kernel.header import Control, RankMemory, Request, Status, header
-from twin.kernel.scan import check_cache_tiles
 from twin.kernel.streams import PAGE_BYTES, pack, stream_bytes, tile_bytes
 from twin.kernel.tables import image, layout
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
@@ -40,6 +39,7 @@ from twin.plan.types import (
     StageKind,
     tiles,
 )
+from twin.schedule.scan import check_cache_tiles
 from twin.toolchain import build_host
 
 LIMITS = Limits(64, 1, 2**30, 2**40, True)

@@ -12,17 +12,17 @@ from tests.sim.machines import rounds_of_splits
 from twin.engine.code_size import function_name
 from twin.engine.cuda_lines import Kernel
 from twin.hardware.load import load_node
-from twin.kernel.teams import Team
 from twin.plan.splits import SPLITS_AT_ONCE
 from twin.plan.types import Plan, StageKind
-from twin.sim.tiles import shaped_team
+from twin.schedule.teams import Team
+from twin.sim.tiles import vector_team
 
 WORDS = ("LDG.E.64.STRONG.GPU", "LDG.E.128.STRONG.GPU")  # of a split: its outputs, its sums
 
 
 def team_of(plan: Plan) -> Team:
     (matrix,) = (s.matrix for s in plan.stages if s.kind is StageKind.O_PROJ and s.matrix)
-    team = shaped_team(matrix)
+    team = vector_team(matrix)
     assert team is not None
     return team
 

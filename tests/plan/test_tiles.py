@@ -12,14 +12,15 @@ import pytest
 from twin.errors import PlanError
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
-from twin.kernel.teams import WARPS, team_of, teams_of
 from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
 from twin.models.spec import DType
-from twin.plan.partition import ROWS_AT_ONCE, folds, low_rows, teams_beside
+from twin.plan.partition import ROWS_AT_ONCE, TEAM_WARPS, folds, low_rows, teams_beside
 from twin.plan.types import Matrix, Plan, StageKind
 from twin.proof.prove import prove
+from twin.schedule.choose import schedule_of
+from twin.schedule.teams import team_of
 
 EXPERTS = (
     "qwen3-30b-a3b",
@@ -46,7 +47,7 @@ def down(plan: Plan) -> Matrix:
 @pytest.mark.parametrize("model", EXPERTS)
 def test_experts_have_a_plan_on_several_gpus_by_default(model: str) -> None:
     for node in NODES:
-        teams_of(planned(model, node))
+        schedule_of(planned(model, node))
 
 
 def test_an_experts_row_may_end_within_a_group() -> None:
@@ -95,7 +96,7 @@ def test_experts_whose_even_slices_would_be_narrow_end_with_a_narrower_one(
     plan = mixture(width, name)
     prove(plan)
     assert (down(plan).tile_cols, down(plan).slices) == (tile, slices)
-    assert teams_of(plan).ffn.slices == 3 * slices
+    assert schedule_of(plan).of_warps().teams["ffn"].slices == 3 * slices
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_the_last_of_many_slices_of_few_bits_is_the_narrow_one(
     prove(plan)
     matrix = next(s.matrix for s in plan.stages if s.matrix and s.kind is StageKind.DOWN)
     assert (matrix.tile_cols, matrix.slices) == (tile, slices)
-    assert teams_of(plan).ffn.full is (tile == 2048)
+    assert schedule_of(plan).of_warps().teams["ffn"].full is (tile == 2048)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_other_tiles_of_experts_fill_their_slot(
 def test_the_plan_knows_how_many_tiles_teams_hold_side_by_side() -> None:
     """One expert more, and a team of the kernel's division holds two."""
     for weight_bytes, cols, beside in product((2, 4), range(8, 1025, 8), range(1, 17)):
-        team = team_of(beside * cols, cols, WARPS[0], weight_bytes=weight_bytes)
+        team = team_of(beside * cols, cols, TEAM_WARPS, weight_bytes=weight_bytes)
         assert team is not None
         several = team.slices > team.teams
         assert several == (beside > teams_beside(cols, weight_bytes)), (weight_bytes, cols, beside)
@@ -163,7 +164,7 @@ def test_the_plan_knows_how_many_tiles_teams_hold_side_by_side() -> None:
 )
 def test_what_a_refusal_advises_is_a_plan(model: str, node: str, chosen: dict[str, Any]) -> None:
     with pytest.raises(PlanError) as refusal:
-        teams_of(planned(model, node, **chosen))
+        schedule_of(planned(model, node, **chosen))
     found = ADVICE.search(str(refusal.value))
     assert found, str(refusal.value)
     name, value = (found[1], found[2]) if found[1] else (found[3], found[4])

@@ -19,12 +19,13 @@ from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.probe import attention_probe, stream_probe
 from twin.plan.types import CollectiveKind, Common, Matrix, Options, Plan, Residual, Scan, StageKind
+from twin.schedule.choose import schedule_of
 from twin.sim import attend, consume, cost, tiles, vectors
 from twin.sim.lowering import compile_plan
 from twin.sim.run import _rests_on, simulate
-from twin.sim.streams import Streams
 from twin.sim.tiles import rolled_rows, team_work
 from twin.sim.vectors import partial_alignment, vector_bytes, vector_chunks, vector_rounds
+from twin.sim.warp_streams import WarpStreams
 
 
 def test_a_cost_names_its_terms_and_the_one_that_binds() -> None:
@@ -238,7 +239,8 @@ def test_chosen_experts_are_one_matrix_to_a_block_of_warps() -> None:
     """All their tiles, and one end of a batch; a device without warps ends each expert."""
     node = load_node("1xh200")
     plan, device = default_plan(load_model("gpt-oss-20b"), node), node.device
-    streams = Streams(plan, device)
+    assert device.warps
+    streams = WarpStreams(schedule_of(plan), device, device.warps)
     down = next(stage for stage in plan.stages if stage.kind is StageKind.ROUTED_DOWN)
     assert down.matrix
     assert device.warps

@@ -9,9 +9,10 @@ import pytest
 
 from tests.proof.tiny import plan_of, tiny
 from tests.sim.machines import limits_of, node_of, warped
-from twin.kernel.scan import tensor_scan
 from twin.plan.probe import attention_probe
 from twin.plan.types import Options
+from twin.schedule.choose import schedule_of
+from twin.schedule.scan import cache_scan
 from twin.sim.attend import IN_LAYERS, cache_tiles
 from twin.sim.lowering import compile_plan
 from twin.sim.run import simulate
@@ -75,7 +76,7 @@ def scanned(
     )
     limits = replace(limits_of(warped()), teams=True)
     plan = attention_probe(options, limits, heads=group, kv_heads=1, head_dim=head_dim, stages=1)
-    assert tensor_scan(plan)
+    assert schedule_of(plan).scan.tensor
     return [round(ps / 1e6, 6) for ps in compile_plan(plan, warped(**times)).stages[0][0].slots]
 
 
@@ -113,10 +114,10 @@ def test_a_turn_on_tensor_cores_takes_longer_in_layers() -> None:
         max_context=256,
     )
     layer = replace(layer, limits=replace(layer.limits, teams=True))
-    assert tensor_scan(layer)
+    assert schedule_of(layer).scan.tensor
     warps = warped(unit_s=1e-6).warps
     assert warps is not None
-    turns = [ps / 1e6 for _, ps in cache_tiles(warps, layer, 64 << 10)]
+    turns = [ps / 1e6 for _, ps in cache_tiles(warps, layer, cache_scan(layer), 64 << 10)]
     assert turns == [0.0, IN_LAYERS, 0.0, IN_LAYERS]
 
 
@@ -138,6 +139,6 @@ def test_an_items_start_and_end_grow_with_its_outputs() -> None:
             max_context=256,
         )
         layer = replace(layer, limits=replace(layer.limits, teams=teams))
-        assert tensor_scan(layer) is teams
-        starts[teams].append(next(cache_tiles(warps, layer, 64 << 10))[1] / 1e6)
+        assert cache_scan(layer).tensor is teams
+        starts[teams].append(next(cache_tiles(warps, layer, cache_scan(layer), 64 << 10))[1] / 1e6)
     assert starts == {False: [2.0, 2.5, 3.5], True: [2.0, 2.0, 2.5]}

@@ -21,18 +21,25 @@ from tests.sim.machines import (
 from twin.calibrate.gpu_layers import chain_plan, chain_spec
 from twin.hardware.load import load_node
 from twin.kernel import defaults
-from twin.kernel.teams import taken_ahead
 from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.catalogue import ROWS
 from twin.plan.probe import stream_probe, turns_probe
 from twin.plan.splits import SPLITS_AT_ONCE
-from twin.plan.types import HandOffKind, Options, StageKind
-from twin.sim.gathers import CROWDED
+from twin.plan.types import HandOffKind, Options, Plan, StageKind
+from twin.schedule.choose import priced_schedule
+from twin.schedule.prefetch import Prefetch
 from twin.sim.lowering import compile_plan
 from twin.sim.machine import Machine
 from twin.sim.run import simulate
 from twin.sim.tiles import team_work, tiles_of_a_round
+from twin.sim.warp_gathers import CROWDED
+
+
+def prefetched(plan: Plan, kind: StageKind) -> Prefetch:
+    found = priced_schedule(plan).prefetch(kind)
+    assert found
+    return found
 
 
 def test_each_copy_of_a_loader_takes_its_time() -> None:
@@ -236,14 +243,14 @@ def test_a_normed_input_costs_more_behind_weights_that_were_taken_ahead() -> Non
     plan = plan_for(
         node_of(ideal()), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256)
     )
-    taken = taken_ahead(plan)
+    taken = priced_schedule(plan)
     behind = [
         stage
         for stage in plan.stages
         if stage.vector_elements
         and stage.kind is not StageKind.O_PROJ
-        and stage.kind in taken
-        and taken[stage.kind].portions
+        and (prefetch := taken.prefetch(stage.kind))
+        and prefetch.portions
     ]
     assert {stage.kind for stage in behind} >= {StageKind.QKV, StageKind.GATE_UP}
     steps = [simulate(plan, node_of(warped(ahead_s=seconds))).step_s for seconds in (0.0, 1e-6)]
@@ -258,7 +265,7 @@ def test_a_down_projection_ends_later_where_its_teams_hold_whole_row_groups(
     node = load_node("1xh200")
     spec = chain_spec("held", layers=2, hidden=896, heads=12, kv_heads=4, head_dim=128, ffn=ffn)
     plan = chain_plan(defaults.limits_of(node), spec)
-    assert taken_ahead(plan)[StageKind.DOWN].whole is held
+    assert prefetched(plan, StageKind.DOWN).whole is held
     costs = node.device.warps
     assert costs is not None
     steps = [
@@ -290,8 +297,8 @@ def test_an_output_projection_ends_later_behind_weights_of_several_slices(
         "sliced", layers=2, hidden=1600, heads=heads, kv_heads=4, head_dim=128, ffn=5120
     )
     plan = chain_plan(defaults.limits_of(node), spec)
-    assert taken_ahead(plan)[StageKind.O_PROJ].several is several
-    assert not taken_ahead(plan)[StageKind.DOWN].whole
+    assert prefetched(plan, StageKind.O_PROJ).several is several
+    assert not prefetched(plan, StageKind.DOWN).whole
     costs = node.device.warps
     assert costs is not None
     steps = []

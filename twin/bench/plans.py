@@ -12,7 +12,7 @@ from typing import Any
 from twin.calibrate.peer_probes import idle_exchange, loaded_exchange, stream_alone
 from twin.errors import ConfigError, PlanError
 from twin.hardware.types import Node
-from twin.kernel.budget import shared_bytes
+from twin.kernel.budget import on_chip_bytes
 from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.room import TO_RUN, check_room
 from twin.models.spec import DType, ModelSpec
@@ -109,7 +109,7 @@ def exchange_probes(node: Node, plan: Plan) -> dict[str, Plan]:
     hidden = plan.spec.hidden
     made = {IDLE: over_gpus(idle_exchange(limits, hidden), gpus)}
     loaded = over_gpus(loaded_exchange(limits, hidden), gpus)
-    if shared_bytes(loaded) <= limits.on_chip_bytes:
+    if on_chip_bytes(loaded) <= limits.on_chip_bytes:
         made |= {LOADED: loaded, UNDISTURBED: stream_alone(limits)}
     for probe in made.values():
         prove(probe)
@@ -144,7 +144,7 @@ def fitted(make: Callable[[Mapping[str, Any]], Plan], chosen: Mapping[str, Any])
     is left alone.
     """
     plan = make({})
-    over = shared_bytes(plan) - plan.limits.on_chip_bytes
+    over = on_chip_bytes(plan) - plan.limits.on_chip_bytes
     if over <= 0 or "ring_slots" in chosen:
         return plan
     slots = plan.options.ring_slots - -(-over // plan.options.slot_bytes)

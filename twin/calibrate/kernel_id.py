@@ -1,7 +1,7 @@
 """Which kernel an engine run had.
 
 A record holds the id of its kernel: a digest of the sources that the device's main file includes,
-and of the package that makes the generated header of a plan, both without comments and blanks.
+and of the packages that make the generated header of a plan, all without comments and blanks.
 Sources and not machine code: they are at hand wherever a record is written, also without a compiler
 (a host's code differs by CPU), and of a commit. The options of each run stand beside the id.
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from twin import kernel
+from twin import kernel, schedule
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.store import KERNEL_ID, Run, home, measured_on, read_run
 from twin.data import data_dir
@@ -31,13 +31,15 @@ from twin.errors import InvalidPlan
 from twin.files import csv_text, write
 from twin.hardware.load import load_node
 from twin.hardware.types import Device
-from twin.kernel.teams import hidden_in_quads
 from twin.plan.types import Options, Plan, StageKind
-from twin.sim.tiles import shaped_team
+from twin.schedule.choose import schedule_of
+from twin.schedule.teams import team_for
 
 FILE = "kernels.csv"
 DIGITS = 12
-NATIVE, HEADER = "native", "twin/kernel"  # of a checkout
+IN_SCHEDULE = "schedule/"  # before the names of its files
+# of a checkout; what older kernels have of the schedule lies in twin/kernel
+NATIVE, HEADER, SCHEDULE = "native", "twin/kernel", "twin/schedule"
 INCLUDED = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
 BLANK = {"c": re.compile(r"//[^\n]*|/\*.*?\*/|\s+", re.DOTALL), "py": re.compile(r"#[^\n]*|\s+")}
 
@@ -49,14 +51,19 @@ def kernel_id(device: Device) -> str:
 
 @lru_cache(maxsize=1)
 def _in_force() -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """Native sources and the package that makes headers, by path and name."""
-    root, made_by = data_dir(NATIVE), Path(kernel.__path__[0])
+    """Native sources and the packages that make headers, by path and name."""
+    root = data_dir(NATIVE)
     native = {
         file.relative_to(root).as_posix(): file.read_text(encoding="utf-8")
         for folder in ("monokernel", "platform")
         for file in (root / folder).iterdir()
     }
-    return native, {file.name: file.read_text(encoding="utf-8") for file in made_by.glob("*.py")}
+    made_by = {
+        before + file.name: file.read_text(encoding="utf-8")
+        for package, before in ((kernel, ""), (schedule, IN_SCHEDULE))
+        for file in Path(package.__path__[0]).glob("*.py")
+    }
+    return native, made_by
 
 
 def _main_of(device: Device) -> str:
@@ -99,15 +106,19 @@ def _splits_in_turn(plan: Plan) -> bool:
     matrix = next(matrices, None)
     if not plan.limits.teams or matrix is None or matrix.format is not None:
         return False
-    team = shaped_team(matrix, plan.options.weight_dtype)
+    team = team_for(matrix, plan.options.weight_dtype)
     return team is not None and team.portions > 1 and not team.full
+
+
+def _by_fours(plan: Plan) -> bool:
+    return schedule_of(plan).by_fours
 
 
 SPLITS = "splits-at-once"
 # What changed for some plans, by name: the plans whose speed it changed.
 CHANGES: Mapping[str, Callable[[Plan], bool]] = {
     # narrow residuals on one NVIDIA GPU by fours of each thread (cuda_quads.cuh): -2 to -15 %
-    "residual-by-fours": hidden_in_quads,
+    "residual-by-fours": _by_fours,
     # all slices of a round of splits requested at once (ALL_LOOK in cuda_vector.cuh): up to -8 %
     SPLITS: _splits_in_turn,
 }
@@ -173,7 +184,9 @@ def id_at(commit: str, device: Device, checkout: Path) -> str:
         names = git("ls-tree", "-r", "--name-only", commit, f"{folder}/").split()
         return {name.removeprefix(f"{folder}/"): git("show", f"{commit}:{name}") for name in names}
 
-    made_by = {name: text for name, text in files(HEADER).items() if name.endswith(".py")}
+    scheduled = {IN_SCHEDULE + name: text for name, text in files(SCHEDULE).items()}
+    made_by = files(HEADER) | scheduled
+    made_by = {name: text for name, text in made_by.items() if name.endswith(".py")}
     return _id_of(_main_of(device), files(NATIVE), made_by)
 
 

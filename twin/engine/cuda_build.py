@@ -16,12 +16,12 @@ from typing import Any
 from twin.data import data_dir
 from twin.engine.driver import compiler_version, open_compiler
 from twin.errors import EngineError, ToolchainError
-from twin.kernel.budget import shared_bytes
+from twin.kernel.budget import on_chip_bytes
 from twin.kernel.header import header
 from twin.kernel.prompt import check_tensor_cores
-from twin.kernel.scan import check_cache_tiles
 from twin.kernel.tables import layout
 from twin.plan.types import Plan
+from twin.schedule.scan import check_cache_tiles
 from twin.toolchain import cache_dir, cached, content_key, native_sources, run_compiler, unsealed
 
 SIDE_WARPS = 4  # a warp group: the keeper, two loaders, and one that leaves at once
@@ -93,7 +93,7 @@ def compile_cubin(
     check_cache_tiles(plan)
     text = header(plan, trace=trace)
     nvcc = shutil.which("nvcc")
-    flags = [*FLAGS, *([LINES] if lines else []), f"-DTWIN_SHARED_BYTES={shared_bytes(plan)}"]
+    flags = [*FLAGS, *([LINES] if lines else []), f"-DTWIN_SHARED_BYTES={on_chip_bytes(plan)}"]
     flags += ["-DTWIN_PASSES"] if passes else []
     version = run_compiler([nvcc, "--version"]) if nvcc else compiler_version()
     target = (
@@ -120,7 +120,7 @@ def compile_cubin(
         arch,
         "nvcc" if nvcc else "NVRTC",
         **json.loads(report),
-        shared_bytes=shared_bytes(plan),
+        shared_bytes=on_chip_bytes(plan),
         cubin=cubin,
     )
 

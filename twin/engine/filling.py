@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.kernel import experts
-from twin.kernel.coded import stored_bytes, tile
+from twin.kernel.coded import tile
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.models.codes import Encoded, code_of
@@ -70,7 +70,7 @@ def coded_pieces(plan: Plan, seed: int) -> Iterator[Piece]:
 def _rows(plan: Plan, matrix: Matrix, count: int, random: np.random.Generator) -> NDArray[np.uint8]:
     """The tiles of so many rows; of a plain matrix zeros."""
     parts = list(tiles_of(matrix, 0, count))
-    sizes = [stored_bytes(plan, matrix, hi - lo, right - left) for (lo, hi), (left, right) in parts]
+    sizes = [plan.stored_bytes(matrix, hi - lo, right - left) for (lo, hi), (left, right) in parts]
     out, at = np.zeros(sum(sizes), np.uint8), 0
     source = _coded(matrix, count, random) if matrix.format is not None and count else None
     for (rows, cols), size in zip(parts if source else (), sizes, strict=False):

@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 
 from twin.data import data_dir
 from twin.errors import EngineError, ToolchainError
-from twin.kernel.experts import has_experts
 from twin.kernel.header import header
 from twin.kernel.strips import THREADS, strips_of
 from twin.kernel.tables import layout
@@ -145,7 +144,7 @@ def vector_bytes(plan: Plan) -> int:
     sizes = layout(plan).sizes
     widest, scratch = int(sizes["input_floats"]), int(sizes["scratch_floats"])
     whole = 4 * (widest + scratch)
-    narrows = plan.spec is not None and not plan.coded and not has_experts(plan)
+    narrows = plan.spec is not None and not plan.coded and not plan.kernel_routed
     if whole <= LOCAL_BYTES - BESIDE_BYTES or not narrows:
         return whole
     heads = plan.kernel_attention().heads * plan.kernel_attention().head_dim

@@ -32,7 +32,6 @@ from twin.kernel.header import (
     Request,
     Status,
 )
-from twin.kernel.recurrent import has_delta
 from twin.plan.shards import factors_change
 from twin.plan.types import Plan, Sampling
 
@@ -233,7 +232,7 @@ class Session(ABC):
             )
         self._turn(len(prompt))
         # a recurrent state cannot be taken back to where two prompts part
-        kept = _agreeing(self._held, prompt[:-1]) if reuse and not has_delta(self.plan) else 0
+        kept = _agreeing(self._held, prompt[:-1]) if reuse and not self.plan.kernel_recurs else 0
         self._held = list(prompt[:kept])  # whatever comes of this request
         request, pass_stamps = self._read_request(prompt, max_tokens, stop, kept=kept)
         steps, ordinary = request.steps, request.forced - 1  # steps before that of the first token
@@ -247,7 +246,7 @@ class Session(ABC):
             on_token = self._with_logits(request, on_logits, on_token)
         cancelled = self._run(request, tokens, on_token)
         made = self._control.emitted
-        if made and not has_delta(self.plan):  # the last token was not read
+        if made and not self.plan.kernel_recurs:  # the last token was not read
             self._held = [*prompt, *(int(token) for token in tokens[: made - 1])]
         times = np.concatenate(
             [[self._control.started], pass_stamps, stamps[: ordinary + made]]

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.models.codes import CODES, Blocks, Coded, Encoded
-from twin.models.formats import FP4, PACK, SCALED_ROWS, UNIT_BYTES
+from twin.models.formats import PACK, SCALED_ROWS, UNIT_BYTES
 from twin.models.spec import DType
 from twin.plan.partition import BYTE_BITS
 from twin.plan.types import Matrix, Plan, Stage, tiles
@@ -36,24 +36,6 @@ STORAGE: dict[DType, Any] = {
     DType.FP32: np.float32,
 }
 NUMBERS = {name: at for at, name in enumerate(CODES, start=1)}
-TENSOR = FP4  # formats that NVIDIA's tensor cores multiply
-
-
-def tensor_products(matrix: Matrix) -> bool:
-    """NVIDIA: whether tensor cores multiply it (cuda_fragments.cuh)."""
-    return matrix.format is not None and matrix.format.name in TENSOR
-
-
-def whole_products(matrix: Matrix) -> bool:
-    """NVIDIA: whether threads multiply it as whole numbers (cuda_coded.cuh)."""
-    return matrix.format is not None and matrix.format.name.startswith("int")
-
-
-def stored_bytes(plan: Plan, matrix: Matrix, rows: int, cols: int) -> int:
-    """Bytes of a tile."""
-    if matrix.format is None:
-        return rows * cols * plan.options.weight_dtype.bytes
-    return matrix.format.bytes(rows, cols)
 
 
 def codes_of(plan: Plan) -> tuple[int, int]:
@@ -115,7 +97,7 @@ def pack_coded(
             ends[block] += _pack_blocks(matrix, source, block, out[ends[block] :])
             continue
         for (lo, hi), (left, right) in tiles(matrix, block):
-            size = stored_bytes(plan, matrix, hi - lo, right - left)
+            size = plan.stored_bytes(matrix, hi - lo, right - left)
             made = tile(plan, matrix, source, (lo, hi), (left, right))
             out[ends[block] : ends[block] + len(made)] = made
             out[ends[block] + len(made) : ends[block] + size] = 0

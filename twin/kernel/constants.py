@@ -11,8 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.kernel.fields import STAGE_EXTRAS, up
-from twin.kernel.recurrent import has_delta
-from twin.kernel.teams import in_norm_order
 from twin.models.spec import LaneHead
 from twin.plan import shards
 from twin.plan.biases import bias_shape, stage_bias, stage_sinks
@@ -20,6 +18,8 @@ from twin.plan.catalogue import ROWS
 from twin.plan.delta_vectors import delta_sizes, delta_vectors
 from twin.plan.shards import Weights
 from twin.plan.types import Plan, Stage, StageKind
+from twin.schedule.choose import schedule_of
+from twin.schedule.types import Schedule
 
 RESIDUAL_NORMS = ("norm", "post_norm")
 VECTOR_FLOATS = 16  # constants start on a 64-byte line
@@ -32,7 +32,7 @@ def stage_extras(plan: Plan) -> tuple[str, ...]:
         spec is not None and spec.variant.norms.after,
         spec is not None and len(spec.rotations) > 1,
         spec is not None and spec.sinks and plan.attention is not None,
-        *(3 * (has_delta(plan),)),
+        *(3 * (plan.kernel_recurs,)),
     )
     return tuple(name for name, wanted in zip(STAGE_EXTRAS, used, strict=True) if wanted)
 
@@ -95,7 +95,7 @@ def pack_constants(plan: Plan, weights: Weights, rank: int) -> NDArray[np.float3
     Where teams of warps load the residual's scales, they lie in the order in which these do.
     """
     total, vectors = constant_offsets(plan)
-    out = np.zeros(total, np.float32)
+    out, schedule = np.zeros(total, np.float32), schedule_of(plan)
 
     def put(at: int, vector: NDArray[np.float32]) -> None:
         out[at : at + vector.size] = vector.reshape(-1)
@@ -105,12 +105,24 @@ def pack_constants(plan: Plan, weights: Weights, rank: int) -> NDArray[np.float3
             if name == "rope":
                 continue
             vector = _vector(plan, stage, name, rank, weights)
-            ordered = plan.limits.teams and name in RESIDUAL_NORMS
-            put(at, in_norm_order(plan, vector) if ordered else vector)
+            put(at, in_norm_order(schedule, vector) if name in RESIDUAL_NORMS else vector)
     reach = plan.options.max_context
     for at, table in rope_vectors(plan, reach, present=reach):
         put(at, table)
     return out
+
+
+def in_norm_order(schedule: Schedule, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A norm's weights [hidden] as the threads of an NVIDIA block load them, `norm_place` in
+    native/platform/cuda_vector.cuh: of each column slice the first four of every thread, then the
+    next four of every thread; as they are where a thread has four neighbours, and elsewhere.
+    """
+    if schedule.warps is None or schedule.by_fours:
+        return weights
+    team = schedule.warps.teams["hidden"]
+    slices = (weights[at : at + team.tile] for at in range(0, weights.size, team.tile))
+    fours = (of.reshape(-1, team.vector // 4, 4).swapaxes(0, 1) for of in slices)
+    return np.concatenate([of.reshape(-1) for of in fours])
 
 
 def rope_vectors(

@@ -9,13 +9,9 @@ from typing import Any
 
 from twin.errors import ConfigError, PlanError
 from twin.hardware.types import Device, Node
-from twin.kernel.budget import on_chip_bytes
-from twin.kernel.coded import tensor_products, whole_products
-from twin.kernel.experts import has_experts
+from twin.kernel.budget import on_chip
 from twin.kernel.prompt import TOKENS, fitting_chunk
-from twin.kernel.scan import tensor_scan
 from twin.kernel.strips import MOST_STRIPS, has_strips, with_strips
-from twin.kernel.teams import teams_of
 from twin.models.formats import format_named
 from twin.models.spec import ModelSpec
 from twin.plan.build import build
@@ -32,6 +28,8 @@ from twin.plan.types import (
     Plan,
     StageKind,
 )
+from twin.schedule.choose import schedule_of
+from twin.schedule.products import tensor_products, whole_products
 
 SETTLED = (  # fields whose default depends on the model or the node
     "gpus",
@@ -353,7 +351,7 @@ def scanning_block_rows(plan: Plan) -> int | None:
     matrix = next((s.matrix for s in plan.stages if s.kind is StageKind.O_PROJ), None)
     if own is None or matrix is None or not _plain(plan):
         return None
-    side_by_side = teams_of(plan).heads.groups
+    side_by_side = schedule_of(plan).of_warps().teams["heads"].groups
     scanners = sum(lo < hi for lo, hi in scanned_first(own, 0, plan.blocks))
     turn, others = ROWS_AT_ONCE * side_by_side, plan.blocks - scanners
     if side_by_side == 1 or not others:
@@ -395,7 +393,8 @@ def tight(spec: ModelSpec, options: Options, plan: Plan, room: int) -> tuple[Pla
     smaller = _of_one_slot(spec, options, slot, plan.limits)
     slots = most_slots(smaller)
     more = slots > room and _layer_tiles(smaller) <= _layer_tiles(plan)
-    return (smaller, slots) if more and tensor_scan(smaller) == tensor_scan(plan) else (plan, room)
+    scans = {schedule_of(one).scan.tensor for one in (plan, smaller)}
+    return (smaller, slots) if more and len(scans) == 1 else (plan, room)
 
 
 def _of_one_slot(spec: ModelSpec, options: Options, slot_bytes: int, limits: Limits) -> Plan:
@@ -430,7 +429,7 @@ def _under_way(plan: Plan, slots: int) -> tuple[float, int]:
     """NVIDIA, of models without lanes: seconds of the peak bandwidth, and slots at least."""
     matrices = [matrix for stage in plan.stages for matrix in stage.matrices]
     coded = [matrix for matrix in matrices if matrix.format and matrix.format.coded]
-    if has_experts(plan) or any(map(tensor_products, coded)):
+    if plan.kernel_routed or any(map(tensor_products, coded)):
         return UNDER_WAY_S, FEWEST_UNDER_WAY
     if coded:
         return WHOLE_UNDER_WAY_S if all(map(whole_products, coded)) else UNDER_WAY_S, 2
@@ -458,7 +457,7 @@ def _plain(plan: Plan) -> bool:
     lanes, on one NVIDIA GPU?
     """
     matrices = [matrix for stage in plan.stages for matrix in stage.matrices]
-    dense = all(matrix.format is None for matrix in matrices) and not has_experts(plan)
+    dense = all(matrix.format is None for matrix in matrices) and not plan.kernel_routed
     alone = plan.ranks == 1 and plan.limits.teams
     return dense and alone
 
@@ -487,15 +486,5 @@ def _layer_tiles(plan: Plan) -> float:
 
 
 def most_slots(plan: Plan) -> int:
-    """The largest ring that fits, at least one slot; what lies beside it may grow with it."""
-    room, slot_bytes = plan.limits.on_chip_bytes, plan.options.slot_bytes
-    slots = max(1, room // slot_bytes)
-    while slots > 1:
-        grown = dataclasses.replace(
-            plan, options=dataclasses.replace(plan.options, ring_slots=slots, window_slots=slots)
-        )
-        over = on_chip_bytes(grown) - room
-        if over <= 0:
-            break
-        slots = max(1, slots - -(-over // slot_bytes))
-    return slots
+    """The largest ring that a block has room for, at least one slot."""
+    return on_chip(plan).most_slots(plan.limits.on_chip_bytes)

@@ -1,22 +1,19 @@
-"""How the kernel sees routed experts: one wide matrix for each stage, and where its tiles lie in
-memory.
-
-To a block ROUTED_UP is a matrix of all chosen experts' rows, one expert below the other, and
-ROUTED_DOWN one of all their columns, side by side. So their products are those of any matrix; only
-a tile's address depends on the choice.
+"""Where the kernel finds routed experts: which tiles lie where in memory, what a router and its
+neighbours are to C++. To its warps a stage's chosen experts are one matrix
+(twin/schedule/chosen.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twin.errors import PlanError
-from twin.kernel.coded import STORAGE, stored_bytes, tile
+from twin.kernel.coded import STORAGE, tile
 from twin.kernel.fields import up
 from twin.models.codes import Blocks, Coded, Encoded
 from twin.models.feeds import Scoring
@@ -53,31 +50,6 @@ class Place:
     apart: int = 0  # units between blocks
 
 
-def has_experts(plan: Plan) -> bool:
-    """Are there experts in a plan that the kernel runs?"""
-    return plan.attention is not None and any(stage.routed for stage in plan.stages)
-
-
-def multiplied(plan: Plan, stage: Stage) -> Matrix | None:
-    """The matrix that the kernel multiplies in a stage."""
-    return of_all_chosen(plan, stage) if has_experts(plan) else stage.matrix
-
-
-def of_all_chosen(plan: Plan, stage: Stage) -> Matrix | None:
-    """The rows or columns of a token's chosen experts as one matrix, which they are to warps; of a
-    stage without experts its own.
-    """
-    matrix, routed = stage.matrix, stage.routed
-    if matrix is None or routed is None:
-        return matrix
-    if stage.kind is StageKind.ROUTED_DOWN:
-        return replace(matrix, cols=routed.top_k * matrix.cols, beside=routed.top_k)
-    assert stage.publishes is not None
-    owned = plan.values[stage.publishes].owned
-    rows = tuple((matrix.unit * lo, matrix.unit * hi) for lo, hi in owned)
-    return replace(matrix, rows=routed.top_k * matrix.rows, owned=rows)
-
-
 def places(
     plan: Plan, page: int, *, page_bytes: int, unit_bytes: int
 ) -> tuple[dict[int, Place], int]:
@@ -85,7 +57,7 @@ def places(
     any slice is.
     """
     found = {}
-    for stage in plan.stages if has_experts(plan) else ():
+    for stage in plan.stages if plan.kernel_routed else ():
         if stage.routed is None or stage.matrix is None:
             continue
         matrix = stage.matrix
@@ -114,7 +86,7 @@ def _coded_place(plan: Plan, matrix: Matrix, page: int, unit_bytes: int) -> Plac
 def _group_units(plan: Plan, matrix: Matrix, rows: int, unit_bytes: int) -> int:
     """Of all column slices of some rows."""
     whole, rest = divmod(matrix.cols, matrix.tile_cols)
-    sizes = [stored_bytes(plan, matrix, rows, cols) for cols in (matrix.tile_cols, rest) if cols]
+    sizes = [plan.stored_bytes(matrix, rows, cols) for cols in (matrix.tile_cols, rest) if cols]
     return (whole * sizes[0] + sum(sizes[1:])) // unit_bytes
 
 
@@ -130,7 +102,7 @@ def fields(place: Place | None, names: tuple[str, ...]) -> dict[str, int]:
 
 def fields_of(plan: Plan) -> tuple[str, ...]:
     """What stages say of experts."""
-    if not has_experts(plan):
+    if not plan.kernel_routed:
         return ()
     return FIELDS + (CODED_FIELDS if plan.coded else ())
 
@@ -171,12 +143,12 @@ def pack_tiles(
         for rows, cols in tiles_of(matrix, lo, hi):
             made = tile(plan, matrix, source, rows, cols)
             out[at : at + len(made)] = made
-            at += stored_bytes(plan, matrix, rows[1] - rows[0], cols[1] - cols[0])
+            at += plan.stored_bytes(matrix, rows[1] - rows[0], cols[1] - cols[0])
 
 
 def constants(plan: Plan) -> dict[str, bool | int | float]:
     """What a router does, for C++; empty without experts."""
-    kind = plan.spec.experts if plan.spec and has_experts(plan) else None
+    kind = plan.spec.experts if plan.spec and plan.kernel_routed else None
     if kind is None:
         return {}
     return {
@@ -208,7 +180,7 @@ def contest_floats(plan: Plan) -> int:
     """What a block needs to choose among many experts: its logits and a gate's, and keys of two
     words of all experts and of the first ones of each group.
     """
-    kind = plan.spec.experts if plan.spec and has_experts(plan) else None
+    kind = plan.spec.experts if plan.spec and plan.kernel_routed else None
     if kind is None or kind.experts <= CONTEST:
         return 0
     groups = -(-kind.experts // CONTEST)
@@ -221,7 +193,7 @@ NO_BESIDE: dict[str, bool | int | float] = {"SHARED": False, "GATED": False, "DE
 
 def beside(plan: Plan) -> dict[str, bool | int | float]:
     """What stands beside routed experts, for C++: shared ones, and layers without any."""
-    kind = plan.spec.experts if plan.spec and has_experts(plan) else None
+    kind = plan.spec.experts if plan.spec and plan.kernel_routed else None
     if kind is None:
         return NO_BESIDE
     return {
@@ -245,7 +217,7 @@ def shapes(
     """Of a plan with few-bit weights, by struct: the fields of its routed stages, which are those
     of all layers. `rows`: the table of stages. Raises PlanError where layers differ.
     """
-    if not plan.coded or not has_experts(plan):
+    if not plan.coded or not plan.kernel_routed:
         return {}
     made: dict[str, dict[str, int]] = {}
     for name, kind in SHAPES.items():
@@ -278,7 +250,7 @@ def additions(plan: Plan) -> dict[str, bool | int | float]:
     clamped).
     """
     spec = plan.spec
-    kind = spec.experts if spec and has_experts(plan) else None
+    kind = spec.experts if spec and plan.kernel_routed else None
     if spec is None or kind is None:
         return NO_ADDITIONS
     return {

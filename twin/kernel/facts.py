@@ -8,7 +8,7 @@ what is generated.
 
 from __future__ import annotations
 
-from twin.kernel import prompt, scan
+from twin.kernel import prompt
 from twin.kernel.coded import NUMBERS
 from twin.kernel.experts import CONTEST, KEPT_FIRST
 from twin.kernel.header import LOGITS_TAKEN, PASS_BARRIER, SENTINEL_WORD, START_BARRIER
@@ -29,17 +29,13 @@ from twin.kernel.layout import (
     SUMMARY_FLOATS,
 )
 from twin.kernel.streams import PAGE_BYTES
-from twin.kernel.teams import (
-    BANKS,
-    FOLDED_ROWS,
-    LATE_AT_ONCE,
-    ROWS_AT_ONCE,
-    SKEW_FLOATS,
-    WIDE_AT_ONCE,
-)
 from twin.models.formats import BLOCK_ROWS, GGUF, INT4, SCALED_ROWS, UNIT_BYTES
+from twin.plan.partition import FOLDED_ROWS, ROWS_AT_ONCE
 from twin.plan.splits import KEPT_HEAD, SPLITS_AT_ONCE, TENSOR_HEADS, TENSOR_POSITIONS
 from twin.plan.types import PARTIAL_EXTRA
+from twin.schedule import passes, scan
+from twin.schedule.homes import BANKS, SKEW_FLOATS, WIDE_AT_ONCE
+from twin.schedule.teams import LATE_AT_ONCE
 
 FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "PAGE_BYTES": (PAGE_BYTES, "streams of blocks start on a page"),
@@ -89,16 +85,16 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "SHARE_FLOATS": (SHARE_FLOATS, "of one block of one rank"),
     "FOUND_FLOATS": (FOUND_FLOATS, "which logit is the last one kept"),
     "PROBED_FLOATS": (PROBED_FLOATS, "what threads found in the buckets asked for"),
-    "PASS_STEP_COLUMNS": (prompt.STEP_COLUMNS, "of a step of a pass's product"),
-    "PASS_TILE_TOKENS": (prompt.TILE_TOKENS, "of a block at a time"),
+    "PASS_STEP_COLUMNS": (passes.STEP_COLUMNS, "of a step of a pass's product"),
+    "PASS_TILE_TOKENS": (passes.TILE_TOKENS, "of a block at a time"),
     "PASS_MOST_STEPS": (prompt.MOST_STEPS, "of a product on the chip"),
     "PASS_ROOM_BYTES": (prompt.ROOM_BYTES, "of steps on the chip"),
     "PASS_ROWS_BYTES": (prompt.ROWS_BYTES, "of what a block knows of the rows that it multiplies"),
     "PASS_SCAN_POSITIONS": (
-        prompt.SCAN_POSITIONS,
+        passes.SCAN_POSITIONS,
         "of a tile of cached keys and values on tensor cores",
     ),
-    "PASS_WIDE_POSITIONS": (prompt.WIDE_POSITIONS, "of heads beyond KEPT_HEAD elements"),
+    "PASS_WIDE_POSITIONS": (passes.WIDE_POSITIONS, "of heads beyond KEPT_HEAD elements"),
     "PASS_SCAN_TILES": (prompt.SCAN_TILES, "of these on the chip"),
     "PASS_PITCH_BYTES": (
         prompt.PITCH_BYTES,

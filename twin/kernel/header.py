@@ -16,7 +16,6 @@ import numpy as np
 
 from twin.kernel import experts, recurrent
 from twin.kernel.coded import codes_by_input, codes_of
-from twin.kernel.experts import has_experts
 from twin.kernel.fields import FIELDS, FLOATS
 from twin.kernel.tables import Layout, layout
 from twin.models.codes import CODES
@@ -245,7 +244,7 @@ def _delta(plan: Plan) -> list[str]:
     """Recurrent states and gates of attention's outputs; native/platform/delta.h says that there
     are none.
     """
-    gated = plan.spec is not None and has_experts(plan) and plan.spec.output_gate
+    gated = plan.spec is not None and plan.kernel_routed and plan.spec.output_gate
     return [
         *_constants("Delta", recurrent.constants(plan)),
         *(_constants("Outgoing", {"GATED": True}) if gated else []),

@@ -4,29 +4,16 @@ memory. Sizes count floats, except where the name says bytes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from twin.kernel import experts, recurrent
-from twin.kernel.coded import tensor_products
 from twin.kernel.constants import VECTOR_FLOATS, stage_extras
 from twin.kernel.fields import NUMBERS, up
-from twin.kernel.prompt import chip_bytes, prompt_of, tensor_pass
-from twin.kernel.scan import cache_tile, scan_heads, scanned_heads, tensor_scan
-from twin.kernel.teams import (
-    ROWS_AT_ONCE,
-    WARP,
-    Team,
-    ahead_pieces,
-    ffn_at_once,
-    ffn_in_registers,
-    held_on_chip,
-    hidden_in_quads,
-    parts_together,
-    quads_floats,
-    teams_of,
-    wide_ffn,
-)
+from twin.kernel.prompt import Prompt, chip_bytes
 from twin.models.formats import PACK, UNIT_BYTES
 from twin.models.spec import LaneHead, ModelSpec, RopeStyle
 from twin.plan.catalogue import ALWAYS
+from twin.plan.partition import ROWS_AT_ONCE, TEAM_WARPS, WARP
 from twin.plan.step import SUMMARY
 from twin.plan.types import (
     MOST_WARPS,
@@ -39,6 +26,9 @@ from twin.plan.types import (
     Sampling,
     StageKind,
 )
+from twin.schedule.homes import Home
+from twin.schedule.products import tensor_products
+from twin.schedule.types import Schedule, WarpSchedule
 
 BARRIER_BYTES = 8  # an mbarrier; each ring position has two: full and empty
 PROGRESS_BYTES = 32  # Progress in block.cuh
@@ -77,10 +67,46 @@ TEAM_SIZES = (  # of NVIDIA's blocks
 HANDOFFS = {kind: at for at, kind in enumerate(HandOffKind)}
 
 
-def sizes_of(plan: Plan) -> dict[str, int | float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scratch:
+    """A block's scratch, FP32, one part behind the other."""
+
+    stages: int  # what the worst stage needs besides its input
+    # NVIDIA: the residual between the stages that use it, where few-bit weights leave it no
+    # registers (Held in cuda_vector.cuh)
+    held: int
+    # NVIDIA: what of an input is too wide for registers (cuda_wide.cuh, cuda_tall.cuh), or an input
+    # that tensor cores multiply as whole numbers (cuda_fragments.cuh)
+    whole: int
+    choice: int  # a token's experts, from ROUTE on until ROUTED_DOWN is over
+    kept: int  # how much of the shared experts a token wants, and a block's rows of their sums
+    half: int  # of `stages`: partial sums of one batch of rows
+    whole_units: int  # of PACK elements, in `whole`: those that tensor cores multiply
+
+    @property
+    def floats(self) -> int:
+        return self.stages + self.held + self.whole + self.choice + self.kept
+
+
+def scratch_of(schedule: Schedule) -> Scratch:
+    """What a block of the plan needs beside its ring and its stages' inputs."""
+    half, units = _half_floats(schedule), _whole_units(schedule)
+    return Scratch(
+        stages=_stages_floats(schedule, half),
+        held=_held_floats(schedule),
+        whole=_whole_floats(schedule, units),
+        choice=_choice_floats(schedule.plan),
+        kept=_kept_floats(schedule.plan),
+        half=half,
+        whole_units=units,
+    )
+
+
+def sizes_of(schedule: Schedule, scratch: Scratch, prompt: Prompt) -> dict[str, int | float]:
     """Everything about a plan that is one number. `*_floats` of a block's own memory come from the
     worst stage.
     """
+    plan = schedule.plan
     spec, shard, options, lanes = (
         plan.spec,
         plan.shard,
@@ -123,24 +149,24 @@ def sizes_of(plan: Plan) -> dict[str, int | float]:
             "head_rows": plan.head_rows,
             "stagger_ns": options.lane_stagger_ns,
             "staggered": STAGGERED_LANES,
-            "pieces_inside": int(_pieces_inside(plan)),
+            "pieces_inside": int(_pieces_inside(plan, scratch)),
             "state_floats": up(shard.hidden, LINE_FLOATS) + STATE_EXTRA,
-            "input_floats": _input_floats(plan),
-            "scratch_floats": _scratch_floats(plan),
-            "half_floats": _half_floats(plan),
+            "input_floats": input_floats(schedule),
+            "scratch_floats": scratch.floats,
+            "half_floats": scratch.half,
             "shelf_rows": shelf_rows(plan),
             "shelf_floats": _shelf_floats(plan),
         }
-        | _team_sizes(plan)
-        | _prompt_sizes(plan)
+        | _team_sizes(schedule)
+        | _prompt_sizes(schedule, prompt)
     )
 
 
-def _pieces_inside(plan: Plan) -> bool:
+def _pieces_inside(plan: Plan, scratch: Scratch) -> bool:
     """NVIDIA: may a thread load ROWS_AT_ONCE rows from the first of any piece on? Those that a low
     tile has not lie in the next slot, or behind the ring.
     """
-    room = plan.options.slot_bytes + 4 * _scratch_floats(plan)
+    room = plan.options.slot_bytes + 4 * scratch.floats
     low = [m for s in plan.stages for m in s.matrices if m.tile_rows % ROWS_AT_ONCE]
     return all(
         m.format is None
@@ -155,41 +181,43 @@ def _biased(spec: ModelSpec) -> bool:
     return spec.qkv_bias or (spec.experts is not None and spec.experts.router_bias)
 
 
-def _team_sizes(plan: Plan) -> dict[str, int]:
+def _team_sizes(schedule: Schedule) -> dict[str, int]:
     """NVIDIA: warps that compute, and how they share the matrices of each input. Zero where a
     device has no such warps.
     """
-    if not plan.limits.teams:
+    warps, plan = schedule.warps, schedule.plan
+    if warps is None:
         return dict.fromkeys(TEAM_SIZES, 0)
-    teams = teams_of(plan)
+    portions = warps.teams["hidden"].portions
     sizes = {
-        "consumer_warps": teams.warps,
-        "scan_heads": scan_heads(plan),
-        "cache_tile": cache_tile(plan),
-        "tensor_scan": int(tensor_scan(plan)),
-        "wide_ffn": int(wide_ffn(plan)),
-        "ffn_in_registers": ffn_in_registers(plan),
-        "ffn_at_once": ffn_at_once(plan),
-        "held_on_chip": int(held_on_chip(plan)),
-        "hidden_in_quads": int(hidden_in_quads(plan)),
-        "parts_together": parts_together(plan, teams.hidden.portions, coded=plan.coded),
+        "consumer_warps": TEAM_WARPS,
+        "scan_heads": schedule.scan.heads,
+        "cache_tile": schedule.scan.positions,
+        "tensor_scan": int(schedule.scan.tensor),
+        "wide_ffn": int(warps.ffn.in_memory),
+        "ffn_in_registers": warps.ffn.in_registers,
+        "ffn_at_once": warps.ffn.at_once,
+        "held_on_chip": int(warps.residual.home is Home.SHARED),
+        "hidden_in_quads": int(warps.residual.home is Home.BY_FOURS),
+        "parts_together": warps.parts_together(portions, coded=plan.coded),
     }
     kinds = {stage.kind for stage in plan.stages}
     used = (n for n, its in plan.kinds_by_input.items() if n in ALWAYS or kinds & set(its))
     for name in used:
-        team: Team = getattr(teams, name)
+        team, prefetch = warps.teams[name], warps.prefetch[name]
         sizes |= {
             f"{name}_cols": team.cols,
             f"{name}_tile": team.tile,
             f"{name}_vector": team.vector,
             f"{name}_team": team.size,
+            f"{name}_ahead_chunks": prefetch.portions,
+            f"{name}_ahead_groups": prefetch.groups,
         }
-        sizes[f"{name}_ahead_chunks"], sizes[f"{name}_ahead_groups"] = ahead_pieces(plan, name)
     return sizes
 
 
-def _prompt_sizes(plan: Plan) -> dict[str, int]:
-    prompt = prompt_of(plan)
+def _prompt_sizes(schedule: Schedule, prompt: Prompt) -> dict[str, int]:
+    plan, passes = schedule.plan, schedule.passes
     return {
         "prompt_chunk": plan.options.prompt_chunk if plan.spec else 1,
         "prompt_floats": prompt.floats,
@@ -197,7 +225,7 @@ def _prompt_sizes(plan: Plan) -> dict[str, int]:
         "prompt_normed": prompt.normed,
         "prompt_stages": prompt.stages,
         "prompt_chip_floats": prompt.chip_floats,
-        "prompt_bytes": prompt_chip(plan),
+        "prompt_bytes": chip_bytes(plan) if plan.limits.teams else 0,
         "prompt_queries": prompt.queries,
         "prompt_decoded": prompt.decoded,
         "prompt_normed_floats": prompt.normed_floats,
@@ -206,15 +234,16 @@ def _prompt_sizes(plan: Plan) -> dict[str, int]:
         "prompt_router": prompt.router,
         "prompt_entries": prompt.entries,
         "prompt_order": prompt.order,
-        "prompt_lot": prompt.lot,
-        "prompt_owners": prompt.owners,
-        "tensor_pass": int(tensor_pass(plan)),
+        "prompt_lot": passes.batch if passes else 0,
+        "prompt_owners": passes.owners if passes else 1,
+        "tensor_pass": int(passes is not None and passes.tensor),
     }
 
 
-def _input_floats(plan: Plan) -> int:
+def input_floats(schedule: Schedule) -> int:
     """The vector that a stage computes with: a matrix's input, or what a probe gathers."""
-    wanted = [matrix.cols for s in plan.stages if (matrix := experts.multiplied(plan, s))]
+    plan = schedule.plan
+    wanted = [matrix.cols for matrix in schedule.matrices if matrix]
     wanted += [
         2 * sum(plan.values[r.value].elements for r in s.reads)
         for s in plan.stages
@@ -223,12 +252,13 @@ def _input_floats(plan: Plan) -> int:
     return up(max([plan.shard.hidden, 1, *wanted]), LINE_FLOATS)
 
 
-def _scratch_floats(plan: Plan) -> int:
+def _stages_floats(schedule: Schedule, half: int) -> int:
     """What a stage needs besides its input: gathered q, k, v; partials of heads; sums of rows; the
     sampler's sums.
     """
-    wanted = [1024, 2 * _half_floats(plan) + quads_floats(plan)]
-    scanned = scanned_heads(plan) if plan.limits.teams else MOST_WARPS
+    plan, warps = schedule.plan, schedule.warps
+    wanted = [1024, 2 * half + (warps.residual.exchange_floats if warps else 0)]
+    scanned = schedule.scan.partials if warps else MOST_WARPS
     widths: dict[int, int] = {}  # of spans by identity: layers that are alike share theirs
     for stage in plan.stages:
         if stage.kind is StageKind.ATTENTION:
@@ -246,11 +276,11 @@ def _scratch_floats(plan: Plan) -> int:
             sinks = gathered // heads * own.group if "sinks" in stage_extras(plan) else 0
             wanted.append(merge + gathered + sinks)
         if stage.kind is StageKind.O_PROJ:
-            wanted.append(_shared_floats(plan))
+            wanted.append(_shared_floats(schedule))
         if stage.kind is StageKind.DELTA:
             wanted.append(recurrent.scratch_floats(plan, stage))
         if stage.kind is StageKind.SAMPLE and plan.options.sampling is Sampling.FULL:
-            wanted += _sampler_floats(plan)
+            wanted += _sampler_floats(plan, half)
         if stage.kind is StageKind.EMBED and stage.reads:
             wanted.append(LINE_FLOATS)
         if stage.kind is StageKind.LANE_MEAN and stage.publishes is not None:
@@ -266,18 +296,16 @@ def _scratch_floats(plan: Plan) -> int:
             ]
         if stage.late:
             wanted += [hi - lo for read in stage.reads for spans in read.spans for lo, hi in spans]
-    needed = up(max(wanted), LINE_FLOATS)
-    behind = whole_floats(plan) + choice_floats(plan) + kept_floats(plan)
-    return needed + held_floats(plan) + behind
+    return up(max(wanted), LINE_FLOATS)
 
 
-def _shared_floats(plan: Plan) -> int:
+def _shared_floats(schedule: Schedule) -> int:
     """NVIDIA: where threads that hold the same columns meet when they have combined attention's
     splits (combine.cuh).
     """
-    if not plan.limits.teams:
+    if schedule.warps is None:
         return 0
-    team, head = teams_of(plan).heads, plan.kernel_attention().head_dim
+    team, head = schedule.warps.teams["heads"], schedule.plan.kernel_attention().head_dim
     if team.groups == 1:
         return 0
     pack = min(team.vector, HEAD_PACK) if head % team.vector == 0 else NARROW_PACK
@@ -285,62 +313,58 @@ def _shared_floats(plan: Plan) -> int:
     return team.groups * record * team.slices * team.size * WARP
 
 
-def held_floats(plan: Plan) -> int:
-    """NVIDIA: behind what a stage needs, the residual between the stages that use it, where few-bit
-    weights leave it no registers (Held in cuda_vector.cuh).
-    """
-    if not plan.limits.teams or not held_on_chip(plan):
+def _held_floats(schedule: Schedule) -> int:
+    warps = schedule.warps
+    if warps is None or warps.residual.home is not Home.SHARED:
         return 0
-    team = teams_of(plan).hidden
+    team = warps.teams["hidden"]
     return team.portions * team.vector * team.warps * WARP
 
 
-def whole_floats(plan: Plan) -> int:
-    """NVIDIA: behind these, the widest input of a matrix that tensor cores multiply as whole
-    numbers, and zeros for what a tile's last columns lack (cuda_fragments.cuh); or what of one is
-    too wide for registers (cuda_wide.cuh, cuda_tall.cuh).
+def _whole_floats(schedule: Schedule, units: int) -> int:
+    """NVIDIA: the widest input of a matrix that tensor cores multiply as whole numbers, and zeros
+    for what a tile's last columns lack; or what of one is too wide for registers.
     """
-    units = whole_units(plan)
+    warps = schedule.warps
+    if warps is None:
+        return 0
     # two bytes of each element, a scale of each unit; a load of zeros
     tensor = units * (2 * PACK // 4 + 1) + UNIT_BYTES // 4 if units else 0
-    wide = wide_units(plan) * (2 * PACK // 4 + 2)  # a scale and a sum of each unit
-    return up(max(tensor, wide, _beside_registers(plan)), LINE_FLOATS)
+    wide = _wide_units(schedule.plan, warps) * (2 * PACK // 4 + 2)  # a scale and a sum of each unit
+    return up(max(tensor, wide, _beside_registers(warps)), LINE_FLOATS)
 
 
-def _beside_registers(plan: Plan) -> int:
+def _beside_registers(warps: WarpSchedule) -> int:
     """Elements of a feed-forward's input for which threads have no registers: of whole slices."""
-    if not plan.limits.teams:
-        return 0
-    team = teams_of(plan).ffn
-    return (team.portions - ffn_in_registers(plan)) * team.vector * team.warps * WARP
+    team = warps.teams["ffn"]
+    return (team.portions - warps.ffn.in_registers) * team.vector * team.warps * WARP
 
 
-def wide_units(plan: Plan) -> int:
+def _wide_units(plan: Plan, warps: WarpSchedule) -> int:
     """Of PACK elements, that a feed-forward's input has on the chip: a thread's parts of all
     slices, those of threads without columns too. None where tensor cores have theirs.
     """
-    if not plan.limits.teams or not wide_ffn(plan):
+    if not warps.ffn.in_memory:
         return 0
     kinds = plan.kinds_by_input["ffn"]
     ffn = (s.matrix for s in plan.stages if s.matrix and s.kind in kinds)
     if any(map(tensor_products, ffn)):
         return 0
-    team = teams_of(plan).ffn
+    team = warps.teams["ffn"]
     return team.portions * team.warps * WARP
 
 
-def whole_units(plan: Plan) -> int:
-    """Of PACK elements, that this input has, with those that fill the last load of their scales:
-    zeros follow, and a load of them is aligned.
+def _whole_units(schedule: Schedule) -> int:
+    """Of PACK elements, that an input of tensor cores has, with those that fill the last load of
+    their scales: zeros follow, and a load of them is aligned.
     """
-    if not plan.limits.teams:
+    if schedule.warps is None:
         return 0
-    matrices = [experts.multiplied(plan, stage) for stage in plan.stages]
-    units = max((-(-m.cols // PACK) for m in matrices if m and tensor_products(m)), default=0)
-    return up(units, UNIT_BYTES // 4)
+    wide = [-(-m.cols // PACK) for m in schedule.matrices if m and tensor_products(m)]
+    return up(max(wide, default=0), UNIT_BYTES // 4)
 
 
-def _sampler_floats(plan: Plan) -> tuple[int, int]:
+def _sampler_floats(plan: Plan, half: int) -> tuple[int, int]:
     """What the full sampler needs: of every block behind its head, and of the block that draws."""
     items, buckets = plan.ranks * plan.blocks, LEVEL_FLOATS * SAMPLE_BUCKETS
     # a probe's logits lie on its shelf
@@ -348,7 +372,7 @@ def _sampler_floats(plan: Plan) -> tuple[int, int]:
     held = SAMPLE_HELD + -(-SAMPLE_HELD // 2)  # and the share of each
     looked_at = max(PROBED_FLOATS + held, 2 * items)
     return (
-        max(2 * _half_floats(plan), MEETING_FLOATS + buckets) + rows,
+        max(2 * half, MEETING_FLOATS + buckets) + rows,
         MEETING_FLOATS + SHARE_FLOATS * items + looked_at,
     )
 
@@ -370,58 +394,20 @@ def _shelf_floats(plan: Plan) -> int:
     return SHELF_FIRST + LEVEL_FLOATS * SAMPLE_BUCKETS + 2 * shelf_rows(plan)
 
 
-def choice_floats(plan: Plan) -> int:
-    """Behind all else in the scratch: a token's experts, from ROUTE on until ROUTED_DOWN is
-    over.
-    """
-    top_k = max((stage.routed.top_k for stage in plan.stages if stage.routed), default=0)
-    return (
-        up(experts.CHOICE_WORDS * top_k + experts.COUNTS, LINE_FLOATS)
-        if experts.has_experts(plan)
-        else 0
-    )
+def _choice_floats(plan: Plan) -> int:
+    if not plan.kernel_routed:
+        return 0
+    top_k = max(stage.routed.top_k for stage in plan.stages if stage.routed)
+    return up(experts.CHOICE_WORDS * top_k + experts.COUNTS, LINE_FLOATS)
 
 
-def kept_floats(plan: Plan) -> int:
-    """Behind that: how much of the shared experts a token wants, and a block's rows of their
-    sums.
-    """
-    kept = [
-        m.owned for s in plan.stages if s.kept and experts.has_experts(plan) for m in s.matrices
-    ]
+def _kept_floats(plan: Plan) -> int:
+    kept = [m.owned for s in plan.stages if s.kept and plan.kernel_routed for m in s.matrices]
     rows = max((hi - lo for owned in kept for lo, hi in owned), default=-experts.KEPT_FIRST)
     return up(experts.KEPT_FIRST + rows, LINE_FLOATS)
 
 
-def _half_floats(plan: Plan) -> int:
+def _half_floats(schedule: Schedule) -> int:
     """Partial sums of one batch of rows."""
-    matrices = [experts.multiplied(plan, stage) for stage in plan.stages]
-    return up(max([0, *(matrix.sums_floats for matrix in matrices if matrix)]), LINE_FLOATS)
-
-
-# ---- a block's shared memory ---------------------------------------------------------------------
-
-
-def prompt_chip(plan: Plan) -> int:
-    """NVIDIA: bytes of a block's shared memory during a prompt pass."""
-    if not plan.limits.teams:
-        return 0
-    return chip_bytes(plan)
-
-
-def beside_bytes(plan: Plan) -> int:
-    """NVIDIA: mbarriers, what a block's warps tell each other, and its progress."""
-    warps = teams_of(plan).warps
-    window = max(plan.options.window_slots, plan.options.head_window)
-    # Ring::BARRIERS in cuda_ring.cuh
-    least = plan.options.ring_slots + 2 * warps + (window | 1)
-    barriers = 1 << (least - 1).bit_length()
-    return 2 * BARRIER_BYTES * barriers + up(SIGNAL_BYTES + 16 * warps, UNIT_BYTES) + PROGRESS_BYTES
-
-
-def step_bytes(plan: Plan) -> int:
-    """NVIDIA: shared memory of a block's ring and vectors during a step."""
-    vectors = up(4 * _scratch_floats(plan), UNIT_BYTES)
-    # models keep them in registers
-    vectors += up(4 * _input_floats(plan), UNIT_BYTES) if plan.spec is None else 0
-    return plan.options.ring_slots * plan.options.slot_bytes + vectors
+    sums = [matrix.sums_floats for matrix in schedule.matrices if matrix]
+    return up(max([0, *sums]), LINE_FLOATS)

@@ -1,27 +1,21 @@
-"""Prompt passes: where the tokens of a chunk keep their numbers, and what a block needs for them.
-
-A pass reads the weights of all layers once for up to `prompt_chunk` tokens, to fill the key-value
-cache. The last token of a prompt is an ordinary step, so a pass needs neither the LM head nor what
-follows the last layer's keys and values. Between stages all blocks of all ranks meet at a full
-barrier, so its numbers need neither flags nor resets.
+"""Where the tokens of a prompt pass keep their numbers, and what a block needs for them.
+How blocks make a pass: twin/schedule/passes.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 from twin.errors import PlanError
-from twin.kernel.coded import stored_bytes
-from twin.kernel.experts import has_experts
 from twin.kernel.fields import up
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import DType, ModelSpec
 from twin.plan.catalogue import ROWS
 from twin.plan.partition import TEAM_WARPS
 from twin.plan.splits import KEPT_HEAD
-from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Plan, Routed, Stage, StageKind
+from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Plan, Stage, StageKind
+from twin.schedule.passes import SCAN_ROWS, Passes, scan_positions, tensor_heads
+from twin.schedule.types import Schedule
 
 LINE_FLOATS = 32  # rows of different values never share a 128-byte line
 TOKENS = 16  # of a pass on a CPU
@@ -29,25 +23,12 @@ TOKENS = 16  # of a pass on a CPU
 PITCH_BYTES = 64
 TILE_BYTES = 64  # of a column of a tile of cached keys: 32 positions of 16 bits
 TILES = 4  # on the chip
-# On tensor cores:
-STEP_COLUMNS = 64  # of a product's step, 128 bytes of a row
-# of a block at a time; as many blocks share their rows as a chunk has tiles, or a few more
-TILE_TOKENS = 128
-GROUP_TOKENS = 64  # of a warp group
-WIDTHS = (32, 64, 128, 192, 256)  # rows that a block takes together
 MOST_STEPS = 24  # of a product on the chip
 ALIGNED_BYTES = 1024  # of eight rows of a step
 ROOM_BYTES = 192 << 10  # of steps: four of 256 weight rows and 128 tokens
 BEGINS_BYTES = 8 << 10  # where a thread's rows begin
 ROWS_BYTES = 256  # and whose rows they are
-# of a tile of cached keys and values; of heads whose queries lie on the chip beside the tiles
-SCAN_POSITIONS, WIDE_POSITIONS = 64, 32
 SCAN_TILES = 4  # on the chip: one in use, the others under way
-SCAN_HEAD = 256  # elements of a head, at most: outputs lie in registers
-SCAN_ROWS = 128  # of queries that share a block's tiles
-# of an expert that a block multiplies together, and that it decodes before: so many, in 16 bits, of
-# all blocks stay in an H200's second-level cache
-ROUTED_ROWS, DECODED_ROWS = 256, 64
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a pass
 SMALL_CHUNKS = (16, 32, 64)  # where attention keeps the chunk's keys on the chip
 
@@ -77,52 +58,15 @@ class Prompt:
     router: int = 0
     entries: int = 0
     order: int = 0  # a CPU's, in a block's scratch: entries sorted by expert
-    # NVIDIA: rows of an expert that a block multiplies together; few-bit weights: blocks whose rows
-    # of a down projection it multiplies together
-    lot: int = 0
-    owners: int = 1
 
 
-def passes(plan: Plan, tokens: int) -> int:
-    """Passes that read all but the last of `tokens` prompt tokens."""
-    chunk = plan.options.prompt_chunk
-    return -(-(tokens - 1) // chunk) if chunk > 1 else 0
-
-
-def pass_stages(plan: Plan) -> Iterator[Stage]:
-    """The stages of a pass; the last one only appends keys and values."""
-    last = max((s.index for s in plan.stages if s.kind is StageKind.ATTENTION), default=-1)
-    yield from (s for s in plan.stages[: last + 1] if ROWS[s.kind].in_pass)
-
-
-def pass_weight_bytes(plan: Plan, tokens: int | None = None) -> int:
-    """Weights that one pass of so many tokens (else of a whole chunk) streams, all ranks together:
-    of experts those that some token chooses.
-    """
-    count = plan.options.prompt_chunk if tokens is None else tokens
-    return plan.ranks * round(
-        sum(
-            stored_bytes(plan, s.matrix, s.matrix.rows, s.matrix.cols)
-            * (experts_used(s.routed, count) if s.routed else 1)
-            for s in pass_stages(plan)
-            if s.matrix
-        )
-    )
-
-
-def experts_used(routed: Routed, tokens: int) -> float:
-    """Experts of a layer that some of the tokens choose, where all are as likely."""
-    return routed.total * (1 - (1 - routed.top_k / routed.total) ** tokens)
-
-
-@lru_cache(maxsize=64)
-def prompt_of(plan: Plan) -> Prompt:
+def prompt_of(schedule: Schedule) -> Prompt:
     """Sizes and offsets of a plan."""
-    chunk = plan.options.prompt_chunk
-    if chunk == 1 or plan.spec is None:
+    plan, passes = schedule.plan, schedule.passes
+    if passes is None:
         return Prompt(values=(-1,) * len(plan.values))
     columns = {"residual": plan.shard.hidden, "normed": plan.shard.hidden}
-    if tensor_pass(plan):
+    if passes.tensor:
         own = plan.kernel_attention()
         columns["queries"] = own.heads * own.head_dim
     feed = experts_of(plan)
@@ -133,12 +77,12 @@ def prompt_of(plan: Plan) -> Prompt:
     at, offsets = 0, {"": -1}
     for name, width in columns.items():
         offsets[name] = at
-        at += chunk * up(width, LINE_FLOATS)
+        at += passes.chunk * up(width, LINE_FLOATS)
     router = at
     at += router_floats(plan)
-    decoded, (normed, summed) = at, decoded_floats(plan)
+    decoded, (normed, summed) = at, decoded_floats(plan, passes)
     at += plan.blocks * (normed + summed)
-    end = max(s.index for s in pass_stages(plan)) + 1
+    end = max(one.stage.index for one in passes.stages) + 1
     chip, order = _chip_floats(plan)
     values = tuple(offsets[name] for name, _ in names)
     return Prompt(
@@ -156,8 +100,6 @@ def prompt_of(plan: Plan) -> Prompt:
         router,
         offsets.get("entries", 0),
         order,
-        _lot(plan),
-        _owners(plan),
     )
 
 
@@ -183,7 +125,7 @@ def _chip_floats(plan: Plan) -> tuple[int, int]:
 
 def experts_of(plan: Plan) -> ExpertFeed | None:
     """The experts of a plan that the kernel runs."""
-    return plan.spec.experts if plan.spec and has_experts(plan) else None
+    return plan.spec.experts if plan.spec and plan.kernel_routed else None
 
 
 def routing_floats(feed: ExpertFeed, hidden: int, warps: int) -> int:
@@ -202,7 +144,10 @@ def routed_chip_bytes(feed: ExpertFeed | None, chunk: int) -> int:
 
 def router_floats(plan: Plan) -> int:
     """A rank's rows of a layer's router."""
-    rows = max((s.matrix.rows for s in _of_kind(plan, StageKind.ROUTER) if s.matrix), default=0)
+    if not plan.kernel_routed:
+        return 0
+    routers = (s.matrix for s in plan.stages if s.kind is StageKind.ROUTER)
+    rows = max((matrix.rows for matrix in routers if matrix), default=0)
     return up(rows * plan.shard.hidden * plan.options.weight_dtype.bytes // 4, LINE_FLOATS)
 
 
@@ -221,66 +166,33 @@ def routed_bytes(plan: Plan) -> int:
     return 4 * plan.ranks_per_gpu * (tokens + router_floats(plan))
 
 
-def _of_kind(plan: Plan, kind: StageKind) -> list[Stage]:
-    return [stage for stage in plan.stages if stage.kind is kind and has_experts(plan)]
-
-
-def _lot(plan: Plan) -> int:
-    if not plan.limits.teams or not has_experts(plan):
-        return 0
-    return DECODED_ROWS if plan.coded else ROUTED_ROWS
-
-
-def _owners(plan: Plan) -> int:
-    if not plan.coded:
-        return 1
-    shares = [largest_share(stage) for stage in _of_kind(plan, StageKind.ROUTED_DOWN)]
-    return max(1, min(_lot(plan) // max([1, *shares]), plan.blocks))
-
-
-def lot_of(plan: Plan, stage: Stage) -> tuple[int, int]:
-    """(rows of an expert that a block multiplies together, at most; lots of an expert);
-    `lot` in native/monokernel/lots.cuh.
-    """
-    assert stage.matrix is not None
-    if plan.coded and stage.kind is StageKind.ROUTED_DOWN:
-        owners = _owners(plan)
-        return owners * largest_share(stage), -(-plan.blocks // owners)
-    high = stage.matrix.tile_rows
-    rows = max(1, _lot(plan) // high) * high
-    return min(rows, stage.matrix.rows), -(-stage.matrix.rows // rows)
-
-
 # ---- decoded rows --------------------------------------------------------------------------------
 
 
-def decoded_floats(plan: Plan) -> tuple[int, int]:
+def decoded_floats(plan: Plan, passes: Passes) -> tuple[int, int]:
     """Floats in which one block keeps a stage's decoded rows: of stages that multiply the normed
     residual, and of those whose output is added to it. Both are zero where nothing is decoded
     before it is multiplied: on a CPU, and of a plan whose weights are not coded.
 
     A block's lot of an expert lies where rows of the first kind do: no neighbour reads it.
     """
-    if not plan.coded or not plan.limits.teams or plan.options.prompt_chunk == 1:
+    if not plan.coded or not plan.limits.teams:
         return 0, 0
     size = plan.options.weight_dtype.bytes
     widest = [0, 0]
-    for stage in pass_stages(plan):
-        if stage.matrix and stage.kind is not StageKind.ROUTER:
-            rows = lot_of(plan, stage)[0] if stage.routed else largest_share(stage)
-            kind = int(ROWS[stage.kind].summed and not stage.routed)
-            widest[kind] = max(widest[kind], up(rows * stage.matrix.cols * size // 4, LINE_FLOATS))
+    for one in passes.stages:
+        if one.multiplied:
+            kind = int(ROWS[one.stage.kind].summed and not one.stage.routed)
+            floats = up(one.rows * one.multiplied.cols * size // 4, LINE_FLOATS)
+            widest[kind] = max(widest[kind], floats)
     return widest[0], widest[1]
 
 
-def decoded_bytes(plan: Plan) -> int:
+def decoded_bytes(schedule: Schedule) -> int:
     """What decoded rows take of a GPU's memory during passes."""
-    return 4 * plan.ranks_per_gpu * plan.blocks * sum(decoded_floats(plan))
-
-
-def largest_share(stage: Stage) -> int:
-    """Rows of the matrix that one block multiplies at most; 0 without a matrix."""
-    return max(hi - lo for lo, hi in stage.matrix.owned) if stage.matrix else 0
+    plan, passes = schedule.plan, schedule.passes
+    floats = sum(decoded_floats(plan, passes)) if passes else 0
+    return 4 * plan.ranks_per_gpu * plan.blocks * floats
 
 
 def _row(plan: Plan, made: Stage) -> tuple[str, int]:
@@ -334,28 +246,6 @@ def attention_bytes(own: Attention, *, chunk: int, blocks: int, kv_bytes: int) -
         + tiles
         + up(max(MOST_WARPS, own.group) * (own.head_dim + PARTIAL_EXTRA), LINE_FLOATS)
     )
-
-
-def tensor_pass(plan: Plan) -> bool:
-    """Does attention of a pass run on an NVIDIA block's tensor cores?"""
-    if not plan.limits.teams or plan.options.prompt_chunk == 1 or plan.spec is None:
-        return False
-    return tensor_heads(plan.kernel_attention(), plan.options.kv_dtype.bytes)
-
-
-def tensor_heads(own: Attention, kv_bytes: int) -> bool:
-    """Do the tensor cores take such heads and such a cache?"""
-    return (
-        kv_bytes == 2
-        and own.head_dim % 16 == 0
-        and 0 < own.head_dim <= SCAN_HEAD
-        and 0 < own.group <= SCAN_ROWS
-    )
-
-
-def scan_positions(head_dim: int) -> int:
-    """Cached positions that a block's warps look at together on tensor cores."""
-    return SCAN_POSITIONS if head_dim <= KEPT_HEAD else WIDE_POSITIONS
 
 
 def chip_bytes(plan: Plan) -> int:
@@ -415,58 +305,6 @@ def possible_chunks(
     if spec.experts and dtype is DType.FP32:
         return ()
     return CHUNKS if tensor_heads(own, kv_bytes) and dtype is not DType.FP32 else SMALL_CHUNKS
-
-
-def sharing(tokens: int, chunk: int, blocks: int) -> tuple[int, int, int]:
-    """(blocks that share their rows, tiles of tokens that each of them takes one after the other,
-    tokens of a tile), where that takes longest; Chunk::open in cuda_prompt.cuh.
-    """
-    tile = min(chunk, TILE_TOKENS)
-    together = GROUP_TOKENS if tokens <= tile and tile > GROUP_TOKENS else tile
-    tiles = -(-tokens // together)
-    most = max(chunk // tile, -(-tile // GROUP_TOKENS))
-    groups = _groups(members_of(tiles, most, blocks), blocks)
-    group = max(groups, key=lambda group: _duration(tiles, group))
-    return group, -(-tiles // group), together
-
-
-def members_of(tiles: int, most: int, blocks: int) -> int:
-    """How many neighbouring blocks share their rows, up to `most`; Chunk::sharing in
-    cuda_prompt.cuh.
-
-    As many as a chunk has tiles, or a few more, some of them idle, where the last blocks, fewer
-    than the others, would hold up all: of 132 blocks seven leave six, one of which would take two
-    of seven tiles, and five leave two, one of which would take three of five.
-    """
-
-    def slowest(members: int) -> tuple[int, int]:
-        return max(_duration(tiles, group) for group in _groups(members, blocks))
-
-    return min(range(tiles, max(tiles, most) + 1), key=lambda members: (slowest(members), members))
-
-
-def _groups(members: int, blocks: int) -> set[int]:
-    """Sizes of groups that share their rows: all but the last have `members` blocks."""
-    return ({members} if blocks >= members else set()) | ({blocks % members} - {0})
-
-
-def _duration(tiles: int, group: int) -> tuple[int, int]:
-    """(shares of rows that a block of a group multiplies, times tiles; tiles that it takes one
-    after the other).
-    """
-    turns = -(-tiles // group)
-    return turns * group, turns
-
-
-def batch_of(rows: int, together: int, most: int = WIDTHS[-1]) -> tuple[int, int]:
-    """(rows that a block takes together, steps between two of its barriers); Chunk::width_of in
-    cuda_prompt.cuh.
-    """
-    wide = min(
-        (width for width in WIDTHS if width <= most),
-        key=lambda width: (-(-rows // width) * (width + together), WIDTHS.index(width)),
-    )
-    return wide, 2 if wide <= GROUP_TOKENS else 1
 
 
 def check_tensor_cores(plan: Plan) -> None:

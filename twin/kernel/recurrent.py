@@ -13,13 +13,8 @@ from twin.plan.types import Plan, Stage, StageKind
 STATE_ALIGNED = 256  # bytes: where states begin behind the cache
 
 
-def has_delta(plan: Plan) -> bool:
-    """Has a plan that the kernel runs recurrent states?"""
-    return plan.attention is not None and any(s.kind is StageKind.DELTA for s in plan.stages)
-
-
 def delta_stages(plan: Plan) -> list[Stage]:
-    return [s for s in plan.stages if s.kind is StageKind.DELTA] if has_delta(plan) else []
+    return [s for s in plan.stages if s.kind is StageKind.DELTA] if plan.kernel_recurs else []
 
 
 def cache_bytes(plan: Plan) -> int:
@@ -61,7 +56,7 @@ THREADS = 1024  # of a block on any platform, at most
 
 def constants(plan: Plan) -> dict[str, bool | int | float]:
     """For C++; nothing of a plan without such states."""
-    kind = plan.spec.delta if plan.spec and has_delta(plan) else None
+    kind = plan.spec.delta if plan.spec and plan.kernel_recurs else None
     if kind is None:
         return {}
     scan = next(stage.scan for stage in delta_stages(plan) if stage.scan)

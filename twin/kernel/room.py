@@ -14,6 +14,7 @@ from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.prompt import decoded_bytes, routed_bytes
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
+from twin.schedule.choose import schedule_of
 from twin.units import format_quantity
 
 MEMINFO = Path("/proc/meminfo")
@@ -106,4 +107,4 @@ def _needed_bytes(plan: Plan) -> int:
     """Of one GPU: weights, caches and exchanged words, where passes decode weights, and what they
     keep of experts.
     """
-    return plan.memory_bytes() + decoded_bytes(plan) + routed_bytes(plan)
+    return plan.memory_bytes() + decoded_bytes(schedule_of(plan)) + routed_bytes(plan)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.kernel import experts
-from twin.kernel.coded import STORAGE, pack_coded, stored_bytes
+from twin.kernel.coded import STORAGE, pack_coded
 from twin.kernel.fields import Table
 from twin.models.codes import Blocks, Coded
 from twin.models.formats import UNIT_BYTES
@@ -49,7 +49,7 @@ def tile_bytes(plan: Plan, stage: Stage, block: int) -> list[int]:
     """Bytes of each ring slot of a block, in stream order."""
     assert stage.matrix is not None
     return [
-        stored_bytes(plan, stage.matrix, r[1] - r[0], c[1] - c[0])
+        plan.stored_bytes(stage.matrix, r[1] - r[0], c[1] - c[0])
         for r, c in tiles(stage.matrix, block)
     ]
 
@@ -59,7 +59,7 @@ def block_bytes(plan: Plan, matrix: Matrix, block: int) -> int:
     lo, hi = matrix.owned[block]
     rows = max(0, hi - lo)
     if matrix.format is None:
-        return stored_bytes(plan, matrix, rows, matrix.cols)
+        return plan.stored_bytes(matrix, rows, matrix.cols)
     return rows_bytes(matrix.format, matrix.tile_rows, matrix.tile_cols, rows, matrix.cols)
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twin.kernel.budget import on_chip_bytes
-from twin.kernel.experts import has_experts
+from twin.kernel.budget import on_chip
 from twin.plan.types import Plan
 
 THREADS = 512  # of a block: eight waves
@@ -22,7 +21,7 @@ REGISTERS, EXPERT_REGISTERS = 76, 36
 
 def most_strips(plan: Plan) -> int:
     """As many as a lane has registers for, beside its elements of the residual."""
-    room = EXPERT_REGISTERS if has_experts(plan) else REGISTERS
+    room = EXPERT_REGISTERS if plan.kernel_routed else REGISTERS
     return max(1, min(MOST_STRIPS, (room - -(-plan.shard.hidden // THREADS)) // STRIP_REGISTERS))
 
 
@@ -35,13 +34,11 @@ def with_strips(plan: Plan, count: int) -> Plan:
     """The plan with a ring of so many strips, as far as its kernel can have them and the plan's
     budget holds them. All of them are under way, so its window is as large.
     """
-    for held in range(min(count, most_strips(plan)), 0, -1):
-        slots = max(1, held * STRIP_BYTES // plan.options.slot_bytes)
-        options = replace(plan.options, ring_slots=slots, window_slots=slots)
-        plan = replace(plan, options=options)
-        if on_chip_bytes(plan) <= plan.limits.on_chip_bytes:
-            break
-    return plan
+    most, slot_bytes = min(count, most_strips(plan)), plan.options.slot_bytes
+    rings = [max(1, held * STRIP_BYTES // slot_bytes) for held in range(most, 0, -1)]
+    memory, room = on_chip(plan), plan.limits.on_chip_bytes
+    slots = next((ring for ring in rings if memory.bytes(ring, ring) <= room), rings[-1])
+    return replace(plan, options=replace(plan.options, ring_slots=slots, window_slots=slots))
 
 
 def strips_of(plan: Plan) -> int:

@@ -27,18 +27,11 @@ from twin.kernel.fields import (
     record,
     up,
 )
-from twin.kernel.layout import (
-    LINE_FLOATS,
-    choice_floats,
-    held_floats,
-    kept_floats,
-    sizes_of,
-    whole_floats,
-    whole_units,
-)
+from twin.kernel.layout import LINE_FLOATS, scratch_of, sizes_of
 from twin.kernel.prompt import prompt_of
 from twin.kernel.streams import places, starts
 from twin.plan.types import Matrix, Parts, Plan, Read, Span, Stage, StageKind, Value
+from twin.schedule.choose import schedule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +73,10 @@ def layout(plan: Plan) -> Layout:
     routed = experts.fields_of(plan)
     fields = (*FIELDS["stages"][1], *extras, *codes, *routed)
     placed = places(plan)
+    schedule = schedule_of(plan)
+    scratch, prompt = scratch_of(schedule), prompt_of(schedule)
     kv = states = 0
-    for stage in plan.stages:
-        matrix = experts.multiplied(plan, stage)
+    for stage, matrix in zip(plan.stages, schedule.matrices, strict=True):
         at = vectors.get(stage.index, {})
         stages.append(
             in_order(
@@ -128,8 +122,8 @@ def layout(plan: Plan) -> Layout:
             record("resets", value=r.value, previous_step=int(r.previous_step))
             for r in stage.resets
         ]
-    values, exchange, counters = _values(plan, sets)
-    sizes = sizes_of(plan) | {
+    values, exchange, counters = _values(plan, sets, prompt.values)
+    sizes = sizes_of(schedule, scratch, prompt) | {
         "kv_stages": kv,
         "exchange_floats": exchange,
         "counters": counters + 3,
@@ -140,14 +134,12 @@ def layout(plan: Plan) -> Layout:
         "stream_pages": placed.pages,
         "rope": vectors.get(-1, {}).get("rope", -1),
     }
-    kept = kept_floats(plan)
-    behind = int(sizes["scratch_floats"]) - choice_floats(plan) - kept
+    behind = scratch.stages + scratch.held + scratch.whole
     sizes |= {"choice": behind} if routed else {}
-    sizes |= {"kept": int(sizes["scratch_floats"]) - kept} if kept else {}
-    if whole := whole_floats(plan):
-        sizes |= {"whole": behind - whole, "whole_units": whole_units(plan)}
-    if held := held_floats(plan):
-        sizes |= {"held": behind - whole - held}
+    sizes |= {"kept": behind + scratch.choice} if scratch.kept else {}
+    if scratch.whole:
+        sizes |= {"whole": behind - scratch.whole, "whole_units": scratch.whole_units}
+    sizes |= {"held": scratch.stages} if scratch.held else {}
     return Layout(
         sizes,
         stages,
@@ -233,7 +225,7 @@ class _Sets:
         return self._spans[spans]
 
 
-def _values(plan: Plan, sets: _Sets) -> tuple[Table, int, int]:
+def _values(plan: Plan, sets: _Sets, prompts: tuple[int, ...]) -> tuple[Table, int, int]:
     """(rows, floats of the exchange arena of a rank, counters).
 
     A (buffer, copy) has one counter per part for pushed values and one more for local values. A
@@ -247,7 +239,6 @@ def _values(plan: Plan, sets: _Sets) -> tuple[Table, int, int]:
         )
         floats += buffer.copies * buffer.parts * up(buffer.elements, LINE_FLOATS)
     writers = {v.id: sum(lo < hi for lo, hi in v.owned) for v in plan.values}
-    prompts = prompt_of(plan).values
     shared: dict[tuple[int, int, bool], list[Value]] = defaultdict(list)
     for value in plan.values:
         shared[value.buffer, value.copy, value.pushed].append(value)

@@ -555,6 +555,16 @@ class Plan:
         return any(stage.routed for stage in self.stages)
 
     @property
+    def kernel_routed(self) -> bool:
+        """Has the kernel chosen experts to run?"""
+        return self.attention is not None and self.routed
+
+    @property
+    def kernel_recurs(self) -> bool:
+        """Has the kernel recurrent states to keep?"""
+        return self.attention is not None and any(s.kind is StageKind.DELTA for s in self.stages)
+
+    @property
     def kinds_by_input(self) -> dict[str, tuple[StageKind, ...]]:
         """The stages whose matrices multiply each input of the kernel."""
         return kinds_by_input(routed=self.routed)
@@ -606,6 +616,12 @@ class Plan:
         is routed.
         """
         return sum(self._matrix_bytes(matrix) for matrix in stage.matrices)
+
+    def stored_bytes(self, matrix: Matrix, rows: int, cols: int) -> int:
+        """Bytes of a tile of so many rows and columns."""
+        if matrix.format is None:
+            return rows * cols * self.options.weight_dtype.bytes
+        return matrix.format.bytes(rows, cols)
 
     def _matrix_bytes(self, matrix: Matrix) -> int:
         if matrix.format is None:

@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from twin.errors import PlanError
-from twin.kernel import experts
 from twin.kernel.fields import FLOATS
 from twin.kernel.layout import LINE_FLOATS, shelf_rows, shelves_floats
 from twin.kernel.prompt import check_tensor_cores
-from twin.kernel.scan import check_cache_tiles
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
-from twin.kernel.teams import taken_ahead
 from twin.models.formats import UNIT_BYTES
 from twin.plan.catalogue import input_of
 from twin.plan.types import (
@@ -31,6 +28,9 @@ from twin.plan.types import (
 )
 from twin.proof.stored import DECODED, in_blocks, multiplied
 from twin.proof.violation import Violation
+from twin.schedule.choose import schedule_of
+from twin.schedule.chosen import multiplied as multiplied_at_once
+from twin.schedule.scan import check_cache_tiles
 
 LOADED_AT_ONCE = 8  # elements of a row: 16 bytes of the narrowest stored type
 HEAD_STEP = 4  # elements of a head that a thread gathers at once
@@ -316,9 +316,8 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
 def _teams(plan: Plan) -> Iterator[Violation]:
     """An NVIDIA block's warps are divided once for all matrices of an input."""
     shapes: dict[object, tuple[str, tuple[int, int, bool]]] = {}
-    for stage in plan.stages if plan.limits.teams else ():
-        matrix = experts.multiplied(plan, stage)
-        if matrix is None:
+    for stage, matrix in zip(plan.stages, multiplied_at_once(plan), strict=True):
+        if matrix is None or not plan.limits.teams:
             continue
         has = (matrix.cols, matrix.tile_cols, matrix.folded)
         name, first = shapes.setdefault(input_of(stage.kind, routed=plan.routed), (stage.name, has))
@@ -396,14 +395,13 @@ def _ring(plan: Plan) -> Iterator[Violation]:
 
     A stage of each kind, because layers are alike.
     """
-    if not plan.limits.teams:
-        return
-    ahead, seen = taken_ahead(plan), set()
+    schedule, seen = schedule_of(plan), set()
     for stage in plan.stages:
-        if stage.matrix is None or (stage.kind, stage.matrix) in seen:
+        prefetch = schedule.prefetch(stage.kind)
+        if stage.matrix is None or prefetch is None or (stage.kind, stage.matrix) in seen:
             continue
         seen.add((stage.kind, stage.matrix))
-        needed, slots = ahead[stage.kind].ring_slots(stage.matrix), plan.options.ring_slots
+        needed, slots = prefetch.ring_slots(stage.matrix), plan.options.ring_slots
         if slots < needed:
             message = (
                 f"its warps hold {needed} slots of weights before its inputs are there; "

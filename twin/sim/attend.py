@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from twin.hardware.types import BlockCosts, Warps
-from twin.kernel.scan import (
-    TENSOR_WARPS,
-    cache_tile,
-    meetings,
-    merged_elements,
-    position_threads,
-    scan_heads,
-    tensor_scan,
-)
-from twin.kernel.teams import WARP, WARPS
 from twin.models.spec import DType
+from twin.plan.partition import TEAM_WARPS, WARP
 from twin.plan.splits import TENSOR_HEADS, TENSOR_POSITIONS
 from twin.plan.types import Options, Plan, Span, Stage
+from twin.schedule.scan import TENSOR_WARPS, CacheScan, position_threads
 from twin.sim.cost import QUAD_BYTES, requests, transfer_ps
 from twin.units import picoseconds
 
@@ -60,7 +52,7 @@ def heads_ps(warps: Warps, head_dim: int, heads: int, *, in_step: bool = False) 
     (2026-11-27T094746-probes, T100358).
     """
     heads = min(heads, FEWEST_HEADS) if in_step else heads
-    rounds, first = -(-heads // WARPS[0]), min(heads, WARPS[0])
+    rounds, first = -(-heads // TEAM_WARPS), min(heads, TEAM_WARPS)
     wide = 1 + (head_dim / HEAD - 1) * WIDER_HEAD
     late = (HEADS_ALONE + first) / HEADS_PARTS
     return picoseconds(warps.heads_s.value * wide * (late + (rounds - 1) * LATER_HEADS))
@@ -76,8 +68,8 @@ def entries_at_once(dim: int, queries: int, dtype: DType) -> int:
     query heads, threads over positions.
     """
     return (
-        WARPS[0]
-        // min(queries, WARPS[0])
+        TEAM_WARPS
+        // min(queries, TEAM_WARPS)
         * (WARP // position_threads(dim))
         * positions_of_a_thread(dim, dtype)
     )
@@ -88,7 +80,7 @@ def positions_of_a_thread(dim: int, dtype: DType) -> int:
     return 4 if -(-dim // position_threads(dim)) * dtype.bytes <= QUAD_BYTES else 1
 
 
-def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]]:
+def cache_tiles(warps: Warps, plan: Plan, scan: CacheScan, size: int) -> Iterator[tuple[int, int]]:
     """(bytes, time) of the ring slots in which an item's `size` cached bytes reach a block, as
     attention.cuh scans them.
 
@@ -99,24 +91,24 @@ def cache_tiles(warps: Warps, plan: Plan, size: int) -> Iterator[tuple[int, int]
     """
     own = plan.kernel_attention()
     position = own.position_bytes(plan.options.kv_dtype)
-    tile = cache_tile(plan) * position
-    met = picoseconds(warps.slice_s.value * meetings(plan))
-    at_once = 1 if plan.spec is None else merged_elements(plan)
-    rounds = -(-own.group * own.head_dim // (WARPS[0] * WARP * at_once))
+    tile = scan.positions * position
+    met = picoseconds(warps.slice_s.value * scan.meetings)
+    at_once = 1 if plan.spec is None else scan.merged
+    rounds = -(-own.group * own.head_dim // (TEAM_WARPS * WARP * at_once))
     wait, fixed = (
         picoseconds(warps.slice_s.value),
         picoseconds(warps.item_s.value * (1 + FURTHER_ROUND * (rounds - 1))),
     )
     turns = (
-        _tensor_turns(warps, plan, size, tile, position)
-        if tensor_scan(plan)
-        else _rounds(warps, plan, size, tile, position)
+        _tensor_turns(warps, plan, scan, size, tile)
+        if scan.tensor
+        else _rounds(warps, plan, scan, size, tile)
     )
     for number, (request, turn) in enumerate(zip(requests(size, tile), turns, strict=True)):
         yield request, wait + turn + (0 if number else fixed + met)
 
 
-def _rounds(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> Iterator[int]:
+def _rounds(warps: Warps, plan: Plan, scan: CacheScan, size: int, tile: int) -> Iterator[int]:
     """Of a tile after the other.
 
     Each query head of a warp takes its time in a round, of which three eighths do not depend on the
@@ -124,7 +116,7 @@ def _rounds(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> It
     it), and a tenth more where twice the threads share a position, whose dot product is summed over
     them.
     """
-    own, heads = plan.kernel_attention(), scan_heads(plan)
+    own, heads, position = plan.kernel_attention(), scan.heads, tile // scan.positions
     at_once = entries_at_once(own.head_dim, -(-own.group // heads), plan.options.kv_dtype)
     held = positions_of_a_thread(own.head_dim, plan.options.kv_dtype)
     # a step for each doubling of the threads
@@ -136,7 +128,7 @@ def _rounds(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> It
         yield -(-request // (position * at_once)) * a_round
 
 
-def _tensor_turns(warps: Warps, plan: Plan, size: int, tile: int, position: int) -> Iterator[int]:
+def _tensor_turns(warps: Warps, plan: Plan, scan: CacheScan, size: int, tile: int) -> Iterator[int]:
     """Of a tile after the other, on tensor cores.
 
     Warps take units of positions in turn, across tiles: those of one turn are looked at side by
@@ -144,7 +136,8 @@ def _tensor_turns(warps: Warps, plan: Plan, size: int, tile: int, position: int)
     which nothing hides, bears one.
     """
     longer = 1.0 if plan.spec is None else IN_LAYERS
-    a_turn, unit = picoseconds(longer * unit_s(warps, plan)), position * TENSOR_POSITIONS
+    a_turn = picoseconds(longer * unit_s(warps, plan, scan))
+    unit = tile // scan.positions * TENSOR_POSITIONS
 
     def turns(left: int) -> int:
         full, rest = divmod(left, tile)
@@ -154,14 +147,14 @@ def _tensor_turns(warps: Warps, plan: Plan, size: int, tile: int, position: int)
         yield (turns(size - start) - turns(max(0, size - start - tile))) * a_turn
 
 
-def unit_s(warps: Warps, plan: Plan) -> float:
+def unit_s(warps: Warps, plan: Plan, scan: CacheScan) -> float:
     """In which a warp compares a unit of cached positions with a set of query heads, and sums
     values. Sets have warps of their own, which share the tensor cores and the chip's memory. A warp
     that takes eight heads makes the products of two sets, whether it has all eight or not: groups
     of 9 to 16 heads are counted as four sets. InternLM-3-8B, with 16, is told 3 % too slow at 96
     positions, as other models of its size, and 6 % at 3,964.
     """
-    own, heads = plan.kernel_attention(), scan_heads(plan)
+    own, heads = plan.kernel_attention(), scan.heads
     sets = -(-own.group // heads) * -(-heads // TENSOR_HEADS)
     return turn_s(warps, own.head_dim) * (1 + FURTHER_SET * (sets - 1))
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from twin.errors import HardwareError
 from twin.hardware.types import Codes, Device, Number, Warps
-from twin.kernel.coded import TENSOR, tensor_products, whole_products
-from twin.kernel.experts import has_experts
-from twin.kernel.teams import WARP, WARPS, hidden_in_quads
 from twin.models.formats import INT4, INT8, Format
 from twin.models.spec import DType
+from twin.plan.partition import TEAM_WARPS, WARP
 from twin.plan.splits import TENSOR_POSITIONS
 from twin.plan.types import Matrix, Plan, Scan, StageKind
+from twin.schedule.choose import schedule_of
+from twin.schedule.products import TENSOR, tensor_products, whole_products
 from twin.sim import attend, cost
 from twin.units import picoseconds
 
@@ -166,10 +166,10 @@ def untouched(plan: Plan, device: Device) -> list[str]:
     used = {decoded_as(form) for form in forms if form.coded}
     cores = {core_kind(form.name) for form in forms if core_rate(device, form) is not None}
     idle = [rate for name, rate in RATES.items() if name not in rates]
-    idle += [] if used & {"int8", "int4"} or (used and has_experts(plan)) else ["whole_s"]
-    idle += [] if used - {"fp4"} and has_experts(plan) else ["step_s"]
+    idle += [] if used & {"int8", "int4"} or (used and plan.kernel_routed) else ["whole_s"]
+    idle += [] if used - {"fp4"} and plan.kernel_routed else ["step_s"]
     idle += [] if used else ["settle_s"]
-    idle += [] if not plan.without_code() and hidden_in_quads(plan) else ["quads_s"]
+    idle += [] if not plan.without_code() and schedule_of(plan).by_fours else ["quads_s"]
     kinds = {stage.kind for stage in plan.stages}
     idle += [] if StageKind.DELTA in kinds else ["state_s", "state_element_s"]
     idle += [] if StageKind.ROUTE in kinds else ["compare_s"]
@@ -181,14 +181,14 @@ def untouched(plan: Plan, device: Device) -> list[str]:
     return [*(f"warps.{name}" for name in idle), *(f"codes.{name}" for name in codes)]
 
 
-def as_whole_numbers(matrix: Matrix, *, wide_ffn: bool) -> bool:
+def as_whole_numbers(matrix: Matrix, *, input_in_memory: bool) -> bool:
     """Do our kernel's threads multiply whole numbers, made of a stage's input (docs/kernel.md)? Of
     FP8 only where the input lies on the chip.
     """
     form = matrix.format
     if form is None or not form.coded or tensor_products(matrix):
         return False
-    return wide_ffn or whole_products(matrix)
+    return input_in_memory or whole_products(matrix)
 
 
 def scan_requests(
@@ -211,7 +211,7 @@ def scan_requests(
 def _state_s(warps: Warps, scan: Scan, size: int) -> float:
     """A block's work for an item of a recurrent state and one token."""
     elements = (size - scan.extra_bytes) // cost.FP32_BYTES
-    each = -(-elements // (WARPS[0] * WARP))
+    each = -(-elements // (TEAM_WARPS * WARP))
     return warps.state_s.value + each * warps.state_element_s.value
 
 
@@ -225,7 +225,7 @@ def _rounds(
     """
     fixed = picoseconds(warps.item_s.value)
     if _by_tensor_cores(scan, queries):
-        at_once = TENSOR_POSITIONS * WARPS[0]
+        at_once = TENSOR_POSITIONS * TEAM_WARPS
         turn_s = attend.turn_s(warps, 2 * scan.dim) * -(-queries // TENSOR_TOKENS)
     else:
         at_once = attend.entries_at_once(scan.dim, queries, plan.options.kv_dtype)

@@ -25,11 +25,11 @@ from twin.files import MOST_RECORD_BYTES, read_json
 from twin.hardware.override import numbers
 from twin.hardware.types import Node
 from twin.kernel.defaults import limits_of, plan_for
-from twin.kernel.scan import tensor_scan
 from twin.models.spec import ModelSpec
 from twin.plan.settle import on_kernel
 from twin.plan.splits import first_positions, pages_of
 from twin.plan.types import Execution, HandOffKind, Options, Plan
+from twin.schedule.choose import schedule_of
 from twin.sim.executor import Executor
 from twin.sim.run import simulate
 from twin.toolchain import cache_dir
@@ -182,7 +182,7 @@ def _splits(standard: Plan) -> tuple[int, ...]:
     most = min(standard.blocks // own.kv_heads, pages_of(standard.options))
     tried = (
         (own.splits // 2, 2 * own.splits)
-        if tensor_scan(standard)
+        if schedule_of(standard).scan.tensor
         else (own.splits // 2, 3 * own.splits // 2, 2 * own.splits, 3 * own.splits)
     )
     return tuple(splits for splits in tried if 1 <= splits <= most)
@@ -200,7 +200,7 @@ def _sources() -> str:
     package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
     files = [
         path
-        for name in ("models", "plan", "kernel", "sim", "hardware")
+        for name in ("models", "plan", "schedule", "kernel", "sim", "hardware")
         for path in sorted((package / name).rglob("*.py"))
     ]
     for path in (*files, *sorted((data_dir("native") / "simulator").iterdir())):

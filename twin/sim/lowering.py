@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import accumulate, islice, takewhile
 
 from twin.hardware.types import BlockCosts, Device
-from twin.kernel.experts import compared, multiplied
-from twin.kernel.teams import WARP, WARPS
+from twin.kernel.experts import compared
 from twin.plan.catalogue import ROWS, Spent
+from twin.plan.partition import TEAM_WARPS, WARP
 from twin.plan.types import Execution, HandOffKind, Plan, Sampling, Span, Stage, StageKind
+from twin.schedule.choose import priced_schedule, schedule_of
 from twin.sim import attend, consume, cost, tiles, vectors
 from twin.sim.causes import CAUSES
 from twin.sim.clock import cost_in_time
@@ -17,6 +18,8 @@ from twin.sim.gathers import Gathers, polled
 from twin.sim.program import Program, StageWork, Variant
 from twin.sim.routing import Chosen, Draw, Draws, Routing
 from twin.sim.streams import Streams, Weights
+from twin.sim.warp_gathers import WarpGathers
+from twin.sim.warp_streams import WarpStreams
 from twin.sim.wiring import Wiring, wire
 from twin.units import picoseconds
 
@@ -73,12 +76,12 @@ class _Lowering:
         spare = polled(plan) and device.warps is not None and device.sharing is None
         # sums of late parts, by a warp that a block has to spare
         self.by_keeper = [spare and stage.late for stage in plan.stages]
-        self.gathers = Gathers(plan, device, self.by_keeper)
+        self.gathers, self.streams = _costs(plan, device, self.by_keeper)
+        self.schedule = self.streams.schedule
         # State from kernel to kernel. Two chains of narrow residuals as graphs leave nothing for
         # it: they take 30 and 8 % less than a day before (2026-11-27T094746-probes); why is not
         # found.
-        self.hands_over = plan.spec is not None and not self.gathers.in_quads
-        self.streams = Streams(plan, device)
+        self.hands_over = plan.spec is not None and not self.gathers.by_fours
         self.fixed: dict[object, int] = {}
         self.works: dict[object, tuple[StageWork, Weights]] = {}
         self.stretches = _stretches(plan)
@@ -168,7 +171,7 @@ class _Lowering:
             kv_after=stage.scan is not None and stage.scan.chosen,
             by_keeper=self.by_keeper[stage.index],
             ahead=ahead,
-            group=self.streams.taken[stage.kind].group if ahead else 1,
+            group=self.streams.group(stage) if ahead else 1,
             asks=self._asks(stage),
         )
         _check(stage, work)
@@ -195,7 +198,7 @@ class _Lowering:
         )
         vector = 0 if combined else stage.vector_elements
         normed = plan.tokens if ROWS[stage.kind].vector and vector else 0
-        behind = normed if stage.matrix and self.streams.taken_ahead_of(stage) else 0
+        behind = normed if stage.matrix and self.streams.may_prefetch(stage) else 0
         groups = plan.tokens if self.streams.holds_group(stage) else 0
         if (
             self.device.warps
@@ -247,8 +250,8 @@ class _Lowering:
         """In which a block of warps makes them of its input, where threads multiply such."""
         if self.device.warps is None or self.plan.tokens > 1:
             return 0
-        wide = multiplied(self.plan, stage)
-        if wide is None or not consume.as_whole_numbers(wide, wide_ffn=self._wide_ffn(stage)):
+        wide, in_memory = self.schedule.matrices[stage.index], self._input_in_memory(stage)
+        if wide is None or not consume.as_whole_numbers(wide, input_in_memory=in_memory):
             return 0
         return picoseconds(tiles.vector_portions(wide) * self.device.warps.whole_s.value)
 
@@ -267,11 +270,11 @@ class _Lowering:
         spec, warps = self.plan.spec, self.device.warps
         if stage.kind is not StageKind.ROUTE or spec is None or spec.experts is None or not warps:
             return 0
-        looks = compared(spec.experts.experts, spec.experts.top_k, WARPS[0] * WARP)
+        looks = compared(spec.experts.experts, spec.experts.top_k, TEAM_WARPS * WARP)
         return self.plan.tokens * picoseconds(looks * warps.compare_s.value)
 
-    def _wide_ffn(self, stage: Stage) -> bool:
-        return self.gathers.wide_ffn and stage.kind in self.plan.kinds_by_input["ffn"]
+    def _input_in_memory(self, stage: Stage) -> bool:
+        return self.gathers.ffn_in_memory and stage.kind in self.plan.kinds_by_input["ffn"]
 
     def _heads(self, stage: Stage, block: int) -> int:
         """New tokens' heads on their way to the scans of a block's items; one round of them where a
@@ -286,8 +289,18 @@ class _Lowering:
         own, (lo, hi) = self.plan.kernel_attention(), stage.items[block]
         splits = own.splits_of(stage.window)
         keys = (hi - 1) // splits - lo // splits + 1
-        heads, in_step = keys * (own.group + 2), self.gathers.in_quads
+        heads, in_step = keys * (own.group + 2), self.gathers.by_fours
         return attend.heads_ps(self.device.warps, own.head_dim, heads, in_step=in_step)
+
+
+def _costs(plan: Plan, device: Device, by_keeper: list[bool]) -> tuple[Gathers, Streams]:
+    """By the kind of the device's blocks."""
+    if device.warps is None:
+        schedule = schedule_of(plan)
+        return Gathers(schedule, device), Streams(schedule, device)
+    schedule = priced_schedule(plan)
+    gathers = WarpGathers(schedule, device, device.warps, by_keeper)
+    return gathers, WarpStreams(schedule, device, device.warps)
 
 
 def _stretches(plan: Plan) -> list[list[Stage]]:

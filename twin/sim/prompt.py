@@ -19,29 +19,25 @@ from dataclasses import dataclass
 from twin.errors import PlanError
 from twin.hardware.floor import floor_s
 from twin.hardware.types import Node, Number
-from twin.kernel.coded import stored_bytes
-from twin.kernel.prompt import (
+from twin.models.spec import DType
+from twin.models.variant import Activation
+from twin.plan.catalogue import ROWS
+from twin.plan.partition import TEAM_WARPS, WARP
+from twin.plan.types import Attention, Matrix, Parts, Plan, Read, Routed, Stage, StageKind
+from twin.schedule.choose import schedule_of
+from twin.schedule.passes import (
     DECODED_ROWS,
     ROUTED_ROWS,
     SCAN_POSITIONS,
     SCAN_ROWS,
     STEP_COLUMNS,
+    Passes,
+    PassStage,
     batch_of,
     experts_used,
-    largest_share,
-    lot_of,
-    pass_stages,
-    pass_weight_bytes,
-    passes,
     scan_positions,
     sharing,
-    tensor_pass,
 )
-from twin.kernel.teams import WARP, teams_of
-from twin.models.spec import DType
-from twin.models.variant import Activation
-from twin.plan.catalogue import ROWS
-from twin.plan.types import Attention, Matrix, Parts, Plan, Read, Routed, Stage, StageKind
 from twin.sim.consume import unpacking_s
 from twin.sim.cost import weight_rate
 
@@ -121,30 +117,31 @@ def prompt_time(plan: Plan, node: Node, tokens: int) -> PromptTime:
             f"a prompt of {tokens} tokens: must lie between 1 and "
             f"max_context={plan.options.max_context}"
         )
-    if plan.options.prompt_chunk == 1:
+    made = schedule_of(plan).passes
+    if made is None:
         raise PlanError(
             "prompt_chunk=1 reads prompts by ordinary steps; multiply the step's time, or choose "
             "a larger prompt_chunk"
         )
-    chunk = plan.options.prompt_chunk
+    chunk = made.chunk
     sizes = [
-        pass_weight_bytes(plan, min(chunk, tokens - 1 - first))
-        for first in range(0, tokens - 1, chunk)
+        made.weight_bytes(min(chunk, tokens - 1 - first)) for first in range(0, tokens - 1, chunk)
     ]
-    count, size = passes(plan, tokens), sum(sizes)
+    count, size = made.count(tokens), sum(sizes)
     # seconds, at the pipe's rate
     streamed = size / (node.gpus * node.device.memory.stream_bytes_per_s.value)
-    seconds, waits = _all_passes(plan, node, tokens, 0.0)
+    seconds, waits = _all_passes(made, node, tokens, 0.0)
     for _ in range(UTILISATION_ROUNDS if count else 0):
-        seconds, waits = _all_passes(plan, node, tokens, streamed / seconds)
-    each = sizes[0] if sizes else pass_weight_bytes(plan)
+        seconds, waits = _all_passes(made, node, tokens, streamed / seconds)
+    each = sizes[0] if sizes else made.weight_bytes()
     return PromptTime(tokens, count, seconds, floor_s(node.device, node.gpus, size), each, waits)
 
 
-def _all_passes(plan: Plan, node: Node, tokens: int, load: float) -> tuple[float, dict[str, float]]:
+def _all_passes(
+    made: Passes, node: Node, tokens: int, load: float
+) -> tuple[float, dict[str, float]]:
     """Seconds, and what is waited for, with the stream taking the share `load` of the pipe."""
-    model = _Passes(plan, node, load)
-    chunk = plan.options.prompt_chunk
+    model, chunk = _Passes(made, node, load), made.chunk
     waits: dict[str, float] = {}
     seconds = 0.0
     for first in range(0, tokens - 1, chunk):
@@ -155,19 +152,15 @@ def _all_passes(plan: Plan, node: Node, tokens: int, load: float) -> tuple[float
 class _Passes:
     """One block's way through the passes."""
 
-    def __init__(self, plan: Plan, node: Node, load: float) -> None:
-        self.plan, self.node, self.costs = plan, node, node.device.block
+    def __init__(self, made: Passes, node: Node, load: float) -> None:
+        plan = made.plan
+        self.made, self.plan, self.node, self.costs = made, plan, node, node.device.block
         assert plan.spec is not None
         self.variant = plan.spec.variant
         self.latency = _loaded(node.device.l2.latency_s, node.device.l2.loaded_latency_s, load)
         self.hop = _loaded(node.device.handoff.hop_s, node.device.handoff.loaded_hop_s, load)
         self.tensor_cores = (
             self.costs.loading == "ahead" and plan.options.weight_dtype is not DType.FP32
-        )
-        self.warps = teams_of(plan).warps
-        # each with the rows of its largest share; of experts nobody has a share
-        self.stages = tuple(
-            (stage, 0 if stage.routed else largest_share(stage)) for stage in pass_stages(plan)
         )
         resident = plan.blocks * plan.ranks_per_gpu
         self.stream = min(
@@ -179,23 +172,23 @@ class _Passes:
 
     def run(self, first: int, tokens: int, waits: dict[str, float]) -> float:
         now = 0.0
-        for stage, rows in self.stages:
+        for one in self.made.stages:
+            stage, matrix = one.stage, one.multiplied
             for name, seconds in self._waits(stage, first, tokens).items():
                 waits[name] = waits.get(name, 0.0) + seconds
                 now += seconds
-            if stage.matrix and stage.routed:
-                now += self._routed_s(stage, stage.matrix, stage.routed, tokens)
-            elif stage.matrix and stage.kind is not StageKind.ROUTER:
-                now += self._consume(stage.matrix, rows, tokens)
+            if matrix and stage.routed:
+                now += self._routed_s(one, matrix, stage.routed, tokens)
+            elif matrix:
+                now += self._consume(matrix, one.rows, tokens)
         return now
 
-    def _routed_s(self, stage: Stage, matrix: Matrix, routed: Routed, tokens: int) -> float:
-        """Seconds for a block's lots of all experts that some token chooses, one after the
-        other. Tokens choose all experts alike.
+    def _routed_s(self, one: PassStage, matrix: Matrix, routed: Routed, tokens: int) -> float:
+        """Seconds for a block's batches of rows of all experts that some token chooses, one after
+        the other. Tokens choose all experts alike.
         """
         used = experts_used(routed, tokens)
         entries = tokens * routed.top_k / used  # of an expert
-        rows, lots = lot_of(self.plan, stage)
         if not self.tensor_cores:  # entry by entry
             share = used * matrix.rows / self.plan.blocks
             size, weights = self._stored(matrix, share), share * matrix.cols
@@ -207,13 +200,13 @@ class _Passes:
                 size / self.stream,
                 entries * unpacking_s(self.node.device, matrix.format, round(weights)),
             )
-        own = max(1, round(used * lots / self.plan.blocks + 0.5))  # of a block, at most
+        own = max(1, round(used * one.batches / self.plan.blocks + 0.5))  # of a block, at most
         start = START_CYCLES / self.costs.clock_hz.value + self.latency
-        return own * (start + self._lot_s(matrix, rows, entries))
+        return own * (start + self._batch_s(matrix, one.rows, entries))
 
-    def _lot_s(self, matrix: Matrix, rows: int, entries: float) -> float:
+    def _batch_s(self, matrix: Matrix, rows: int, entries: float) -> float:
         """Seconds for so many rows of an expert. Few-bit weights come towards the block while it
-        multiplies the lot before, and are decoded within the second-level cache.
+        multiplies the batch before, and are decoded within the second-level cache.
         """
         resident = self.plan.blocks * self.plan.ranks_per_gpu
         streamed, decoded = self._stored(matrix, rows) / self.stream, 0.0
@@ -235,7 +228,7 @@ class _Passes:
 
     def _stored(self, matrix: Matrix, rows: float) -> float:
         """Bytes of so many of an expert's rows."""
-        return stored_bytes(self.plan, matrix, matrix.rows, matrix.cols) * rows / matrix.rows
+        return self.plan.stored_bytes(matrix, matrix.rows, matrix.cols) * rows / matrix.rows
 
     def _consume(self, matrix: Matrix, rows: int, tokens: int) -> float:
         """Seconds for so many rows of a matrix."""
@@ -245,7 +238,7 @@ class _Passes:
             # token by token
             if matrix.format is None:
                 return max(size / self.stream, tokens * size / weight_rate(self.costs, dtype))
-            stored = stored_bytes(self.plan, matrix, rows, matrix.cols)
+            stored = self.plan.stored_bytes(matrix, rows, matrix.cols)
             return max(
                 stored / self.stream, tokens * unpacking_s(self.node.device, matrix.format, weights)
             )
@@ -258,7 +251,7 @@ class _Passes:
         if not self.plan.coded:
             return 0.0
         weights = rows * matrix.cols
-        moved = stored_bytes(self.plan, matrix, rows, matrix.cols)
+        moved = self.plan.stored_bytes(matrix, rows, matrix.cols)
         moved += weights * self.plan.options.weight_dtype.bytes
         cycles = weights * DECODE_CYCLES / self.costs.clock_hz.value
         return max(moved / self.stream, cycles) + self.latency
@@ -266,7 +259,7 @@ class _Passes:
     def _multiply_s(self, matrix: Matrix, rows: int, tokens: int, size: int) -> float:
         """On tensor cores, `size` bytes of weights in 16 bits."""
         streamed = size / self.stream
-        members, tiles, together = sharing(tokens, self.plan.options.prompt_chunk, self.plan.blocks)
+        members, tiles, together = sharing(tokens, self.made.chunk, self.plan.blocks)
         wide, at_once = batch_of(rows * members, together)
         batches = tiles * -(-rows * members // wide)
         steps = batches * -(-matrix.cols // STEP_COLUMNS)
@@ -321,9 +314,9 @@ class _Passes:
         elements = plan.shard.hidden * (2 + sum(parts)) * tokens
         if not self.tensor_cores:
             return elements * costs.element_s.value
-        together = min(tokens, self.warps)
+        together = min(tokens, TEAM_WARPS)
         rounds = -(-tokens // together) * -(
-            -plan.shard.hidden // (GATHERED * WARP * (self.warps // together))
+            -plan.shard.hidden // (GATHERED * WARP * (TEAM_WARPS // together))
         )
         read = sum(-(-count // PARTS_AT_ONCE) for count in parts)
         # residual, parts, the residual again; before that parts which are normed, and their weights
@@ -336,10 +329,10 @@ class _Passes:
         hidden = self.plan.shard.hidden
         if not self.tensor_cores:
             return tokens * experts * hidden * costs.element_s.value
-        together = min(tokens, self.warps)
-        rounds = -(-tokens // together) * -(-experts // (SCORED_EXPERTS * self.warps))
+        together = min(tokens, TEAM_WARPS)
+        rounds = -(-tokens // together) * -(-experts // (SCORED_EXPERTS * TEAM_WARPS))
         loads = rounds * -(-hidden // SCORED_COLUMNS) * self.latency
-        cycles = rounds * SCORED_EXPERTS * self.warps * hidden * together / BLOCK_MULTIPLY_ADDS
+        cycles = rounds * SCORED_EXPERTS * TEAM_WARPS * hidden * together / BLOCK_MULTIPLY_ADDS
         size = -(-tokens // together) * experts * hidden * self.plan.options.weight_dtype.bytes
         return max(loads + cycles / costs.clock_hz.value, size / self.cache)
 
@@ -348,7 +341,7 @@ class _Passes:
         entries = tokens * self._routed_of(stage).top_k
         if not self.tensor_cores:
             return entries * self.costs.element_s.value
-        own = -(-entries // (WARP * self.warps))
+        own = -(-entries // (WARP * TEAM_WARPS))
         cycles = own * SORT_CYCLES_AN_ENTRY + SORT_CYCLES
         return -(-own // ENTRIES_AT_ONCE) * self.latency + cycles / self.costs.clock_hz.value
 
@@ -358,13 +351,14 @@ class _Passes:
         elements = tokens * routed.top_k * hidden
         if not self.tensor_cores:
             return elements * self.costs.element_s.value
-        rounds = tokens * -(-hidden // (SUMMED_COLUMNS * WARP * self.warps))
+        rounds = tokens * -(-hidden // (SUMMED_COLUMNS * WARP * TEAM_WARPS))
         waits = rounds * -(-routed.top_k // SUMMED_AT_ONCE) * self.latency
         return max(waits, 4 * elements / self.cache)
 
     def _routed_of(self, stage: Stage) -> Routed:
         """The experts of a stage's layer."""
-        return next(s.routed for s, _ in self.stages if s.routed and s.layer == stage.layer)
+        stages = (one.stage for one in self.made.stages)
+        return next(s.routed for s in stages if s.routed and s.layer == stage.layer)
 
     def _barrier_s(self) -> float:
         """Arrivals of all blocks queue at one counter of each GPU."""
@@ -391,15 +385,15 @@ class _Passes:
         if not self.tensor_cores:
             prepared = 2 * tokens * own.head_dim * costs.element_s.value
             return tasks * (size / costs.kv_bytes_per_s.value + self.latency) + prepared
-        if tensor_pass(plan):
+        if self.made.tensor:
             return self._tensor_attention_s(own, seen, tokens)
         sets = tasks * own.group  # a query head of a token, by one warp or several
         rows = 2 * tokens + sets
-        copied = -(-rows * own.head_dim // (COPIED * WARP * self.warps)) + -(
-            -tokens * own.head_dim // (COPIED * WARP * self.warps)
+        copied = -(-rows * own.head_dim // (COPIED * WARP * TEAM_WARPS)) + -(
+            -tokens * own.head_dim // (COPIED * WARP * TEAM_WARPS)
         )
         prepared = (
-            copied * self.latency + -(-rows // self.warps) * HEAD_CYCLES / costs.clock_hz.value
+            copied * self.latency + -(-rows // TEAM_WARPS) * HEAD_CYCLES / costs.clock_hz.value
         )
         # of a position
         threads = next(
@@ -407,9 +401,9 @@ class _Passes:
             for threads, most in ((8, 96), (16, 128), (32, own.head_dim))
             if own.head_dim <= most
         )
-        at_once = WARP // threads * POSITIONS * max(1, self.warps // sets)
+        at_once = WARP // threads * POSITIONS * max(1, TEAM_WARPS // sets)
         look = LOOK_CYCLES + (CAP_CYCLES if self.variant.score_cap else 0)
-        cycles = -(-sets // self.warps) * -(-seen // at_once) * look
+        cycles = -(-sets // TEAM_WARPS) * -(-seen // at_once) * look
         return prepared + max(cycles / costs.clock_hz.value, size / self.cache) + 2 * self.latency
 
     def _together_s(self, own: Attention) -> float:
@@ -426,7 +420,7 @@ class _Passes:
         """
         cycle, blocks = 1 / self.costs.clock_hz.value, self.plan.blocks
         heads = tokens * -(-(own.heads + 2 * own.kv_heads) // HEADS_AT_ONCE)
-        prepared = -(-heads // (blocks * self.warps)) * (
+        prepared = -(-heads // (blocks * TEAM_WARPS)) * (
             self.latency
             + HEADS_AT_ONCE * own.head_dim * HEAD_ELEMENT_CYCLES * cycle
             + self._together_s(own)

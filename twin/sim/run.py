@@ -14,8 +14,8 @@ from math import ceil
 from twin.errors import PlanError
 from twin.hardware.override import assumed
 from twin.hardware.types import Node
-from twin.kernel.scan import tensor_scan
 from twin.plan.types import Execution, Plan, StageKind
+from twin.schedule.choose import schedule_of
 from twin.sim.attribution import Table, critical_path, tabulate
 from twin.sim.causes import CAUSES
 from twin.sim.compiled.room import lent
@@ -265,7 +265,7 @@ def _stage_time(plan: Plan, index: int, row: list[int]) -> StageTime:
 
 def _rests_on(plan: Plan, node: Node) -> list[str]:
     """Assumed numbers, without those that this plan cannot touch."""
-    options = plan.options
+    options, on_tensor_cores = plan.options, schedule_of(plan).scan.tensor
     resident = options.execution is Execution.RESIDENT
     library = any(stage.kind is StageKind.COLLECTIVE for stage in plan.stages)
     samples = any(
@@ -290,9 +290,9 @@ def _rests_on(plan: Plan, node: Node) -> list[str]:
         "block.kv_bytes_per_s": not attention or of_warps,
         "warps.item_s": not attention,
         "warps.round_s": not scans(plan, by_tensor_cores=False)
-        and (not attention or tensor_scan(plan)),
+        and (not attention or on_tensor_cores),
         "warps.unit_s": not scans(plan, by_tensor_cores=True)
-        and (not attention or not tensor_scan(plan)),
+        and (not attention or not on_tensor_cores),
         "block.sample_element_s": not samples,
         "handoff.atomic_s": options.handoff.value == "sentinel",
         "handoff.fence_s": options.handoff.value == "sentinel" or not resident,

@@ -6,15 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from twin.hardware.types import Device
-from twin.kernel.coded import tensor_products
-from twin.kernel.experts import of_all_chosen
-from twin.kernel.teams import Ahead, taken_ahead, wide_ffn
-from twin.plan.settle import as_stored
-from twin.plan.types import Execution, HandOffKind, Matrix, Plan, Stage, StageKind, tiles_of
-from twin.sim import attend, consume, cost, tiles
+from twin.plan.types import Matrix, Stage, StageKind, tiles_of
+from twin.schedule.types import Schedule
+from twin.sim import attend, consume, cost
 from twin.sim.gathers import shares
 from twin.sim.routing import Chosen
 from twin.units import picoseconds
@@ -32,36 +28,18 @@ NOTHING = Weights()
 
 
 class Streams:
-    """Slots and requests of a plan on a device; equal shares of equal matrices are worked out
-    once.
+    """Slots and requests of a schedule whose blocks are cores; equal shares of equal matrices are
+    worked out once. Of blocks of warps: WarpStreams in warp_streams.py.
     """
 
-    def __init__(self, plan: Plan, device: Device) -> None:
-        self.plan, self.device = plan, device
+    def __init__(self, schedule: Schedule, device: Device) -> None:
+        self.schedule, self.plan, self.device = schedule, schedule.plan, device
         self.known: dict[object, Weights] = {}
-        # an option that the engine does not run changes nothing of how warps take experts
-        stored = plan.spec is not None and as_stored(plan.spec, plan.options)
-        self.by_kernel = stored and any(stage.routed for stage in plan.stages)
-        self.wide_ffn = self.by_kernel and device.warps is not None and wide_ffn(plan)
-        self.wide: dict[int, Matrix | None] = {}
         self.scans: dict[object, tuple[tuple[int, int], ...]] = {}
-
-    @cached_property
-    def taken(self) -> dict[StageKind, Ahead]:
-        return taken_ahead(self.plan)
 
     def weights(self, stage: Stage, block: int, experts: Chosen) -> Weights:
         if not stage.matrices:
-            return self._cached(stage, block)
-        if wide := self._one_matrix(stage, experts):
-            key: object = (self._share(wide, block, experts), wide.beside)
-            if key not in self.known:
-                kept = stage.kind is StageKind.ROUTED_DOWN and self.wide_ffn
-                tiles = tuple(self._tiles(wide, *wide.owned[block], 1, whole_tiles=kept))
-                self.known[key] = (
-                    Weights(*map(tuple, zip(*tiles, strict=True))) if tiles else NOTHING
-                )
-            return self.known[key]
+            return NOTHING
         shares = tuple(self._share(matrix, block, experts) for matrix in stage.matrices)
         key = (shares, experts if stage.routed else None, stage.kind is StageKind.STREAM)
         if key not in self.known:
@@ -72,39 +50,6 @@ class Streams:
             ]
             self.known[key] = Weights(
                 tuple(ps for ps, _ in slots), tuple(size for _, size in slots)
-            )
-        return self.known[key]
-
-    def _one_matrix(self, stage: Stage, experts: Chosen) -> Matrix | None:
-        """Of experts that our kernel's warps multiply for one token: the chosen ones' rows or
-        columns are one matrix to them.
-        """
-        if self.device.warps is None or stage.routed is None or not self.by_kernel:
-            return None
-        if experts != (1,) * stage.routed.top_k:
-            return None
-        if stage.index not in self.wide:
-            self.wide[stage.index] = of_all_chosen(self.plan, stage)
-        return self.wide[stage.index]
-
-    def _cached(self, stage: Stage, block: int) -> Weights:
-        """Keys and values that a block of warps gets through its ring, between the weights of the
-        stages around.
-        """
-        if self.device.warps is None or not stage.items or stage.scan is not None:
-            return NOTHING
-        sizes = tuple(
-            attend.item_kv_bytes(self.plan, stage, item) for item in range(*stage.items[block])
-        )
-        key = (stage.kind, sizes)
-        if key not in self.known:
-            slots = [
-                slot
-                for size in sizes
-                for slot in attend.cache_tiles(self.device.warps, self.plan, size)
-            ]
-            self.known[key] = Weights(
-                tuple(ps for _, ps in slots), tuple(size for size, _ in slots)
             )
         return self.known[key]
 
@@ -129,7 +74,7 @@ class Streams:
     ) -> Iterator[tuple[int, int]]:
         """(consumer time, bytes) of each slot of a block, in stream order."""
         if stage.routed is None:
-            joined = stage.kind is not StageKind.STREAM or not self._takes_ahead(stage)
+            joined = stage.kind is not StageKind.STREAM or not self.prefetches(stage)
             yield from self._tiles(matrix, *matrix.owned[block], self.plan.tokens, joined=joined)
         elif matrix.owned:
             for tokens in experts:
@@ -139,109 +84,34 @@ class Streams:
                 yield from self._tiles(matrix, matrix.unit * lo, matrix.unit * hi, tokens)
 
     def _tiles(
-        self,
-        matrix: Matrix,
-        first: int,
-        last: int,
-        tokens: int,
-        *,
-        joined: bool = True,
-        whole_tiles: bool = False,
+        self, matrix: Matrix, first: int, last: int, tokens: int, *, joined: bool = True
     ) -> Iterator[tuple[int, int]]:
-        if self.device.warps is None:
-            yield from self._by_rows(matrix, first, last, tokens)
-            return
-        known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
-        batch_rows = matrix.batch_rows
-        at_once = tiles.teams_at_once(matrix, self.plan.options.weight_dtype)
-        for (lo, hi), (left, right) in tiles_of(matrix, first, last):
-            begun = lo - (lo - first) % batch_rows
-            groups = -(-(min(last, begun + batch_rows) - begun) // matrix.tile_rows)
-            number = (lo - begun) // matrix.tile_rows
-            together = min(at_once, groups - number // at_once * at_once)
-            tile = (hi - lo, right - left, hi - lo if right == matrix.cols else 0, together)
-            if tile not in known:
-                step_s = 0.0 if whole_tiles else self._step_s(matrix)
-                known[tile] = self._tile(matrix, *tile, tokens, joined=joined, step_s=step_s)
-            ps, size = known[tile]
-            ends = right == matrix.cols and (hi == last or (hi - first) % batch_rows == 0)
-            yield ps + picoseconds(self.device.warps.tile_s.value) if ends else ps, size
-
-    def _by_rows(
-        self, matrix: Matrix, first: int, last: int, tokens: int
-    ) -> Iterator[tuple[int, int]]:
-        """Where no teams share rows, tiles of one height cost the same: a large matrix has tens of
-        thousands.
+        """Tiles of one height cost the same: a large matrix has tens of thousands. `joined`: as
+        `team_work` takes it, of warps.
         """
         high = matrix.tile_rows
         for rows, times in ((high, (last - first) // high), ((last - first) % high, 1)):
             if rows and times:
                 row = [
-                    self._tile(
-                        matrix,
-                        rows,
-                        right - left,
-                        rows if right == matrix.cols else 0,
-                        1,
-                        tokens,
-                        joined=True,
-                        step_s=0.0,
-                    )
+                    self._tile(matrix, rows, right - left, ends=right == matrix.cols, tokens=tokens)
                     for _, (left, right) in tiles_of(matrix, 0, rows)
                 ]
                 for _ in range(times):
                     yield from row
 
-    def _step_s(self, matrix: Matrix) -> float:
-        """Beside experts a loop takes a few of a tile's rows at a time, if threads decode them."""
-        coded = matrix.format is not None and matrix.format.coded and not tensor_products(matrix)
-        if not coded or not self.by_kernel or self.device.warps is None:
-            return 0.0
-        return self.device.warps.step_s.value
-
     def _tile(
-        self,
-        matrix: Matrix,
-        rows: int,
-        cols: int,
-        finished: int,
-        groups: int,
-        tokens: int,
-        *,
-        joined: bool,
-        step_s: float,
+        self, matrix: Matrix, rows: int, cols: int, *, ends: bool, tokens: int
     ) -> tuple[int, int]:
-        device, dtype = self.device, self.plan.options.weight_dtype
-        size = matrix.format.bytes(rows, cols) if matrix.format else rows * cols * dtype.bytes
-        team = tiles.team_work(
-            device.warps,
-            matrix,
-            rows=rows,
-            cols=cols,
-            groups=groups,
-            dtype=dtype,
-            joined=joined,
-            step_s=step_s,
-        )
-        tile = consume.Tile(
-            matrix.format,
-            int(size * team.weights / (rows * cols)),
-            int(team.weights),
-            finished,
-            team.ends_ps,
-        )
-        return consume.tile_ps(device, dtype, tile, tokens), size
+        size, finished = self.plan.stored_bytes(matrix, rows, cols), rows if ends else 0
+        tile = consume.Tile(matrix.format, size, rows * cols, finished, 0)
+        return consume.tile_ps(self.device, self.plan.options.weight_dtype, tile, tokens), size
 
     def scan(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
         """(bytes, consumer time) of each request for cached entries."""
         if not stage.items:
             return ()
         if stage.scan is None:
-            return (
-                tuple(_kv(self.plan, self.device, stage, block))
-                if self.device.warps is None
-                else ()
-            )
+            return self._kv(stage, block)
         key = (stage.kind, stage.scan, stage.items[block])
         if key not in self.scans:
             items = range(*stage.items[block])
@@ -254,69 +124,37 @@ class Streams:
             )
         return self.scans[key]
 
-    def ahead(self, stage: Stage, weights: Weights) -> tuple[int, ...]:
-        """What a block of warps has loaded into registers before the inputs are there it has only
-        to multiply. That saves the loads of the first round; later ones' are hidden behind the
-        products of those before. Nothing is saved where a stage begins with its inputs there: a
-        probe's without any, and all behind a full barrier or a kernel's border. Nothing is taken
-        where slots are only asked for once the inputs are there.
-        """
-        if (
-            stage.matrix is None
-            or self.device.warps is None
-            or self.device.block.loading == "on-demand"
-        ):
-            return ()
-        if stage.kind not in self.taken:
-            return ()
-        waits = (
-            self.plan.options.handoff is not HandOffKind.GRID
-            and self.plan.options.execution is Execution.RESIDENT
-        )
-        loaded = (
-            tiles.team_loads_ps(self.device, self.plan.options.weight_dtype, stage.matrix)
-            if stage.reads and waits
-            else 0
-        )
-        first = tiles.tiles_of_a_round(stage.matrix, self.plan.options.weight_dtype)
+    def _kv(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
+        """Keys and values of the kernel's attention."""
+        plan, costs, items = self.plan, self.device.block, range(*stage.items[block])
+        size = sum(attend.item_kv_bytes(plan, stage, item) for item in items)
+        fixed = picoseconds(len(items) * costs.item_s.value) if costs.item_s else 0
         return tuple(
-            max(0, ps - loaded) if number < first else ps
-            for number, ps in enumerate(weights.costs[: self.taken[stage.kind].tiles(stage.matrix)])
+            (request, attend.kv_cost(costs, request) + (0 if number else fixed))
+            for number, request in enumerate(cost.requests(size, plan.options.slot_bytes))
         )
 
-    def taken_ahead_of(self, stage: Stage) -> bool:
+    def ahead(self, stage: Stage, weights: Weights) -> tuple[int, ...]:
+        """What is left of the time of slots that are loaded before a stage's inputs are there."""
+        return ()
+
+    def group(self, stage: Stage) -> int:
+        """Slots that one row group of all teams takes of what is prefetched."""
+        return 1
+
+    def prefetches(self, stage: Stage) -> bool:
+        """Does a block ever take weights of a stage of this kind from its ring before the stage's
+        inputs are there?
+        """
+        return False
+
+    def may_prefetch(self, stage: Stage) -> bool:
         """Does it, or would it: of a plan that the kernel has no code for nobody knows."""
-        return self.device.warps is not None and (not self.taken or self._takes_ahead(stage))
+        return False
 
     def holds_group(self, stage: Stage) -> bool:
         """Does a stage that norms nothing end later for what its teams hold before its inputs are
         there: a down projection's first row group, or of an output projection weights of several
         column slices?
         """
-        if not self._takes_ahead(stage):
-            return False
-        ahead = self.taken[stage.kind]
-        if stage.kind is StageKind.O_PROJ:
-            return ahead.several
-        return stage.kind is StageKind.DOWN and ahead.whole
-
-    def _takes_ahead(self, stage: Stage) -> bool:
-        """Does a block of warps ever take weights of a stage of this kind from the ring before its
-        inputs are there?
-        """
-        return (
-            self.device.warps is not None
-            and stage.kind in self.taken
-            and self.taken[stage.kind].portions > 0
-        )
-
-
-def _kv(plan: Plan, device: Device, stage: Stage, block: int) -> list[tuple[int, int]]:
-    items = range(*stage.items[block])
-    size = sum(attend.item_kv_bytes(plan, stage, item) for item in items)
-    each = device.block.item_s
-    fixed = picoseconds(len(items) * each.value) if each else 0
-    return [
-        (request, attend.kv_cost(device.block, request) + (0 if number else fixed))
-        for number, request in enumerate(cost.requests(size, plan.options.slot_bytes))
-    ]
+        return False

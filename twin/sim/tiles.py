@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from twin.errors import HardwareError
 from twin.hardware.types import Device, Warps
-from twin.kernel.coded import tensor_products
-from twin.kernel.teams import FOLDED_ROWS, WARP, WARPS, Team, rows_at_once, team_of
 from twin.models.spec import DType
+from twin.plan.partition import FOLDED_ROWS, TEAM_WARPS, WARP
 from twin.plan.types import Matrix
+from twin.schedule.products import tensor_products
+from twin.schedule.teams import Team, rows_at_once, team_for
 from twin.units import picoseconds
 
 ON_CHIP_BYTES_PER_CYCLE = 128  # 32 banks of four bytes
@@ -26,25 +26,15 @@ class TeamWork:
     ends_ps: int  # waits and loads before, sums over threads behind
 
 
-# asked for by every read of every block, for a few shapes
-_shape_team = lru_cache(maxsize=1024)(team_of)
-
-
-def shaped_team(matrix: Matrix, dtype: DType = DType.BF16) -> Team | None:
-    """`team_of` the shape of a matrix."""
-    return _shape_team(
-        matrix.cols,
-        matrix.tile_cols,
-        WARPS[0],
-        weight_bytes=dtype.bytes,
-        pack=matrix.pack,
-        beside=matrix.beside,
-        folded=matrix.folded,
-    )
+def vector_team(matrix: Matrix) -> Team | None:
+    """The team whose threads gather a matrix's input, as those do that multiply 16-bit weights.
+    Threads with FP32 weights hold half as many neighbours, which the twin leaves out of account.
+    """
+    return team_for(matrix, DType.BF16)
 
 
 def team_work(
-    warps: Warps | None,
+    warps: Warps,
     matrix: Matrix,
     *,
     rows: int,
@@ -67,12 +57,10 @@ def team_work(
     (2026-11-24T031558-probes). `step_s`: of a loop over a tile's few-bit rows, for each time that
     it is gone through.
     """
-    if warps is None:
-        return TeamWork(rows * cols, 0)
-    team = shaped_team(matrix, dtype)
+    team = team_for(matrix, dtype)
     if team is None:
         raise HardwareError(
-            f"tiles of {matrix.tile_cols} columns are wider than {WARPS[0]} warps take at once: "
+            f"tiles of {matrix.tile_cols} columns are wider than {TEAM_WARPS} warps take at once: "
             "use a smaller slot_bytes"
         )
     at_once = rows_at_once(matrix, dtype)
@@ -116,13 +104,13 @@ def _held_columns(team: Team, matrix: Matrix) -> int:
 
 def vector_portions(matrix: Matrix) -> int:
     """Column slices of which a thread holds elements."""
-    team = shaped_team(matrix)
+    team = vector_team(matrix)
     return team.portions if team else 1
 
 
 def teams_at_once(matrix: Matrix, dtype: DType) -> int:
     """Row groups whose tiles a block of warps takes side by side."""
-    team = shaped_team(matrix, dtype)
+    team = team_for(matrix, dtype)
     if team and matrix.folded:  # two warps to a tile
         return team.groups * FOLDED_ROWS // matrix.tile_rows
     return team.groups if team else 1
@@ -130,18 +118,18 @@ def teams_at_once(matrix: Matrix, dtype: DType) -> int:
 
 def tiles_of_a_round(matrix: Matrix, dtype: DType) -> int:
     """Of all the row groups that a block's teams take side by side."""
-    team = shaped_team(matrix, dtype)
+    team = team_for(matrix, dtype)
     return teams_at_once(matrix, dtype) * team.slices if team else 1
 
 
-def team_loads_ps(device: Device, dtype: DType, matrix: Matrix) -> int:
+def team_loads_ps(device: Device, warps: Warps, dtype: DType, matrix: Matrix) -> int:
     """A tile's share of the wait for its slice, and a team's loads of ROWS_AT_ONCE rows of it from
     the chip's memory, all threads.
     """
-    team = shaped_team(matrix, dtype)
-    if team is None or device.warps is None:
+    team = team_for(matrix, dtype)
+    if team is None:
         return 0
     bits = matrix.format.bits if matrix.format else 8 * dtype.bytes
     size = team.size * WARP * team.vector * rows_at_once(matrix, dtype) * bits // 8
-    waits = team.portions * device.warps.slice_s.value / (team.groups * team.slices)
+    waits = team.portions * warps.slice_s.value / (team.groups * team.slices)
     return picoseconds(waits + size / (ON_CHIP_BYTES_PER_CYCLE * device.block.clock_hz.value))

@@ -4,14 +4,15 @@ attention's splits.
 
 from __future__ import annotations
 
-from twin.hardware.types import Device
-from twin.kernel.teams import LATE_AT_ONCE, WARP, WARPS
+from twin.hardware.types import Device, Warps
+from twin.plan.partition import TEAM_WARPS, WARP
 from twin.plan.types import Matrix
+from twin.schedule.teams import LATE_AT_ONCE
 from twin.sim.cost import FP32_BYTES, QUAD_BYTES, SECTOR_BYTES, Cost, transfer_ps
-from twin.sim.tiles import shaped_team, vector_portions
+from twin.sim.tiles import vector_portions, vector_team
 from twin.units import picoseconds
 
-ROUND_BYTES = QUAD_BYTES * WARP * WARPS[0]  # of spans, by all threads
+ROUND_BYTES = QUAD_BYTES * WARP * TEAM_WARPS  # of spans, by all threads
 # attention's splits; half of those where a thread holds several portions
 PARTS_AT_ONCE = 4
 PACK_ELEMENTS = 8  # of one attention head, at most: TeamVector::PACK in cuda_vector.cuh
@@ -19,8 +20,8 @@ PACK_ELEMENTS = 8  # of one attention head, at most: TeamVector::PACK in cuda_ve
 
 def gather_cost(
     device: Device,
+    warps: Warps,
     *,
-    elements: int,
     rounds: int,
     loaded: int,
     blocks: int,
@@ -34,16 +35,14 @@ def gather_cost(
     `crowd`: how often more than once all its blocks ask for the same words at once. `weighed`:
     attention's splits that a thread weighs and adds, in each of its column slices.
     """
-    if device.warps is None:
-        return Cost((("elements", picoseconds(elements * device.block.element_s.value)),))
     latencies = rounds * picoseconds(device.exchange.latency_s.value)
-    sectors = transfer_ps(loaded * blocks // device.blocks, device.warps.gather_bytes_per_s.value)
+    sectors = transfer_ps(loaded * blocks // device.blocks, warps.gather_bytes_per_s.value)
     return Cost(
         (
             ("rounds", latencies),
             ("sectors", sectors),
-            ("crowd", picoseconds(crowd * device.warps.crowd_s.value)),
-            ("splits", picoseconds(weighed * device.warps.split_s.value)),
+            ("crowd", picoseconds(crowd * warps.crowd_s.value)),
+            ("splits", picoseconds(weighed * warps.split_s.value)),
         )
     )
 
@@ -88,7 +87,7 @@ def portion_rounds(matrix: Matrix | None) -> int:
 
 def sharers(matrix: Matrix | None) -> int:
     """Threads of a block of warps that hold the same columns."""
-    team = shaped_team(matrix) if matrix else None
+    team = vector_team(matrix) if matrix else None
     return team.groups if team else 1
 
 
@@ -103,7 +102,7 @@ def vector_chunks(matrix: Matrix) -> int:
     """Packs of neighbouring elements that a thread holds and weighs one by one: one of each column
     slice; two beside few-bit weights, where a thread has more neighbours.
     """
-    team = shaped_team(matrix)
+    team = vector_team(matrix)
     return team.portions * max(1, team.vector // PACK_ELEMENTS) if team else 1
 
 
@@ -113,7 +112,7 @@ def vector_bytes(matrix: Matrix, *, aligned: int, element: int = FP32_BYTES) -> 
     many sectors as if neighbours did not share them (they do, since `Side` in cuda_vector.cuh:
     requests counted, not sectors). Teams that hold the same columns ask for them again.
     """
-    team = shaped_team(matrix)
+    team = vector_team(matrix)
     if team is None:
         return element * matrix.cols
     thread = element * team.vector

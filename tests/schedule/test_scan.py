@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from twin.hardware.load import load_node
-from twin.kernel import scan
 from twin.kernel.defaults import plan_for
-from twin.kernel.scan import meetings, scan_heads, scanned_heads, tensor_scan
 from twin.models.load import load_model
 from twin.plan.types import Plan
 from twin.proof.prove import violations
+from twin.schedule import scan
+from twin.schedule.choose import schedule_of
+from twin.schedule.scan import cache_scan
 
 
 def grouped(group: int, *, head_dim: int = 128, max_context: int = 512) -> Plan:
@@ -37,16 +38,16 @@ def grouped(group: int, *, head_dim: int = 128, max_context: int = 512) -> Plan:
 def test_a_warp_takes_eight_heads_of_groups_that_have_more(
     group: int, head_dim: int, heads: int, partials: int, met: int
 ) -> None:
-    plan = grouped(group, head_dim=head_dim)
-    assert tensor_scan(plan)
-    assert (scan_heads(plan), scanned_heads(plan), meetings(plan)) == (heads, partials, met)
+    made = cache_scan(grouped(group, head_dim=head_dim))
+    assert made.tensor
+    assert (made.heads, made.partials, made.meetings) == (heads, partials, met)
 
 
 @pytest.mark.parametrize(("group", "head_dim"), [(17, 128), (32, 64), (5, 256), (4, 96)])
 def test_other_groups_are_scanned_without_tensor_cores(group: int, head_dim: int) -> None:
-    plan = grouped(group, head_dim=head_dim)
-    assert not tensor_scan(plan)
-    assert meetings(plan) == 0
+    made = cache_scan(grouped(group, head_dim=head_dim))
+    assert not made.tensor
+    assert made.meetings == 0
 
 
 def test_groups_of_sixteen_have_the_splits_of_tensor_cores() -> None:
@@ -62,7 +63,9 @@ def test_wide_sets_take_no_slot_of_the_ring(monkeypatch: pytest.MonkeyPatch) -> 
     slots = []
     for partials in (1, 2, 4):
         monkeypatch.setattr(scan, "WIDE_PARTIALS", partials)
+        schedule_of.cache_clear()
         slots.append(plan_for(spec, node).options.ring_slots)
+    schedule_of.cache_clear()
     assert slots == [13, 12, 11]
 
 

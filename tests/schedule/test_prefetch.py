@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from twin.kernel.teams import ROWS_AT_ONCE, Ahead, Team
 from twin.models.spec import DType
+from twin.plan.partition import ROWS_AT_ONCE
 from twin.plan.types import Matrix
+from twin.schedule.prefetch import Prefetch
+from twin.schedule.teams import Team
 
 
-def taken(ahead: Ahead, matrix: Matrix, slots: int) -> bool:
+def taken(ahead: Prefetch, matrix: Matrix, slots: int) -> bool:
     """Do all teams find what they take before the stage's inputs are there, as `take_ahead` in
     cuda_core.cuh?
 
@@ -42,7 +44,7 @@ def taken(ahead: Ahead, matrix: Matrix, slots: int) -> bool:
 
 
 def _moves(
-    ahead: Ahead, matrix: Matrix, tiles: int, number: int
+    ahead: Prefetch, matrix: Matrix, tiles: int, number: int
 ) -> list[tuple[int | None, list[int]]]:
     """Of a team: (a tile that it awaits, tiles that it then leaves)."""
     team, moves = ahead.team, []
@@ -87,7 +89,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_smallest_ring_is_the_one_in_which_no_warp_waits_forever(case: tuple[int, ...]) -> None:
     cols, tile, high, vector, size, chunks, groups, rows = case
-    ahead = Ahead(Team(cols, tile, vector, size, 8), chunks, groups, DType.BF16)
+    ahead = Prefetch(Team(cols, tile, vector, size, 8), chunks, groups, DType.BF16)
     matrix = Matrix(rows, cols, 1, high, tile, ((0, rows),))
     needed = ahead.ring_slots(matrix)
     assert taken(ahead, matrix, needed)

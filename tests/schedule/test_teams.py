@@ -13,26 +13,18 @@ from hypothesis import strategies as st
 from tests.draws import drawn
 from twin.errors import PlanError
 from twin.hardware.load import load_node
+from twin.kernel.constants import in_norm_order
 from twin.kernel.defaults import plan_for
-from twin.kernel.layout import sizes_of
-from twin.kernel.teams import (
-    FOLD_COLUMNS,
-    SKEW_FLOATS,
-    THREAD_REGISTERS,
-    VECTORS,
-    WARP,
-    Team,
-    hidden_in_quads,
-    in_norm_order,
-    quads_floats,
-    team_of,
-    teams_of,
-)
+from twin.kernel.tables import layout
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.build import build
-from twin.plan.partition import COLUMN_STEP
+from twin.plan.catalogue import ALWAYS
+from twin.plan.partition import COLUMN_STEP, FOLD_COLUMNS, WARP
 from twin.plan.types import CollectiveKind, Limits, Options, Plan, StageKind
+from twin.schedule.choose import schedule_of
+from twin.schedule.homes import SKEW_FLOATS
+from twin.schedule.teams import THREAD_REGISTERS, VECTORS, Team, team_of
 
 H200 = Limits(
     blocks=132,
@@ -105,8 +97,10 @@ def test_threads_hand_each_other_eights_without_meeting_a_bank_twice(cols: int) 
     spec = replace(load_model("llama-3.2-1b"), hidden=cols)
     slot = -(-16 * cols // 128) * 128 if 1024 < cols <= 1280 else 16384
     plan = plan_for(spec, load_node("1xh200"), context=64, max_context=256, slot_bytes=slot)
-    assert hidden_in_quads(plan)
-    width = FOLD_COLUMNS if teams_of(plan).hidden.folds > 1 else cols
+    schedule = schedule_of(plan)
+    assert schedule.by_fours
+    warps = schedule.of_warps()
+    width = FOLD_COLUMNS if warps.teams["hidden"].folds > 1 else cols
     plane = -(-width // 64) * 32 + SKEW_FLOATS
 
     def place(column: int) -> int:
@@ -115,7 +109,7 @@ def test_threads_hand_each_other_eights_without_meeting_a_bank_twice(cols: int) 
 
     places = [place(column) for column in range(0, cols, 4)]
     assert len({*places}) == len(places)
-    assert max(places) + 4 <= quads_floats(plan)
+    assert max(places) + 4 <= warps.residual.exchange_floats
     # eight threads store sixteen bytes each at a time, neighbours of one another, or load them
     for first in range(0, cols - 64, 64):
         stored = [place(first + 4 * thread) for thread in range(8)]
@@ -127,11 +121,11 @@ def test_threads_hand_each_other_eights_without_meeting_a_bank_twice(cols: int) 
 @pytest.mark.parametrize("model", [*MODELS, "llama-3.2-1b@int8", "qwen3-8b@fp8-128x128"])
 def test_norms_weights_lie_where_threads_look_for_them(model: str) -> None:
     """Written again as `norm_place` in cuda_vector.cuh has it."""
-    plan = planned(model)
-    team = teams_of(plan).hidden
+    schedule = schedule_of(planned(model))
+    team = schedule.of_warps().teams["hidden"]
     given = np.arange(team.cols, dtype=np.float32)
-    lies = in_norm_order(plan, given)
-    if hidden_in_quads(plan):  # a thread has four neighbours
+    lies = in_norm_order(schedule, given)
+    if schedule.by_fours:  # a thread has four neighbours
         assert (lies == given).all()
         return
     for column in range(team.cols):
@@ -160,9 +154,9 @@ def test_narrow_models_on_one_gpu_gather_each_word_once(
     spec = load_model("llama-3.2-1b")
     node = load_node(f"{more.get('gpus', 1)}xh200")
     plan = plan_for(replace(spec, hidden=hidden), node, context=64, max_context=256, **more)
-    assert hidden_in_quads(plan) == quads
+    assert schedule_of(plan).by_fours == quads
     # behind the sums of rows, and in the block's memory
-    sizes = sizes_of(plan)
+    sizes = layout(plan).sizes
     assert sizes["hidden_in_quads"] == quads
     assert sizes["scratch_floats"] >= 2 * sizes["half_floats"] + (hidden if quads else 0)
 
@@ -186,14 +180,12 @@ def test_wide_loads_give_way_where_registers_are_scarce() -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_models_have_a_team_for_each_input(model: str, dtype: DType) -> None:
     plan = planned(model, weight_dtype=dtype)
-    teams = teams_of(plan)
+    teams = schedule_of(plan).of_warps().teams
     wanted = {s.kind: s.matrix.cols for s in plan.stages if s.matrix}
-    assert teams.hidden.cols == wanted[StageKind.QKV] == wanted[StageKind.GATE_UP]
-    assert (teams.heads.cols, teams.ffn.cols) == (wanted[StageKind.O_PROJ], wanted[StageKind.DOWN])
-    assert all(
-        team.registers(dtype.bytes) <= THREAD_REGISTERS
-        for team in (teams.hidden, teams.heads, teams.ffn)
-    )
+    assert teams["hidden"].cols == wanted[StageKind.QKV] == wanted[StageKind.GATE_UP]
+    assert teams["heads"].cols == wanted[StageKind.O_PROJ]
+    assert teams["ffn"].cols == wanted[StageKind.DOWN]
+    assert all(teams[name].registers(dtype.bytes) <= THREAD_REGISTERS for name in ALWAYS)
 
 
 def test_a_tile_too_wide_is_refused_with_what_to_use() -> None:
@@ -202,7 +194,7 @@ def test_a_tile_too_wide_is_refused_with_what_to_use() -> None:
         match=r"tiles of 4096 columns are wider than a block's 8 warps take at once: use "
         r"slot_bytes=32768 or less",
     ):
-        teams_of(planned("qwen3-8b", slot_bytes=65536))
+        schedule_of(planned("qwen3-8b", slot_bytes=65536))
 
 
 def test_rows_that_a_team_does_not_take_at_once_are_refused() -> None:
@@ -211,7 +203,7 @@ def test_rows_that_a_team_does_not_take_at_once_are_refused() -> None:
         match=r"tile_rows=16: tiles of 16 rows, and a block takes 8 rows of a matrix of 4096 "
         r"columns at once; use tile_rows=8",
     ):
-        teams_of(planned("qwen3-8b", tile_rows=16, slot_bytes=32768))
+        schedule_of(planned("qwen3-8b", tile_rows=16, slot_bytes=32768))
 
 
 @drawn(100)

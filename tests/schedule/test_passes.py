@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twin.kernel.prompt import sharing
+from twin.schedule.passes import sharing
 
 BLOCKS, CHUNK = 132, 1024  # of an H200; tokens of a pass
 

@@ -1,0 +1,1 @@
+"""How a device's kernel runs a plan: frozen, made once by `schedule_of`, passed along."""

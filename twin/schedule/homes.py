@@ -1,0 +1,117 @@
+"""Where an NVIDIA block keeps the vectors that its warps multiply: in registers, or in its shared
+memory where these are too wide, or where registers are scarce.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from twin.models.spec import DType
+from twin.plan.partition import FOLD_COLUMNS
+from twin.plan.types import Matrix, Plan
+from twin.schedule.products import tensor_products, whole_products
+from twin.schedule.teams import VECTORS, Team
+
+# column slices of which a thread keeps its elements in registers before few-bit weights; of more
+# they lie in the block's memory (cuda_wide.cuh). Whole numbers beside them take as many again, and
+# tensor cores look for theirs there anyway.
+REGISTER_PORTIONS, WHOLE_PORTIONS = 4, 2
+WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
+# before other weights, elements of a thread of a feed-forward's input: at most in registers and
+# gathered at once, beside experts at once, and under way together where it has more. Beside experts
+# 84 at once spilled 472 bytes, 112 412 and 144 1,240
+FFN_ELEMENTS, EXPERTS_AT_ONCE, FFN_UNDER_WAY = 112, 80, 32
+# between the first fours of all threads and their second ones, on the chip: 16 banks
+SKEW_FLOATS, BANKS = 16, 32
+
+
+class Home(Enum):
+    """Where the residual lies between the stages that use it."""
+
+    REGISTERS = "registers"
+    # in registers, but each thread gathers four neighbours, and all take what they multiply from
+    # shared memory (cuda_quads.cuh)
+    BY_FOURS = "registers, by fours"
+    SHARED = "shared memory"  # Held in cuda_vector.cuh
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    home: Home
+    exchange_floats: int = 0  # where threads hand over their fours, behind the sums of rows
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """The input of down projections."""
+
+    in_memory: bool  # all of it, before few-bit weights of one format (cuda_wide.cuh)
+    in_registers: int  # column slices; those of the others lie in shared memory (cuda_tall.cuh)
+    at_once: int  # column slices that are gathered together into registers
+    rounds: int  # in which all of it is gathered, wherever it lies
+
+
+def feed_forward(plan: Plan, team: Team) -> FeedForward:
+    """`team`: of the input's matrices. A probe's kernel has one slice of none, too."""
+    portions = max(1, team.portions)
+    if plan.coded:
+        wide = _too_wide(plan, team)
+        rounds = -(-team.portions // (WIDE_AT_ONCE if wide else portions))
+        return FeedForward(wide, portions, portions, rounds)
+    most = EXPERTS_AT_ONCE if plan.kernel_routed else FFN_ELEMENTS
+    at_once = portions if portions * team.vector <= most else FFN_UNDER_WAY // team.vector
+    in_registers = min(portions, FFN_ELEMENTS // team.vector)
+    return FeedForward(False, in_registers, at_once, rounds=-(-team.portions // at_once))
+
+
+def _too_wide(plan: Plan, team: Team) -> bool:
+    """Is the input of few-bit down projections, all of one format, too wide for registers?"""
+    kinds = plan.kinds_by_input["ffn"]
+    found = [s.matrix for s in plan.stages if s.matrix and s.kind in kinds]
+    forms = {matrix.format for matrix in found}
+    if len(forms) != 1 or not all(form and form.coded for form in forms):
+        return False
+    return team.portions > (WHOLE_PORTIONS if _other_numbers(found[0]) else REGISTER_PORTIONS)
+
+
+def _other_numbers(matrix: Matrix) -> bool:
+    """Is it multiplied with others than the FP32 numbers that were gathered?"""
+    return whole_products(matrix) or tensor_products(matrix)
+
+
+def residual(plan: Plan, team: Team, ffn: FeedForward) -> Residual:
+    """`team`: of the matrices that multiply it."""
+    if _in_shared_memory(plan, team, ffn):
+        return Residual(Home.SHARED)
+    if _by_fours(plan, team):
+        return Residual(Home.BY_FOURS, _exchange_floats(team))
+    return Residual(Home.REGISTERS)
+
+
+def _in_shared_memory(plan: Plan, team: Team, ffn: FeedForward) -> bool:
+    """Where few-bit weights leave it no registers: who adds up parts of several ranks needs some
+    for one more vector, so there it lies on the chip beside a feed-forward that does. In registers
+    such steps spilled up to 652 bytes (Llama-3.1-70B in INT4 took 1,131 us instead of 1,087 on two
+    H200). Where nothing spills the ring's room is worth more.
+    """
+    several = 1 < team.portions <= REGISTER_PORTIONS  # of more it fills the chip
+    return plan.coded and plan.ranks > 1 and several and ffn.in_memory
+
+
+def _by_fours(plan: Plan, team: Team) -> bool:
+    """Of 16-bit models on one GPU whose residual is one slice of each team, where several threads
+    hold the same columns of it, or some hold none.
+    """
+    wide = plan.coded or plan.options.weight_dtype is DType.FP32
+    if plan.spec is None or plan.ranks > 1 or wide:
+        return False
+    return team.folds > 1 or (team.portions == 1 and (team.groups > 1 or not team.full))
+
+
+def _exchange_floats(team: Team) -> int:
+    """As `chip_place` in native/platform/cuda_quads.cuh."""
+    if team.vector == min(VECTORS) or not (team.folds > 1 or team.full):
+        return team.cols
+    half = (FOLD_COLUMNS if team.folds > 1 else team.cols) // 2
+    return 2 * team.folds * (-(-half // BANKS) * BANKS + SKEW_FLOATS)

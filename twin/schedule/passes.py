@@ -1,0 +1,192 @@
+"""How blocks read a prompt in passes: which stages, which rows of which matrix, which tokens.
+
+A pass reads the weights of all layers once for up to `prompt_chunk` tokens, to fill the key-value
+cache. The last token of a prompt is an ordinary step, so a pass needs neither the LM head nor what
+follows the last layer's keys and values. Between stages all blocks of all ranks meet at a full
+barrier, so its numbers need neither flags nor resets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twin.plan.catalogue import ROWS
+from twin.plan.splits import KEPT_HEAD
+from twin.plan.types import Attention, Matrix, Plan, Routed, Stage, StageKind
+
+# On tensor cores:
+STEP_COLUMNS = 64  # of a product's step, 128 bytes of a row
+# of a block at a time; as many blocks share their rows as a chunk has tiles, or a few more
+TILE_TOKENS = 128
+GROUP_TOKENS = 64  # of a warp group
+WIDTHS = (32, 64, 128, 192, 256)  # rows that a block takes together
+# of a tile of cached keys and values; of heads whose queries lie on the chip beside the tiles
+SCAN_POSITIONS, WIDE_POSITIONS = 64, 32
+SCAN_HEAD = 256  # elements of a head, at most: outputs lie in registers
+SCAN_ROWS = 128  # of queries that share a block's tiles
+# of an expert that a block multiplies together, and that it decodes before: so many, in 16 bits, of
+# all blocks stay in an H200's second-level cache
+ROUTED_ROWS, DECODED_ROWS = 256, 64
+
+
+@dataclass(frozen=True, slots=True)
+class PassStage:
+    """One stage of a pass."""
+
+    stage: Stage
+    # of its matrix, that one block multiplies at most; of one expert, together; 0 without a matrix
+    rows: int
+    batches: int = 0  # of rows of one expert; 0 of a stage without experts
+
+    @property
+    def multiplied(self) -> Matrix | None:
+        """The router's logits are each block's own, of its own tokens."""
+        return None if self.stage.kind is StageKind.ROUTER else self.stage.matrix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """Of a plan whose kernel reads prompts so."""
+
+    plan: Plan
+    chunk: int  # tokens of a pass
+    stages: tuple[PassStage, ...]  # the last one only appends keys and values
+    tensor: bool  # NVIDIA: does attention run on tensor cores?
+    # NVIDIA: rows of an expert that a block multiplies together; few-bit weights: blocks whose rows
+    # of a down projection it multiplies together
+    batch: int
+    owners: int
+
+    def count(self, tokens: int) -> int:
+        """Passes that read all but the last of `tokens` prompt tokens."""
+        return -(-(tokens - 1) // self.chunk)
+
+    def weight_bytes(self, tokens: int | None = None) -> int:
+        """Weights that one pass of so many tokens (else of a whole chunk) streams, all ranks
+        together: of experts those that some token chooses.
+        """
+        tokens = self.chunk if tokens is None else tokens
+        plan, stages = self.plan, [one.stage for one in self.stages]
+        return plan.ranks * round(
+            sum(
+                plan.stored_bytes(s.matrix, s.matrix.rows, s.matrix.cols)
+                * (experts_used(s.routed, tokens) if s.routed else 1)
+                for s in stages
+                if s.matrix
+            )
+        )
+
+
+def passes_of(plan: Plan) -> Passes | None:
+    """None where prompts are read by ordinary steps."""
+    chunk = plan.options.prompt_chunk
+    if chunk == 1 or plan.spec is None:
+        return None
+    last = max((s.index for s in plan.stages if s.kind is StageKind.ATTENTION), default=-1)
+    stages = [s for s in plan.stages[: last + 1] if ROWS[s.kind].in_pass]
+    batch = 0
+    if plan.limits.teams and plan.kernel_routed:
+        batch = DECODED_ROWS if plan.coded else ROUTED_ROWS
+    owners = _owners(plan, batch) if plan.coded else 1
+    return Passes(
+        plan=plan,
+        chunk=chunk,
+        stages=tuple(_pass_stage(plan, stage, batch, owners) for stage in stages),
+        tensor=plan.limits.teams
+        and tensor_heads(plan.kernel_attention(), plan.options.kv_dtype.bytes),
+        batch=batch,
+        owners=owners,
+    )
+
+
+def _owners(plan: Plan, batch: int) -> int:
+    downs = (s for s in plan.stages if s.kind is StageKind.ROUTED_DOWN and plan.kernel_routed)
+    return max(1, min(batch // max([1, *map(_share, downs)]), plan.blocks))
+
+
+def _pass_stage(plan: Plan, stage: Stage, batch: int, owners: int) -> PassStage:
+    if not stage.routed or not stage.matrix:
+        return PassStage(stage, _share(stage))
+    if plan.coded and stage.kind is StageKind.ROUTED_DOWN:
+        return PassStage(stage, owners * _share(stage), -(-plan.blocks // owners))
+    # `lot` in native/monokernel/lots.cuh
+    high = stage.matrix.tile_rows
+    rows = max(1, batch // high) * high
+    return PassStage(stage, min(rows, stage.matrix.rows), -(-stage.matrix.rows // rows))
+
+
+def _share(stage: Stage) -> int:
+    """Rows of the matrix that one block multiplies at most; 0 without a matrix."""
+    return max(hi - lo for lo, hi in stage.matrix.owned) if stage.matrix else 0
+
+
+def experts_used(routed: Routed, tokens: int) -> float:
+    """Experts of a layer that some of the tokens choose, where all are as likely."""
+    return routed.total * (1 - (1 - routed.top_k / routed.total) ** tokens)
+
+
+def tensor_heads(own: Attention, kv_bytes: int) -> bool:
+    """Do the tensor cores take such heads and such a cache?"""
+    return (
+        kv_bytes == 2
+        and own.head_dim % 16 == 0
+        and 0 < own.head_dim <= SCAN_HEAD
+        and 0 < own.group <= SCAN_ROWS
+    )
+
+
+def scan_positions(head_dim: int) -> int:
+    """Cached positions that a block's warps look at together on tensor cores."""
+    return SCAN_POSITIONS if head_dim <= KEPT_HEAD else WIDE_POSITIONS
+
+
+def sharing(tokens: int, chunk: int, blocks: int) -> tuple[int, int, int]:
+    """(blocks that share their rows, tiles of tokens that each of them takes one after the other,
+    tokens of a tile), where that takes longest; Chunk::open in cuda_prompt.cuh.
+    """
+    tile = min(chunk, TILE_TOKENS)
+    together = GROUP_TOKENS if tokens <= tile and tile > GROUP_TOKENS else tile
+    tiles = -(-tokens // together)
+    most = max(chunk // tile, -(-tile // GROUP_TOKENS))
+    groups = _groups(members_of(tiles, most, blocks), blocks)
+    group = max(groups, key=lambda group: _duration(tiles, group))
+    return group, -(-tiles // group), together
+
+
+def members_of(tiles: int, most: int, blocks: int) -> int:
+    """How many neighbouring blocks share their rows, up to `most`; Chunk::sharing in
+    cuda_prompt.cuh.
+
+    As many as a chunk has tiles, or a few more, some of them idle, where the last blocks, fewer
+    than the others, would hold up all: of 132 blocks seven leave six, one of which would take two
+    of seven tiles, and five leave two, one of which would take three of five.
+    """
+
+    def slowest(members: int) -> tuple[int, int]:
+        return max(_duration(tiles, group) for group in _groups(members, blocks))
+
+    return min(range(tiles, max(tiles, most) + 1), key=lambda members: (slowest(members), members))
+
+
+def _groups(members: int, blocks: int) -> set[int]:
+    """Sizes of groups that share their rows: all but the last have `members` blocks."""
+    return ({members} if blocks >= members else set()) | ({blocks % members} - {0})
+
+
+def _duration(tiles: int, group: int) -> tuple[int, int]:
+    """(shares of rows that a block of a group multiplies, times tiles; tiles that it takes one
+    after the other).
+    """
+    turns = -(-tiles // group)
+    return turns * group, turns
+
+
+def batch_of(rows: int, together: int, most: int = WIDTHS[-1]) -> tuple[int, int]:
+    """(rows that a block takes together, steps between two of its barriers); Chunk::width_of in
+    cuda_prompt.cuh.
+    """
+    wide = min(
+        (width for width in WIDTHS if width <= most),
+        key=lambda width: (-(-rows // width) * (width + together), WIDTHS.index(width)),
+    )
+    return wide, 2 if wide <= GROUP_TOKENS else 1

@@ -1,0 +1,110 @@
+"""How an NVIDIA block looks at cached keys and values. The kernel's half is Scan in attention.cuh
+and TileScan in cuda_scan.cuh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twin.errors import PlanError
+from twin.plan.partition import TEAM_WARPS, WARP
+from twin.plan.splits import TENSOR_HEADS, WIDE_HEADS, scans_on_tensor_cores, slot_positions
+from twin.plan.types import Attention, Options, Plan, StageKind, word_outputs
+
+# positions of an item; measured on an H200: two heads a key cost 1 % at 200 positions of context
+# and save 3 % at 16k
+LONG_SCAN = 256
+# elements of heads of which 8 and 16 threads share a cached position
+NARROW_HEAD, MIDDLE_HEAD = 96, 128
+TENSOR_WARPS = 4  # that share an item's positions on tensor cores
+# Of them, where each takes up to eight heads: partial results that lie on the chip at once. The
+# others are added to them before. Those of all four would cost a ring of InternLM-3-8B two of 13
+# slots, 54 us of 4,024 in the twin; those of two one slot, 22 us.
+WIDE_PARTIALS = 1
+COPY_BYTES = 16  # the grain of bulk copies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheScan:
+    """Of an item of attention, which all warps of a block share."""
+
+    tensor: bool  # do the tensor cores compare queries with cached keys?
+    heads: int  # query heads for which a warp reads a cached key once
+    # heads that all warps scan, those of several warps several times: as many partial results are
+    # on the chip
+    partials: int
+    meetings: int  # how often the warps of a set add up what they found, before sets are merged
+    # outputs of a query head that a thread merges at a time: those of a word, or of two where
+    # tensor cores scan and the block has fewer threads than words (MERGED_WORDS in attention.cuh)
+    merged: int
+    positions: int  # cached positions of a ring slot, keys and the values behind them
+
+
+def cache_scan(plan: Plan) -> CacheScan:
+    """One head where a plan has no attention of the kernel's, and where no warps share an item."""
+    own, options = plan.attention, plan.options
+    if own is None:
+        return CacheScan(
+            tensor=False,
+            heads=1,
+            partials=TEAM_WARPS,
+            meetings=0,
+            merged=1,
+            positions=slot_positions(options, 0),
+        )
+    tensor = scans_on_tensor_cores(plan.limits, options, group=own.group, head_dim=own.head_dim)
+    heads = _heads_on_tensor_cores(own) if tensor else _heads(own) if plan.limits.teams else 1
+    wide = tensor and heads > TENSOR_HEADS
+    each = WIDE_PARTIALS if wide else TENSOR_WARPS  # of all heads of an item
+    return CacheScan(
+        tensor=tensor,
+        heads=heads,
+        partials=each * own.group if tensor else TEAM_WARPS * heads,
+        meetings=TENSOR_WARPS // WIDE_PARTIALS - 1 if wide else 0,
+        merged=_merged(own, options, tensor=tensor),
+        positions=slot_positions(options, own.head_dim),
+    )
+
+
+def _heads_on_tensor_cores(own: Attention) -> int:
+    """Up to four, up to eight of groups that have more than twice four."""
+    return min(own.group, WIDE_HEADS if own.group > 2 * TENSOR_HEADS else TENSOR_HEADS)
+
+
+def _heads(own: Attention) -> int:
+    """One, so that heads go side by side; two where a block scans long; more where a group has more
+    heads than a block has warps.
+    """
+    sets = -(-own.group // 2) if own.item_positions >= LONG_SCAN else own.group
+    return -(-own.group // min(sets, TEAM_WARPS))
+
+
+def _merged(own: Attention, options: Options, *, tensor: bool) -> int:
+    each = word_outputs(options.kv_dtype)
+    words = own.group * own.head_dim // each
+    return each * (2 if tensor and words > TEAM_WARPS * WARP else 1)
+
+
+def position_threads(dim: int) -> int:
+    """Threads of a warp that share a cached position of heads of `dim` elements."""
+    return 8 if dim <= NARROW_HEAD else 16 if dim <= MIDDLE_HEAD else 32
+
+
+def check_cache_tiles(plan: Plan) -> None:
+    """Cached keys and values come through the ring. Raises PlanError where a slot holds none, or
+    where bulk copies cannot start.
+    """
+    if not any(stage.kind is StageKind.ATTENTION for stage in plan.stages):
+        return
+    head_dim = plan.kernel_attention().head_dim
+    row = head_dim * plan.options.kv_dtype.bytes
+    if row % COPY_BYTES:
+        raise PlanError(
+            f"head_dim={head_dim}: a cached key of {row} bytes is no multiple of {COPY_BYTES}, a "
+            "bulk copy's grain on NVIDIA; use a wider kv_dtype, or run on the host"
+        )
+    if plan.options.slot_bytes < 2 * row:
+        raise PlanError(
+            f"slot_bytes={plan.options.slot_bytes} holds no cached key and value of {row} bytes "
+            f"each: use at least {2 * row}"
+        )

@@ -1,0 +1,72 @@
+"""The schedule: how a device's kernel runs a plan. The plan says what each block computes, the
+schedule with which warps, from where, and what they prefetch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from twin.plan.catalogue import input_of
+from twin.plan.types import Matrix, Plan, StageKind
+from twin.schedule.homes import FeedForward, Home, Residual
+from twin.schedule.passes import Passes
+from twin.schedule.prefetch import Prefetch
+from twin.schedule.scan import CacheScan
+from twin.schedule.teams import Team
+
+MOST_TOGETHER = 3  # portions of a residual, at most, where a block looks at several parts together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarpSchedule:
+    """What the consumer warps of an NVIDIA block do. `teams` and `prefetch` by input."""
+
+    teams: Mapping[str, Team]  # NO_TEAM of an input that no matrix multiplies
+    prefetch: Mapping[str, Prefetch]  # empty of a plan that the kernel has no code for
+    residual: Residual
+    ffn: FeedForward
+    # may a block look at several of the parts that other GPUs push of a residual?
+    several_parts: bool
+
+    def parts_together(self, portions: int, *, coded: bool) -> int:
+        """Of these parts, those behind the first one that a block looks at together, with so many
+        portions of a thread; 1: one after the other. `coded`: few-bit weights multiply them, beside
+        which steps spilled with any; 16-bit ones did with four portions.
+        """
+        if not self.several_parts or coded or portions > MOST_TOGETHER:
+            return 1
+        return 4 if portions == 1 else 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """Of one plan, made by `schedule_of`."""
+
+    plan: Plan
+    matrices: tuple[Matrix | None, ...]  # [stages] as a block multiplies them for one token
+    scan: CacheScan
+    warps: WarpSchedule | None  # None: no warps share rows of a tile (AMD, CPU)
+    passes: Passes | None  # None: prompts are read by ordinary steps
+
+    def of_warps(self) -> WarpSchedule:
+        """`warps` of a plan for an NVIDIA GPU."""
+        assert self.warps is not None, f"{self.plan.name} is for a device without such warps"
+        return self.warps
+
+    def of_passes(self) -> Passes:
+        """`passes` of a plan that reads prompts so."""
+        assert self.passes is not None, f"{self.plan.name} reads prompts by ordinary steps"
+        return self.passes
+
+    @property
+    def by_fours(self) -> bool:
+        """Is a narrow residual gathered by fours of each thread (cuda_quads.cuh)?"""
+        return self.warps is not None and self.warps.residual.home is Home.BY_FOURS
+
+    def prefetch(self, kind: StageKind) -> Prefetch | None:
+        """What warps prefetch for a stage of this kind; None where nobody knows."""
+        read = input_of(kind, routed=self.plan.routed)
+        if self.warps is None or read is None:
+            return None
+        return self.warps.prefetch.get(read.value)

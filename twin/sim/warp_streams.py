@@ -1,0 +1,192 @@
+"""What a block of warps streams and scans in a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from twin.hardware.types import Device, Warps
+from twin.plan.settle import as_stored
+from twin.plan.types import Execution, HandOffKind, Matrix, Stage, StageKind, tiles_of
+from twin.schedule.chosen import of_all_chosen
+from twin.schedule.products import tensor_products
+from twin.schedule.types import Schedule
+from twin.sim import attend, consume, tiles
+from twin.sim.routing import Chosen
+from twin.sim.streams import NOTHING, Streams, Weights
+from twin.units import picoseconds
+
+
+class WarpStreams(Streams):
+    """Slots and requests of a schedule whose blocks are of warps."""
+
+    def __init__(self, schedule: Schedule, device: Device, costs: Warps) -> None:
+        super().__init__(schedule, device)
+        self.costs, plan = costs, schedule.plan
+        # an option that the engine does not run changes nothing of how warps take experts
+        stored = plan.spec is not None and as_stored(plan.spec, plan.options)
+        self.by_kernel = stored and any(stage.routed for stage in plan.stages)
+        self.ffn_in_memory = self.by_kernel and schedule.of_warps().ffn.in_memory
+        self.wide: dict[int, Matrix | None] = {}
+
+    def weights(self, stage: Stage, block: int, experts: Chosen) -> Weights:
+        if not stage.matrices:
+            return self._cached(stage, block)
+        if wide := self._one_matrix(stage, experts):
+            key: object = (self._share(wide, block, experts), wide.beside)
+            if key not in self.known:
+                kept = stage.kind is StageKind.ROUTED_DOWN and self.ffn_in_memory
+                tiles = tuple(self._tiles(wide, *wide.owned[block], 1, whole_tiles=kept))
+                self.known[key] = (
+                    Weights(*map(tuple, zip(*tiles, strict=True))) if tiles else NOTHING
+                )
+            return self.known[key]
+        return super().weights(stage, block, experts)
+
+    def _one_matrix(self, stage: Stage, experts: Chosen) -> Matrix | None:
+        """Of experts that our kernel's warps multiply for one token: the chosen ones' rows or
+        columns are one matrix to them.
+        """
+        if stage.routed is None or not self.by_kernel:
+            return None
+        if experts != (1,) * stage.routed.top_k:
+            return None
+        if stage.index not in self.wide:
+            self.wide[stage.index] = of_all_chosen(self.plan, stage)
+        return self.wide[stage.index]
+
+    def _cached(self, stage: Stage, block: int) -> Weights:
+        """Keys and values that a block of warps gets through its ring, between the weights of the
+        stages around.
+        """
+        if not stage.items or stage.scan is not None:
+            return NOTHING
+        sizes = tuple(
+            attend.item_kv_bytes(self.plan, stage, item) for item in range(*stage.items[block])
+        )
+        key = (stage.kind, sizes)
+        if key not in self.known:
+            slots = [
+                slot
+                for size in sizes
+                for slot in attend.cache_tiles(self.costs, self.plan, self.schedule.scan, size)
+            ]
+            self.known[key] = Weights(
+                tuple(ps for _, ps in slots), tuple(size for size, _ in slots)
+            )
+        return self.known[key]
+
+    def _tiles(
+        self,
+        matrix: Matrix,
+        first: int,
+        last: int,
+        tokens: int,
+        *,
+        joined: bool = True,
+        whole_tiles: bool = False,
+    ) -> Iterator[tuple[int, int]]:
+        known: dict[tuple[int, int, int, int], tuple[int, int]] = {}
+        batch_rows = matrix.batch_rows
+        at_once = tiles.teams_at_once(matrix, self.plan.options.weight_dtype)
+        for (lo, hi), (left, right) in tiles_of(matrix, first, last):
+            begun = lo - (lo - first) % batch_rows
+            groups = -(-(min(last, begun + batch_rows) - begun) // matrix.tile_rows)
+            number = (lo - begun) // matrix.tile_rows
+            together = min(at_once, groups - number // at_once * at_once)
+            tile = (hi - lo, right - left, hi - lo if right == matrix.cols else 0, together)
+            if tile not in known:
+                step_s = 0.0 if whole_tiles else self._step_s(matrix)
+                known[tile] = self._team_tile(matrix, *tile, tokens, joined=joined, step_s=step_s)
+            ps, size = known[tile]
+            ends = right == matrix.cols and (hi == last or (hi - first) % batch_rows == 0)
+            yield ps + picoseconds(self.costs.tile_s.value) if ends else ps, size
+
+    def _step_s(self, matrix: Matrix) -> float:
+        """Beside experts a loop takes a few of a tile's rows at a time, if threads decode them."""
+        coded = matrix.format is not None and matrix.format.coded and not tensor_products(matrix)
+        return self.costs.step_s.value if coded and self.by_kernel else 0.0
+
+    def _team_tile(
+        self,
+        matrix: Matrix,
+        rows: int,
+        cols: int,
+        finished: int,
+        groups: int,
+        tokens: int,
+        *,
+        joined: bool,
+        step_s: float,
+    ) -> tuple[int, int]:
+        device, dtype = self.device, self.plan.options.weight_dtype
+        size = self.plan.stored_bytes(matrix, rows, cols)
+        team = tiles.team_work(
+            self.costs,
+            matrix,
+            rows=rows,
+            cols=cols,
+            groups=groups,
+            dtype=dtype,
+            joined=joined,
+            step_s=step_s,
+        )
+        tile = consume.Tile(
+            matrix.format,
+            int(size * team.weights / (rows * cols)),
+            int(team.weights),
+            finished,
+            team.ends_ps,
+        )
+        return consume.tile_ps(device, dtype, tile, tokens), size
+
+    def ahead(self, stage: Stage, weights: Weights) -> tuple[int, ...]:
+        """What a block of warps has loaded into registers before the inputs are there it has only
+        to multiply. That saves the loads of the first round; later ones' are hidden behind the
+        products of those before. Nothing is saved where a stage begins with its inputs there: a
+        probe's without any, and all behind a full barrier or a kernel's border. Nothing is taken
+        where slots are only asked for once the inputs are there.
+        """
+        if stage.matrix is None or self.device.block.loading == "on-demand":
+            return ()
+        prefetch = self.schedule.prefetch(stage.kind)
+        if prefetch is None:
+            return ()
+        waits = (
+            self.plan.options.handoff is not HandOffKind.GRID
+            and self.plan.options.execution is Execution.RESIDENT
+        )
+        loaded = (
+            tiles.team_loads_ps(
+                self.device, self.costs, self.plan.options.weight_dtype, stage.matrix
+            )
+            if stage.reads and waits
+            else 0
+        )
+        first = tiles.tiles_of_a_round(stage.matrix, self.plan.options.weight_dtype)
+        return tuple(
+            max(0, ps - loaded) if number < first else ps
+            for number, ps in enumerate(weights.costs[: prefetch.tiles(stage.matrix)])
+        )
+
+    def group(self, stage: Stage) -> int:
+        prefetch = self.schedule.prefetch(stage.kind)
+        return prefetch.group if prefetch else 1
+
+    def may_prefetch(self, stage: Stage) -> bool:
+        return not self.schedule.of_warps().prefetch or self.prefetches(stage)
+
+    def holds_group(self, stage: Stage) -> bool:
+        prefetch = self.schedule.prefetch(stage.kind)
+        if prefetch is None or not self.prefetches(stage):
+            return False
+        if stage.kind is StageKind.O_PROJ:
+            return prefetch.several
+        return stage.kind is StageKind.DOWN and prefetch.whole
+
+    def prefetches(self, stage: Stage) -> bool:
+        prefetch = self.schedule.prefetch(stage.kind)
+        return prefetch is not None and prefetch.portions > 0
+
+    def _kv(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
+        """They come through the ring: `_cached`."""
+        return ()
