@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ON_GPU = {"ml_dtypes", "numpy", "pyyaml", "tokenizers"}
+ON_GPU = {"ml_dtypes", "msgspec", "numpy", "pyyaml", "tokenizers"}
 
 
 def script(name: str, *words: object) -> subprocess.CompletedProcess[str]:
