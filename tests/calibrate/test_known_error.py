@@ -175,11 +175,12 @@ def test_enough_runs_of_a_kind_make_its_interval_and_no_other(elsewhere: None) -
 
 @pytest.mark.parametrize("name", ["1xh100", "1xh200"])
 def test_drawn_shapes_on_file_are_what_the_twin_predicts(name: str) -> None:
-    """Of one run of each record, the quickest to simulate."""
+    """Of one run, the quickest to simulate of all records."""
     node = calibrated_node(name)
     known = known_error(node)
     assert known is not None
     assert known.drawn
+    short = []
     for drawn in known.drawn:
         record = shape_record.read(node, store.runs_folder(node.name) / drawn)
         samples, _ = shape_record.samples_of(record)
@@ -189,22 +190,23 @@ def test_drawn_shapes_on_file_are_what_the_twin_predicts(name: str) -> None:
             assert known.drawn[drawn] == {n: e for n, e in left_out.items() if n not in older}
             continue
         ran = (run for run in record.runs if run.name in known.drawn[drawn])
-        short = (run for run in ran if run.name.endswith("-short"))
-        run = min(short, key=lambda run: run.spec.layers * run.spec.hidden)
-        speed = simulate(run.plan(node.device.name), node).tokens_per_s
-        error = speed * statistics.median(samples[run.name]) - 1
-        assert error == pytest.approx(known.drawn[drawn][run.name], abs=1e-5), (
-            f"keep them again: twin validate {name} with the shapes and the seed of {drawn}"
-        )
+        short += [(run, drawn, samples) for run in ran if run.name.endswith("-short")]
+    run, drawn, samples = min(short, key=lambda one: one[0].spec.layers * one[0].spec.hidden)
+    speed = simulate(run.plan(node.device.name), node).tokens_per_s
+    error = speed * statistics.median(samples[run.name]) - 1
+    assert error == pytest.approx(known.drawn[drawn][run.name], abs=1e-5), (
+        f"keep them again: twin validate {name} with the shapes and the seed of {drawn}"
+    )
 
 
 @pytest.mark.parametrize("model", ["qwen3-8b@int4-g128", "gpt-oss-20b"])
 @pytest.mark.parametrize("name", ["1xh100", "1xh200"])
 def test_errors_of_other_kinds_on_file_are_what_the_twin_predicts(name: str, model: str) -> None:
-    """Of the first run of each record whose plan still fits; none before the first has run."""
+    """Of one run whose plan still fits, the quickest to simulate; none before the first has run."""
     node = calibrated_node(name)
     known = known_error(node, load_model(model))
     assert known is not None
+    fits = []
     for drawn in known.drawn if known.kind is not ModelKind.DENSE else ():
         record = shape_record.read(node, store.runs_folder(node.name) / drawn)
         samples, _ = shape_record.samples_of(record)
@@ -218,12 +220,15 @@ def test_errors_of_other_kinds_on_file_are_what_the_twin_predicts(name: str, mod
         if errors := moved_by(node).get(drawn):  # the fit rests on these
             assert known.drawn[drawn] == {n: e for n, e in errors.items() if n not in older}
             continue
-        run = next(run for run in record.runs if run.name in known.drawn[drawn])
-        speed = simulate(run.plan(node.device.name), node).tokens_per_s
-        error = speed * statistics.median(samples[run.name]) - 1
-        assert error == pytest.approx(known.drawn[drawn][run.name], abs=1e-5), (
-            f"keep them again: twin validate {name} with the shapes, seed and kind of {drawn}"
-        )
+        fits += [(run, drawn, samples) for run in record.runs if run.name in known.drawn[drawn]]
+    if not fits:
+        return
+    run, drawn, samples = min(fits, key=lambda one: one[0].spec.layers * one[0].spec.hidden)
+    speed = simulate(run.plan(node.device.name), node).tokens_per_s
+    error = speed * statistics.median(samples[run.name]) - 1
+    assert error == pytest.approx(known.drawn[drawn][run.name], abs=1e-5), (
+        f"keep them again: twin validate {name} with the shapes, seed and kind of {drawn}"
+    )
 
 
 def test_the_table_of_errors_is_that_of_the_errors_on_file() -> None:
