@@ -228,23 +228,15 @@ class _Lowering:
             and plan.spec is not None
             and any(read.spans[block] for read in stage.reads)
         )
-        return (
-            self.fixed[key]
-            + (self._heads(stage, block) if turns else 0)
-            + self._of_a_core(stage, block)
-        )
+        return self.fixed[key] + (self._heads(stage, block) if turns else 0) + self._merged(stage)
 
-    def _of_a_core(self, stage: Stage, block: int) -> int:
-        """What a core does beside reading elements and multiplying rows: gates, and the sum of
-        attention's splits.
-        """
-        if self.device.warps is not None:
+    def _merged(self, stage: Stage) -> int:
+        """In which a core adds up attention's splits."""
+        each = self.device.block.merged_s
+        if self.device.warps is not None or each is None:
             return 0
-        costs, matrix = self.device.block, stage.matrix
-        gates = _length(matrix.owned[block]) // 2 if matrix and matrix.unit == 2 else 0
         splits = max((self.gathers.splits(stage, read) for read in stage.reads), default=0)
-        work = ((gates, costs.gate_s), (stage.vector_elements * splits, costs.merged_s))
-        return self.plan.tokens * sum(picoseconds(n * each.value) for n, each in work if each)
+        return self.plan.tokens * picoseconds(stage.vector_elements * splits * each.value)
 
     def _whole_numbers(self, stage: Stage) -> int:
         """In which a block of warps makes them of its input, where threads multiply such."""

@@ -103,7 +103,9 @@ class Streams:
         self, matrix: Matrix, rows: int, cols: int, *, ends: bool, tokens: int
     ) -> tuple[int, int]:
         size, finished = self.plan.stored_bytes(matrix, rows, cols), rows if ends else 0
-        tile = consume.Tile(matrix.format, size, rows * cols, finished, 0)
+        gate = self.device.block.gate_s if matrix.unit == 2 else None
+        gates = picoseconds(finished // 2 * gate.value) if gate else 0
+        tile = consume.Tile(matrix.format, size, rows * cols, finished, gates)
         return consume.tile_ps(self.device, self.plan.options.weight_dtype, tile, tokens), size
 
     def scan(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
