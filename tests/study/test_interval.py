@@ -86,7 +86,7 @@ def test_mechanisms_move_together_and_the_rest_alone() -> None:
 
 def test_each_stratum_is_drawn_once() -> None:
     found = uniforms("anything", DRAWS)
-    assert sorted(np.floor(found * DRAWS.count)) == list(range(DRAWS.count))
+    assert sorted(np.floor(found * DRAWS.draws)) == list(range(DRAWS.draws))
 
 
 def test_carrier_is_found_and_chance_is_not() -> None:
