@@ -50,7 +50,7 @@ def predictions(there: Container[str]) -> dict[str, Any]:
     print(f"{len(wanted)} cells predicted")
     return {
         "fits": {device: fit_of(device) for device in devices},
-        "draws": DRAWS.count,
+        "draws": DRAWS.draws,
         "decoding": list(DECODING),
         "rows": rows,
     }
@@ -82,7 +82,7 @@ def predicted(cell: tuple[str, str, int]) -> dict[str, Any]:
 def factors() -> list[float]:
     """Of decoding, one for each draw: one stratum each, on a logarithmic scale."""
     random = np.random.default_rng(DRAWS.seed)
-    at = (random.permutation(DRAWS.count) + random.random(DRAWS.count)) / DRAWS.count
+    at = (random.permutation(DRAWS.draws) + random.random(DRAWS.draws)) / DRAWS.draws
     low, high = np.log(DECODING)
     return [float(factor) for factor in np.exp(low + at * (high - low))]
 

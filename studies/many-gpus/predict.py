@@ -81,7 +81,7 @@ def predictions(nodes: tuple[str, ...], judged: str, there: Container[str] = ())
             name: fit_of(name) for name in (*DEVICES, *([judged] if judged != FITTED else []))
         },
         "judged_by": judged,
-        "draws": DRAWS.count,
+        "draws": DRAWS.draws,
         "published": {f"{row}, {node}": speed for (row, node), speed in KOG.items()},
         "rows": {
             row.name: {node: rows[row.name, node] for node in nodes if rows[row.name, node]}
