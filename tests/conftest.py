@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.command_line import TINY, Twin
 from twin.engine.save import save_checkpoint
@@ -15,6 +16,9 @@ from twin.engine.tokenizer import make_byte_tokenizer
 from twin.engine.weights import random_weights
 
 POINTS = "MONOTWIN_POINTS"
+# a busy machine makes no test red
+settings.register_profile("gate", deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("gate")
 
 
 # A shell starts what it runs in the background deaf to Ctrl-C, and so would be every program that

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
+from tests.draws import drawn
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError, HardwareError
 from twin.hardware.load import read_device
@@ -158,6 +159,7 @@ PLAIN = st.recursive(
 )
 
 
+@drawn(100)
 @given(st.dictionaries(st.sampled_from([*GOOD, "inners", "word", "mixed", "known"]), PLAIN))
 def test_any_plain_data_are_read_or_refused_in_a_line(data: dict[str, Any]) -> None:
     told = ""

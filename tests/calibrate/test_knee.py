@@ -39,7 +39,7 @@ def curve(capacity: float, fast: float, slow: float, noise: float, seed: int) ->
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     capacity=st.floats(10e6, 300e6),
     fast=st.floats(8e9, 60e9),
@@ -57,7 +57,7 @@ def test_the_capacity_is_found_whatever_the_system_says(
     assert found.memory_bytes_per_s == pytest.approx(fast / contrast, rel=0.15)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rate=st.floats(5e9, 50e9),
     noise=st.floats(0, 0.02),

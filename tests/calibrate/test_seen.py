@@ -32,7 +32,7 @@ runs = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(runs, min_size=1, max_size=40), sizes)
 def test_a_prediction_lies_inside_its_own_interval(seen: list[Seen], size: float) -> None:
     for some in (seen, mirrored(seen)):

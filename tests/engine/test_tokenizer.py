@@ -144,7 +144,7 @@ PLACES = ["generation_config.json", "config.json", "text_config", "tokenizer_con
 PLACES += ["special_tokens_map.json", "chat_template.jinja"]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     named=st.dictionaries(
         st.sampled_from(PLACES), st.sampled_from(["<eos>", "<|im_end|>", "<|eot_id|>"])
