@@ -330,14 +330,14 @@ def certainty(node: Node, spec: ModelSpec | None) -> str:
             f"no interval: no held-out runs of the fit of {' and '.join(fits)} are on file; for "
             f"one from the ranges of its numbers: {ASK}"
         )
-    moved = [record for record in known.records if record in moved_by(load_node(known.node))]
-    without = f"; each of {', '.join(moved)} by a fit without it" if moved else ""
+    moved = moved_by(load_node(known.node)).keys() & set(known.records)
+    without = f", {len(moved)} of them by fits without them" if moved else ""
     other = OTHERWISE[kind_of(spec)] if spec and kind_of(spec) is not known.kind else ""
     said = (
         f"held out: the fit of {known.node} ({known.fit}) missed {len(known.every)} engine runs "
-        f"that it had not seen ({', '.join(known.records)}{without}) by {percent(known.median)} in "
-        f"the median, {percent(known.worst, signed=True)} at worst; the interval holds eight of "
-        f"ten of those about as large{other}"
+        f"that it had not seen (from {len(known.records)} records{without}) by "
+        f"{percent(known.median)} in the median, {percent(known.worst, signed=True)} at worst; "
+        f"the interval holds eight of ten of those about as large{other}"
     )
     others = other_links(node)
     link = (
