@@ -222,7 +222,7 @@ struct TeamDivision {
     return own < last ? own : last;
   }
   // Where a norm's weight of a column lies: of each slice the first four of every thread, then the
-  // next four, as twin/kernel/teams.py orders them. A warp's loads then ask for neighbours.
+  // next four, as twin/schedule/teams.py orders them. A warp's loads then ask for neighbours.
   __device__ static int norm_place(int column) {
     const int slice = column / TILE, at = column % TILE;
     return slice * TILE + at % VECTOR / 4 * plane(slice) + at / VECTOR * 4;

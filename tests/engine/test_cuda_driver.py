@@ -15,6 +15,7 @@ import pytest
 
 from tests.engine.fake_driver import CUresult, FakeDriver, answers_at_once
 from tests.engine.small_engine import LLAMA
+from tests.h200 import H200
 from twin.engine import choose, cuda, cuda_build
 from twin.engine.cuda import CudaEngine, DrawingLaunch
 from twin.engine.cuda_build import ARCHITECTURES, CompileReport, architecture
@@ -26,16 +27,8 @@ from twin.hardware.load import load_node
 from twin.kernel.header import Control
 from twin.models.spec import DType
 from twin.plan.build import build
-from twin.plan.types import Execution, Limits, Options, Plan, Sampling
+from twin.plan.types import Execution, Options, Plan, Sampling
 
-H200 = Limits(
-    blocks=132,
-    dies=1,
-    on_chip_bytes=232448,
-    memory_bytes=141 * 10**9,
-    oversubscribe=False,
-    teams=True,
-)
 PROMPT, MADE = [1, 2, 3], [3, 4, 5, 6]
 
 Installs = Callable[[FakeDriver], FakeDriver]

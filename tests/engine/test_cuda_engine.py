@@ -25,6 +25,7 @@ from tests.engine.small_engine import (
     probes,
     sums_what_comes_later,
 )
+from tests.h200 import H200
 from twin.engine.cuda import CudaEngine, run_probe
 from twin.engine.generate import Piece, Request, complete
 from twin.engine.sampling import SamplingParams, sample
@@ -39,7 +40,6 @@ from twin.plan.types import (
     Execution,
     HandOffKind,
     LateParts,
-    Limits,
     Options,
     Parts,
     Plan,
@@ -49,14 +49,6 @@ from twin.plan.types import (
 from twin.reference.step import Reference
 from twin.schedule.choose import schedule_of
 
-H200 = Limits(
-    blocks=132,
-    dies=1,
-    on_chip_bytes=232448,
-    memory_bytes=141 * 10**9,
-    oversubscribe=False,
-    teams=True,
-)
 LANED = replace(FOUR_LANES, heads=16, kv_heads=8, ffn=128, lanes=Lanes(8, 2))
 FAMILIES = (LLAMA, QWEN2, QWEN3, LANED)
 EXECUTIONS = (Execution.RESIDENT, Execution.GRAPH)

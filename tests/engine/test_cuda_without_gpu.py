@@ -6,20 +6,12 @@ import sys
 
 import pytest
 
+from tests.h200 import H200
 from twin.engine.cuda import CudaEngine
 from twin.errors import EngineError, ToolchainError
 from twin.models.load import load_model
 from twin.plan.build import build
-from twin.plan.types import CollectiveKind, Execution, Limits, Options, Plan
-
-H200 = Limits(
-    blocks=132,
-    dies=1,
-    on_chip_bytes=232448,
-    memory_bytes=141 * 10**9,
-    oversubscribe=False,
-    teams=True,
-)
+from twin.plan.types import CollectiveKind, Execution, Options, Plan
 
 
 def planned(**chosen: object) -> Plan:

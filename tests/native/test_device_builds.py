@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
+from tests.h200 import H200
 from tests.kernel.test_on_chip import mixtral
 from tests.models.codes.names import ON_EVERY_DEVICE
 from twin.calibrate.gpu_probes import gpu_probes
@@ -35,14 +36,6 @@ from twin.plan.types import (
 )
 from twin.schedule.choose import schedule_of
 
-H200 = Limits(
-    blocks=132,
-    dies=1,
-    on_chip_bytes=232448,
-    memory_bytes=141 * 10**9,
-    oversubscribe=False,
-    teams=True,
-)
 MI300X = Limits(
     blocks=304, dies=8, on_chip_bytes=65536, memory_bytes=192 * 10**9, oversubscribe=False
 )

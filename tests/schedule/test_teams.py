@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.draws import drawn
+from tests.h200 import H200
 from twin.errors import PlanError
 from twin.hardware.load import load_node
 from twin.kernel.constants import in_norm_order
@@ -21,19 +22,11 @@ from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.catalogue import ALWAYS
 from twin.plan.partition import COLUMN_STEP, FOLD_COLUMNS, WARP
-from twin.plan.types import CollectiveKind, Limits, Options, Plan, StageKind
+from twin.plan.types import CollectiveKind, Options, Plan, StageKind
 from twin.schedule.choose import schedule_of
 from twin.schedule.homes import SKEW_FLOATS
 from twin.schedule.teams import THREAD_REGISTERS, VECTORS, Team, team_of
 
-H200 = Limits(
-    blocks=132,
-    dies=1,
-    on_chip_bytes=232448,
-    memory_bytes=141 * 10**9,
-    oversubscribe=False,
-    teams=True,
-)
 MODELS = ("llama-3.2-1b", "laneformer-2b", "qwen3-8b", "qwen2.5-coder-1.5b", "llama-3.1-8b")
 # grains of a tile, slices, warps
 shapes = st.tuples(st.integers(1, 2048), st.integers(1, 40), st.sampled_from([4, 8, 12, 16]))

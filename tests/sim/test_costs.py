@@ -29,10 +29,10 @@ from twin.sim.warp_streams import WarpStreams
 
 
 def test_a_cost_names_its_terms_and_the_one_that_binds() -> None:
-    device = fitted(ideal(), block__bf16_bytes_per_s=1e12, block__row_s=5e-12)
-    tile = cost.tile_cost(device.block, Options().weight_dtype, size=100, finished_rows=4)
-    assert tile.terms == (("throughput", 100), ("rows", 20))
-    assert (tile.ps, tile.binding) == (120, "throughput")
+    device = fitted(ideal(), block__element_s=2e-12, block__stage_s=100e-12)
+    tile = cost.stage_cost(device, resets=0, vector=10)
+    assert dict(tile.terms) == {"published": 0, "resets": 0, "vector": 20, "stage": 100}
+    assert (tile.ps, tile.binding) == (120, "stage")
     assert replace(tile, overlap=True).ps == 100
 
 

@@ -222,13 +222,6 @@ class Gpu:
             self._call("cuMemcpyDtoD", at + made, at, more)
             made += more
 
-    def read_symbol(self, name: bytes) -> NDArray[np.uint8]:
-        """Bytes of a variable of the kernel's module."""
-        at, size = self._call("cuModuleGetGlobal", self._modules[0], name)
-        found = np.zeros(int(size), np.uint8)
-        self._call("cuMemcpyDtoH", address(found), at, int(size))
-        return found
-
     def pin(self, size: int, *, run: int) -> int:
         """Page-locked host memory, at the same address on the device: of the session (0) or of the
         present run (1).

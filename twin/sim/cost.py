@@ -57,12 +57,6 @@ def weight_rate(block: BlockCosts, dtype: DType) -> float:
     return rates[dtype].value
 
 
-def tile_cost(block: BlockCosts, dtype: DType, *, size: int, finished_rows: int) -> Cost:
-    """Consume one ring slot. A row's fixed cost is paid with its last column slice."""
-    rows = picoseconds(finished_rows * block.row_s.value)
-    return Cost((("throughput", transfer_ps(size, weight_rate(block, dtype))), ("rows", rows)))
-
-
 def stage_cost(
     device: Device,
     *,
