@@ -12,13 +12,13 @@ from tests.refusals import refused
 from twin.bench import record
 from twin.calibrate import shape_record, store
 from twin.commands.diff import read as read_result
+from twin.cost.routing import read_routing
 from twin.data import MOST_NODES, read_yaml
 from twin.errors import TwinError
 from twin.files import MOST_JSON_PARTS, read_json
 from twin.hardware.load import load_node
 from twin.machines.load import read_machine
 from twin.models.load import load_model
-from twin.sim.routing import read_routing
 
 TWIN = Path(__file__).resolve().parent.parent / "twin"
 # Lists of eight lists each, nine deep: 300 bytes that mean 134 million entries.

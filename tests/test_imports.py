@@ -16,7 +16,7 @@ LAYERS = (  # a package imports from its own line and from those below
     ("calibrate",),
     ("batching", "machines"),
     ("engine", "sim"),
-    ("proof", "reference"),
+    ("cost", "proof", "reference"),
     ("kernel",),
     ("schedule",),
     ("plan",),

@@ -19,8 +19,8 @@ from twin.calibrate.heldout import HeldOut
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.packed import unpacked
 from twin.calibrate.validate import compare
+from twin.cost.vectors import vector_chunks
 from twin.plan.types import StageKind
-from twin.sim.vectors import vector_chunks
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent

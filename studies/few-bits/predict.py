@@ -19,10 +19,10 @@ from few_bits import NODES, cells, spec_of, timed_plan
 
 from studies.common.foretold import DRAWS, add_rows, fit_of, limits, spread
 from twin.calibrate.node import calibrated_node
+from twin.cost import consume
 from twin.errors import PlanError
 from twin.hardware.override import apply_fit, numbers
 from twin.hardware.types import Kind, Node, Number
-from twin.sim import consume
 from twin.sim.run import simulate
 from twin.study.hardware import with_settings
 from twin.study.interval import settings

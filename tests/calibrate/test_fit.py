@@ -15,6 +15,7 @@ from twin.calibrate.fit import REACH, TOGETHER, Fit, fit_node, simulated_step_s
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.probes import Probe, footprints, host_probes
 from twin.calibrate.reading import quiet, settled
+from twin.cost.consume import core_kind
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit, numbers
@@ -22,7 +23,6 @@ from twin.hardware.types import Kind, Node, Number
 from twin.kernel.defaults import limits_of
 from twin.models.formats import DECODED
 from twin.proof.prove import violations
-from twin.sim.consume import core_kind
 
 TRUE = {
     "block.bf16_bytes_per_s": 20e9,

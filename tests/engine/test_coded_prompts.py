@@ -27,6 +27,7 @@ from tests.engine.test_prompt_chunks import (
     needs_gpu,
 )
 from tests.models.codes.names import ON_EVERY_DEVICE, coded_names
+from twin.cost.prompt import prompt_time
 from twin.engine.cuda import CudaEngine
 from twin.hardware.load import load_node
 from twin.kernel.defaults import limits_of, plan_for
@@ -41,7 +42,6 @@ from twin.plan.build import build
 from twin.plan.types import Execution, Plan
 from twin.proof.prove import prove
 from twin.schedule.choose import schedule_of
-from twin.sim.prompt import prompt_time
 
 FEW = ("int4-g32-zp", "mxfp4", "nvfp4")
 GPU_CHUNK = 32

@@ -21,6 +21,7 @@ from tests.engine.families import AROUND, TOGETHER
 from tests.engine.small_engine import LANED, LLAMA, QWEN2, QWEN3, SEED, engine, expected, planned
 from tests.native.test_warps import build_warps
 from twin.calibrate.node import calibrated_node
+from twin.cost.prompt import prompt_time
 from twin.engine import host
 from twin.engine.cuda import CudaEngine
 from twin.engine.cuda_build import compile_cubin
@@ -36,7 +37,6 @@ from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Plan, Sampling
 from twin.reference.step import Reference
 from twin.schedule.choose import schedule_of
-from twin.sim.prompt import prompt_time
 
 CHUNK = 16
 PROMPT = [int(t) for t in np.random.default_rng(1).integers(0, LLAMA.vocab, 45)]

@@ -29,6 +29,7 @@ from tests.engine.test_prompt_chunks import (
 )
 from tests.models.codes.names import ON_EVERY_DEVICE, coded_names
 from tests.native.test_warps import build_warps
+from twin.cost.prompt import prompt_time
 from twin.engine import host
 from twin.engine.cuda import CudaEngine
 from twin.engine.host import HostEngine
@@ -55,7 +56,6 @@ from twin.plan.types import (
 from twin.proof.prove import prove, violations
 from twin.reference.step import Reference
 from twin.schedule.choose import schedule_of
-from twin.sim.prompt import prompt_time
 
 FEW = ("int4-g32-zp", "mxfp4", "nvfp4")
 

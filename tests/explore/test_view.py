@@ -11,9 +11,9 @@ import pytest
 from tests.refusals import refused
 from twin.cli import build_parser
 from twin.commands.whatif import point_of
+from twin.cost.routing import DRAWN_STEPS, STEPS
 from twin.errors import TwinError
 from twin.explore.view import Asked, View, read_view
-from twin.sim.routing import DRAWN_STEPS, STEPS
 from twin.study.whatif import sweep
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engine.small_engine import probes
+from twin.cost import vectors
 from twin.hardware.load import load_node
 from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.layout import Scratch, scratch_of
@@ -23,7 +24,6 @@ from twin.schedule.choose import schedule_of
 from twin.schedule.homes import REGISTER_PORTIONS, WHOLE_PORTIONS, Home
 from twin.schedule.prefetch import prefetches
 from twin.schedule.types import WarpSchedule
-from twin.sim import vectors
 
 
 def planned(name: str, hidden: int, heads: int, ffn: int, node: str = "1xh200") -> Plan:

@@ -9,13 +9,13 @@ import pytest
 from tests.native.disassembly import SIZE, Program
 from tests.native.test_scoreboards import compiled, needs_nvdisasm
 from tests.sim.machines import rounds_of_splits
+from twin.cost.tiles import vector_team
 from twin.engine.code_size import function_name
 from twin.engine.cuda_lines import Kernel
 from twin.hardware.load import load_node
 from twin.plan.splits import SPLITS_AT_ONCE
 from twin.plan.types import Plan, StageKind
 from twin.schedule.teams import Team
-from twin.sim.tiles import vector_team
 
 WORDS = ("LDG.E.64.STRONG.GPU", "LDG.E.128.STRONG.GPU")  # of a split: its outputs, its sums
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.native.programs import built
+from twin.cost.vectors import PARTS_AT_ONCE
 from twin.plan.splits import SPLITS_AT_ONCE
-from twin.sim.vectors import PARTS_AT_ONCE
 
 SOURCE = Path(__file__).resolve().parent / "scan.cpp"
 MUTATIONS = {

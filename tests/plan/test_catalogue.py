@@ -9,6 +9,7 @@ import pytest
 
 from tests.plan.family_models import DENSE, FEEDS, GROUPED, MIXERS, PACKED, family
 from tests.proof.tiny import LIMITS, plan_of, tiny
+from twin.cost.causes import CAUSES
 from twin.data import data_dir
 from twin.models.feeds import DenseFeed, Feed
 from twin.models.formats import FP8_BLOCK_E8M0, Role
@@ -18,7 +19,6 @@ from twin.plan.catalogue import ROWS, Input, Spent, kinds_by_input
 from twin.plan.probe import attention_probe, stream_probe
 from twin.plan.types import CollectiveKind, Options, StageKind
 from twin.proof.prove import violations
-from twin.sim.causes import CAUSES
 
 
 def test_every_kind_of_stage_has_a_row() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from twin.calibrate.gpu_layers import chain_spec
+from twin.cost.consume import RATES as DECODED_RATES
 from twin.hardware.override import apply_fit
 from twin.hardware.types import (
     BlockCosts,
@@ -30,7 +31,6 @@ from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.build import build
 from twin.plan.probe import exchange_probe, stream_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Limits, Options, Placement, Plan, Sampling
-from twin.sim.consume import RATES as DECODED_RATES
 from twin.sim.run import simulate
 
 RATES = (

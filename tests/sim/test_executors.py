@@ -30,6 +30,10 @@ from tests.sim.machines import (
     usual,
 )
 from tests.sim.test_families import cases as families
+from twin.cost import forms, wiring
+from twin.cost.forms import Forms
+from twin.cost.lowering import compile_plan
+from twin.cost.routing import Routing
 from twin.errors import HardwareError, PlanError, ToolchainError
 from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit, with_number
@@ -50,18 +54,14 @@ from twin.plan.types import (
     Sampling,
 )
 from twin.sim import executor as executors
-from twin.sim import forms, wiring
 from twin.sim.batch import planned, simulate_many
 from twin.sim.clock import SimulationError
 from twin.sim.compiled import library, state
 from twin.sim.compiled.lower import Unsupported
 from twin.sim.compiled.state import RECORDS, State, header
 from twin.sim.executor import Executor
-from twin.sim.forms import Forms
-from twin.sim.lowering import compile_plan
 from twin.sim.machine import Machine
 from twin.sim.prepare import TIMED_BY_THE_MACHINE, prepare
-from twin.sim.routing import Routing
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
 from twin.units import unit_of

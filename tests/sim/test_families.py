@@ -27,6 +27,9 @@ from tests.plan.family_models import (
     family,
 )
 from tests.sim.machines import MODEL, limits_of, node_of, nodes, number, usual
+from twin.cost.causes import CAUSES
+from twin.cost.lowering import compile_plan
+from twin.cost.routing import Draws, Routing, RoutingKind, read_routing
 from twin.errors import PlanError
 from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit
@@ -49,11 +52,8 @@ from twin.plan.types import (
 )
 from twin.proof.prove import prove
 from twin.sim.batch import planned
-from twin.sim.causes import CAUSES
 from twin.sim.gated import GatedRing
-from twin.sim.lowering import compile_plan
 from twin.sim.machine import Machine
-from twin.sim.routing import Draws, Routing, RoutingKind, read_routing
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from tests.sim.machines import FAST, ideal, limits_of, node_of, number, plan_for, usual, warped
+from twin.cost.causes import HAND_OFF, STREAMING
 from twin.errors import HardwareError
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Device
 from twin.plan.probe import exchange_probe, turns_probe
 from twin.plan.types import Options, Placement, StageKind
 from twin.sim.attribution import critical_path
-from twin.sim.causes import HAND_OFF, STREAMING
 from twin.sim.clock import Clock, SimulationError
 from twin.sim.links import Links
 from twin.sim.machine import Machine

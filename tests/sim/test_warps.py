@@ -19,6 +19,9 @@ from tests.sim.machines import (
     warped,
 )
 from twin.calibrate.gpu_layers import chain_plan, chain_spec
+from twin.cost.lowering import compile_plan
+from twin.cost.tiles import team_work, tiles_of_a_round
+from twin.cost.warp_gathers import CROWDED
 from twin.hardware.load import load_node
 from twin.kernel import defaults
 from twin.models.spec import DType
@@ -29,11 +32,8 @@ from twin.plan.splits import SPLITS_AT_ONCE
 from twin.plan.types import HandOffKind, Options, Plan, StageKind
 from twin.schedule.choose import priced_schedule
 from twin.schedule.prefetch import Prefetch
-from twin.sim.lowering import compile_plan
 from twin.sim.machine import Machine
 from twin.sim.run import simulate
-from twin.sim.tiles import team_work, tiles_of_a_round
-from twin.sim.warp_gathers import CROWDED
 
 
 def prefetched(plan: Plan, kind: StageKind) -> Prefetch:

@@ -10,6 +10,8 @@ from typing import Any
 from twin.api import given
 from twin.calibrate.known_error import KnownError, known_error
 from twin.calibrate.node import calibrated_node
+from twin.cost.prompt import prompt_time
+from twin.cost.routing import MOST_STEPS, STEPS, read_routing, usual_steps
 from twin.data import did_you_mean
 from twin.errors import ConfigError
 from twin.hardware.types import Node
@@ -17,8 +19,6 @@ from twin.kernel.defaults import FIELDS
 from twin.models import load
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
-from twin.sim.prompt import prompt_time
-from twin.sim.routing import MOST_STEPS, STEPS, read_routing, usual_steps
 from twin.sim.run import Result
 from twin.sim.run import simulate as simulate_plan
 from twin.study.case import Case

@@ -2,7 +2,7 @@
 
 What the system says of a cache is no help: a virtual machine is told the size of a cache that it
 shares with others, a container often nothing. The curve has two levels, what comes from the cache
-and what comes from memory, and between them the share that the cache keeps (twin/sim/cost.py).
+and what comes from memory, and between them the share that the cache keeps (twin/cost/terms.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from twin.cost.terms import kept_share
 from twin.hardware.types import Cache
-from twin.sim.cost import kept_share
 
 GRID = 8  # capacities tried for each factor of two
 CONTRAST = 1.15  # memory's seconds a byte over the cache's, from which there is a knee

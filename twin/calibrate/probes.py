@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from twin.calibrate.gpu_layers import chain_spec
 from twin.calibrate.reading import Reading
+from twin.cost.consume import core_kind, core_rate
 from twin.hardware.host import detect_host
 from twin.hardware.types import Device
 from twin.models.formats import DECODED, Format
@@ -15,7 +16,6 @@ from twin.models.spec import DType
 from twin.plan.build import build
 from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe, turns_probe
 from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling
-from twin.sim.consume import core_kind, core_rate
 
 MB = 10**6
 SHORTEST = 4 * MB  # of the streams that no core's own cache holds

@@ -1,5 +1,5 @@
 """How far prompts' predictions are off, by kind of model: prompts that GPUs read, on record in
-`calibration/measured.csv`, beside the law of `twin/sim/prompt.py`.
+`calibration/measured.csv`, beside the law of `twin/cost/prompt.py`.
 
     python -m twin.calibrate.prompt_error     # in a checkout: calibration/held-out/prompts.csv
 
@@ -80,8 +80,8 @@ def predicted_s(run: Measured) -> float | None:
     prompts in passes.
     """
     from twin.calibrate.node import calibrated_node
+    from twin.cost.prompt import prompt_time
     from twin.kernel.defaults import plan_for
-    from twin.sim.prompt import prompt_time
 
     name = run.model if run.stored in ("bf16", "mxfp4") else f"{run.model}@{run.stored}"
     if run.model not in model_names():

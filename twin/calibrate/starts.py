@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from twin.calibrate.knee import Knee, knee
 from twin.calibrate.probes import STAGES, Probe
+from twin.cost.attend import item_kv_bytes
 from twin.hardware.types import Device
 from twin.models.spec import DType
 from twin.plan.types import Plan
-from twin.sim.attend import item_kv_bytes
 
 UNHINDERED = 2.0  # what a consumer multiplies without its sums, against what it consumes (judged)
 LOADED = 2.0  # idle hops

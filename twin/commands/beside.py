@@ -7,11 +7,11 @@ import argparse
 from twin.batching.prices import Rates, rates_of
 from twin.calibrate.known_error import known_error
 from twin.commands.output import one_line
+from twin.cost.prompt import PromptTime, prompt_time
 from twin.errors import PlanError
 from twin.hardware.types import Node
 from twin.plan.types import Plan
 from twin.report.tables import count, table
-from twin.sim.prompt import PromptTime, prompt_time
 from twin.sim.run import Result
 from twin.study.beside import Comparison, beside, checked
 from twin.study.case import Case

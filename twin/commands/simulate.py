@@ -25,6 +25,8 @@ from twin.commands.arguments import (
 from twin.commands.inputs import case_of
 from twin.commands.output import done, emit, progress, say, underway
 from twin.commands.plan import options_json
+from twin.cost.prompt import PromptTime, prompt_time
+from twin.cost.routing import DRAWN_STEPS, MOST_STEPS, STEPS, read_routing, usual_steps
 from twin.errors import ConfigError
 from twin.files import write
 from twin.hardware.load import load_node
@@ -40,8 +42,6 @@ from twin.report import pages, words
 from twin.report.figures import spoken
 from twin.report.tables import bar, count, facts, percent, table
 from twin.sim.executor import Executor
-from twin.sim.prompt import PromptTime, prompt_time
-from twin.sim.routing import DRAWN_STEPS, MOST_STEPS, STEPS, read_routing, usual_steps
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
 from twin.study.engines import compare_engines

@@ -12,6 +12,7 @@ from typing import Any
 from twin.batching.prices import Rates, rates_of
 from twin.calibrate.known_error import KnownError, known_error
 from twin.calibrate.on_record import step_at
+from twin.cost.prompt import prompt_time
 from twin.errors import TwinError
 from twin.explore.aside import Waiting
 from twin.explore.rows import Progress, Rows, Steps
@@ -21,7 +22,6 @@ from twin.hardware.override import numbers
 from twin.hardware.types import Kind, Node
 from twin.kernel.defaults import SETTLED
 from twin.plan.types import Options, Plan
-from twin.sim.prompt import prompt_time
 from twin.study import interval
 from twin.study.beside import beside, checked
 from twin.study.depth import Depths, repeating

@@ -109,7 +109,7 @@ class Memory:
     # best plain read that was measured: twin/hardware/floor.py; None: as the pipe
     ceiling_bytes_per_s: Number | None = None
     # of the pipe's rate, that must be under way for the memory to deliver it
-    # (twin/sim/under_way.py); None: any amount does
+    # (twin/cost/under_way.py); None: any amount does
     under_way_s: Number | None = None
     # of the capacity, what the driver and a program's context keep; None: nothing
     reserved_bytes: Number | None = None
@@ -247,7 +247,7 @@ class Warps:
 @dataclass(frozen=True, slots=True)
 class Codes:
     """What one core decodes and multiplies of few-bit weights in its own cache: bytes of codes,
-    without their scales. `twin/sim/consume.py` says which formats each stands for.
+    without their scales. `twin/cost/consume.py` says which formats each stands for.
     """
 
     int8_bytes_per_s: Number

@@ -27,7 +27,7 @@ class Input(Enum):
 
 class Spent(Enum):
     """What a stage's own time goes to, beside streaming and waiting; the names are those of
-    twin/sim/causes.py.
+    twin/cost/causes.py.
     """
 
     CONSUMER = "consumer"

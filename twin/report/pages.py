@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from twin.cost.causes import CAUSES
 from twin.hardware.override import numbers
 from twin.hardware.types import Kind, Node
 from twin.plan.types import Plan
@@ -14,7 +15,6 @@ from twin.report import figures
 from twin.report.html import Chip, Page, Section, folded, html_table, words_section
 from twin.report.sources import HEAD, Sources, number_rows
 from twin.report.tables import count, percent
-from twin.sim.causes import CAUSES
 from twin.sim.run import Result, StageTime
 from twin.sim.trace import CRITICAL
 from twin.units import format_quantity

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from twin.cost.causes import CAUSES
 from twin.sim.block import Block
-from twin.sim.causes import CAUSES
 
 Table = list[list[int]]  # [stage][cause] ps
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import simpy
 
-from twin.plan.types import StageKind
-from twin.sim.causes import (
+from twin.cost.causes import (
     ATTENTION,
     COLLECTIVE,
     CONSUMER,
@@ -21,15 +20,16 @@ from twin.sim.causes import (
     SAMPLING,
     STREAMING,
 )
+from twin.cost.program import Program, ReadWork, StageWork
+from twin.cost.wiring import BlockWires
+from twin.plan.types import StageKind
 from twin.sim.clock import Clock, in_time
 from twin.sim.core import Core
 from twin.sim.handoff import HandOffs
 from twin.sim.meetings import Meetings
 from twin.sim.place import Binder, Place
-from twin.sim.program import Program, ReadWork, StageWork
 from twin.sim.ring import Ring
 from twin.sim.times import Times
-from twin.sim.wiring import BlockWires
 
 Process = Generator[simpy.Event, Any, None]
 # returns the block's own clock, which may run ahead of the machine's

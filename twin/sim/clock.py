@@ -8,10 +8,9 @@ from simpy.events import NORMAL, EventPriority
 from twin.errors import HardwareError, TwinError
 
 # Limits that both executors keep, so that compiled code never leaves its 64 bits: a sum of a few
-# times, each at most one of the first two, and every product with its own check
+# times, each at most the first or LONGEST_PS, and every product with its own check
 # (native/simulator/events.h).
 LAST_PS = 2**55  # 10 hours: where the clock ends; busy times of 128 pipes together still fit
-LONGEST_PS = 2**52  # 75 minutes: most that one transfer or one piece of a block's work may take
 FASTEST = 2**62  # bytes/s of a pipe
 
 
@@ -32,16 +31,6 @@ def beyond(ps: int) -> HardwareError:
         f"{LAST_PS / 1e12:.6g} s: raise the lowest rate, lower the longest time, or simulate fewer "
         "steps"
     )
-
-
-def cost_in_time(what: str, ps: int) -> int:
-    """The cost itself. Raises HardwareError for one that is longer than any single one may be."""
-    if ps > LONGEST_PS:
-        raise HardwareError(
-            f"{what} takes {ps / 1e12:.6g} s, more than {LONGEST_PS / 1e12:.6g} s: raise the "
-            "rate, or lower the time"
-        )
-    return ps
 
 
 class Clock(simpy.Environment):

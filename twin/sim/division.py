@@ -200,7 +200,7 @@ def _sources() -> str:
     package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
     files = [
         path
-        for name in ("models", "plan", "schedule", "kernel", "sim", "hardware")
+        for name in ("models", "plan", "schedule", "kernel", "cost", "sim", "hardware")
         for path in sorted((package / name).rglob("*.py"))
     ]
     for path in (*files, *sorted((data_dir("native") / "simulator").iterdir())):

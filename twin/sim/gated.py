@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from twin.cost.program import StageWork
 from twin.sim.clock import Clock
 from twin.sim.memory import Path
-from twin.sim.program import StageWork
 from twin.sim.ring import Ring
 
 Gate = tuple[int, int]  # (step, stage that the block must have finished)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import simpy
 
-from twin.sim.causes import COLLECTIVE
+from twin.cost.causes import COLLECTIVE
+from twin.cost.program import Program, Publication
+from twin.cost.wiring import Channel
 from twin.sim.clock import Clock
 from twin.sim.links import Links
 from twin.sim.place import Binder, Place
-from twin.sim.program import Program, Publication
 from twin.sim.times import Times
-from twin.sim.wiring import Channel
 
 NEVER = -1
 

@@ -7,25 +7,26 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.cost.lowering import compile_plan
+from twin.cost.program import Program
+from twin.cost.terms import cost_in_time
+from twin.cost.under_way import delivered_share
 from twin.errors import HardwareError
 from twin.hardware.floor import floor_s
 from twin.hardware.override import numbers
 from twin.hardware.types import Node
 from twin.plan.types import Execution, HandOffKind, Plan, StageKind
 from twin.sim.block import Block, Shared
-from twin.sim.clock import Clock, SimulationError, cost_in_time
+from twin.sim.clock import Clock, SimulationError
 from twin.sim.core import Core
 from twin.sim.gated import GatedRing, Stream
 from twin.sim.handoff import HandOffs
 from twin.sim.links import Links
-from twin.sim.lowering import compile_plan
 from twin.sim.meetings import Meetings
 from twin.sim.memory import Package, Path, Pipe
 from twin.sim.place import Place
-from twin.sim.program import Program
 from twin.sim.ring import NOWHERE, Ring
 from twin.sim.times import Times
-from twin.sim.under_way import delivered_share
 from twin.units import picoseconds, unit_of
 
 ANSWERS = 2**16  # times that memory takes, drawn once for all blocks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import simpy
 
-from twin.sim.causes import COLLECTIVE, HAND_OFF
+from twin.cost.causes import COLLECTIVE, HAND_OFF
 from twin.sim.clock import Clock
 from twin.sim.handoff import NEVER, HandOffs
 from twin.sim.place import Binder, Place

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twin.cost.terms import PS, cost_in_time, kept_share
 from twin.errors import HardwareError
 from twin.hardware.types import Cache, Device
 from twin.plan.types import Placement
-from twin.sim.clock import FASTEST, LAST_PS, beyond, cost_in_time, in_time
-from twin.sim.cost import PS, kept_share
+from twin.sim.clock import FASTEST, LAST_PS, beyond, in_time
 from twin.sim.times import QUEUE, Times
 from twin.units import picoseconds
 
@@ -121,8 +121,8 @@ class Package:
         delivered: float = 1.0,
         blocks: int = 1,
     ) -> None:
-        """`delivered`: of the memory's rate (twin/sim/under_way.py); `blocks` stream at a time, one
-        on each of so many SMs, CUs or cores.
+        """`delivered`: of the memory's rate (twin/cost/under_way.py); `blocks` stream at a time,
+        one on each of so many SMs, CUs or cores.
         """
         self.blocks = blocks
         self.device = device

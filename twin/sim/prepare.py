@@ -8,13 +8,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from twin.cost.lowering import compile_plan
+from twin.cost.program import Program
+from twin.cost.routing import Routing, steps_differ
 from twin.hardware.override import numbers
 from twin.hardware.types import Device
 from twin.plan.types import Plan
 from twin.sim.compiled.lower import FlatProgram, flatten
-from twin.sim.lowering import compile_plan
-from twin.sim.program import Program
-from twin.sim.routing import Routing, steps_differ
 
 KEPT = 8  # programs
 KEPT_VARIANTS = 64  # and variants of them together: one takes about 10 MB

@@ -11,22 +11,22 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from math import ceil
 
+from twin.cost.causes import CAUSES
+from twin.cost.consume import judged, scans, untouched
+from twin.cost.routing import Routing
+from twin.cost.under_way import enough_under_way
 from twin.errors import PlanError
 from twin.hardware.override import assumed
 from twin.hardware.types import Node
 from twin.plan.types import Execution, Plan, StageKind
 from twin.schedule.choose import schedule_of
 from twin.sim.attribution import Table, critical_path, tabulate
-from twin.sim.causes import CAUSES
 from twin.sim.compiled.room import lent
-from twin.sim.consume import judged, scans, untouched
 from twin.sim.executor import Executor, run, run_first_gpu
 from twin.sim.machine import Machine, check
 from twin.sim.prepare import prepare
-from twin.sim.routing import Routing
 from twin.sim.speculation import Speculation, gain
 from twin.sim.trace import Trace, collect
-from twin.sim.under_way import enough_under_way
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.cost.causes import CAUSES, LAUNCH
 from twin.sim.attribution import Piece
 from twin.sim.block import Block, Segment
-from twin.sim.causes import CAUSES, LAUNCH
 from twin.sim.machine import Machine
 
 Event = dict[str, object]

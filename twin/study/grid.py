@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from twin.cost.routing import MOST_STEPS
 from twin.errors import ConfigError, TwinError
 from twin.reading import SOME, FieldError, Reader
-from twin.sim.routing import MOST_STEPS
 from twin.study.fields import ModelName, NodeName
 from twin.study.hardware import GPUS, Setting, node_on_file, with_setting
 from twin.study.options import Plain, option_name, plain_option

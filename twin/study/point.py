@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import twin
+from twin.cost.routing import Routing, RoutingKind, read_routing
 from twin.data import data_dir
 from twin.errors import TwinError
 from twin.hardware.types import Node, Number
@@ -20,7 +21,6 @@ from twin.models.depth import first_layers
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.types import StageKind
-from twin.sim.routing import Routing, RoutingKind, read_routing
 from twin.sim.run import simulate
 from twin.sim.speculation import Speculation
 from twin.study.case import Case
@@ -36,8 +36,10 @@ CODE = (
     "hardware",
     "models",
     "plan",
+    "schedule",
     "kernel",
     "proof",
+    "cost",
     "sim",
     *(f"study/{name}" for name in OWN),
 )

@@ -39,7 +39,7 @@ JUDGED = (
     Kind.ASSUMED.value,
     None,
     None,
-    "a judgement of the simulator (twin/sim/consume.py): not a number of the node, and not drawn",
+    "a judgement of the simulator (twin/cost/consume.py): not a number of the node, and not drawn",
 )
 LADDER, SENSITIVITY = CLOSELY = "ladder", "sensitivity"  # tables of each cell that is looked into
 CARRIERS = 3  # named for each cell

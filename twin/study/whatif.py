@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from twin.cost.routing import DRAWN_STEPS
 from twin.errors import ConfigError
 from twin.hardware.types import Node
 from twin.models.feeds import ExpertFeed
-from twin.sim.routing import DRAWN_STEPS
 from twin.sim.run import Result, simulate
 from twin.study.grid import Axis, Grid, Model
 from twin.study.hardware import GPUS, Setting, setting_path, with_setting

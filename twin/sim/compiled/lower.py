@@ -11,10 +11,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from twin.cost.program import Program, StageWork, Variant
+from twin.cost.terms import LONGEST_PS
+from twin.cost.wiring import Wiring
 from twin.errors import TwinError
 from twin.kernel.fields import in_order
 from twin.plan.types import Parts, Stage, StageKind
-from twin.sim.clock import LONGEST_PS
 from twin.sim.compiled import state
 from twin.sim.compiled.room import Room
 from twin.sim.compiled.state import PLACES, Array, State
@@ -22,8 +24,6 @@ from twin.sim.gated import GatedRing
 from twin.sim.links import Links
 from twin.sim.machine import Machine
 from twin.sim.memory import Path, Pipe
-from twin.sim.program import Program, StageWork, Variant
-from twin.sim.wiring import Wiring
 
 END_OF_TIME = 2**63 - 1
 ROUTE = 2  # pipes at most between two GPUs

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.sim.causes import CAUSES
-from twin.sim.clock import LAST_PS, LONGEST_PS
+from twin.cost.causes import CAUSES
+from twin.cost.terms import LONGEST_PS
+from twin.sim.clock import LAST_PS
 from twin.sim.ring import SHARES
 from twin.sim.times import QUEUE
 

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from twin.cost import attend, terms
 from twin.errors import HardwareError
 from twin.hardware.types import Codes, Device, Number, Warps
 from twin.models.formats import INT4, INT8, Format
@@ -20,7 +21,6 @@ from twin.plan.splits import TENSOR_POSITIONS
 from twin.plan.types import Matrix, Plan, Scan, StageKind
 from twin.schedule.choose import schedule_of
 from twin.schedule.products import TENSOR, tensor_products, whole_products
-from twin.sim import attend, cost
 from twin.units import picoseconds
 
 # Time of one weight relative to BF16's, which is unpacked (one operation) and multiplied (one). FP8
@@ -100,8 +100,8 @@ def _multiply(device: Device, dtype: DType, tile: Tile) -> tuple[int, bool]:
     costs = device.block
     if tile.form is None or tile.form.name in PLAIN:
         stored = dtype if tile.form is None else DType(tile.form.name)
-        return cost.transfer_ps(
-            tile.size, cost.weight_rate(costs, stored)
+        return terms.transfer_ps(
+            tile.size, terms.weight_rate(costs, stored)
         ), stored is not DType.FP32
     return picoseconds(unpacking_s(device, tile.form, tile.weights)), True
 
@@ -199,7 +199,7 @@ def scan_requests(
     if device.warps is None:
         passes = STATE_PASSES if kind is StageKind.DELTA else 1
         turns = passes * -(-queries // TENSOR_TOKENS)
-        for request in cost.requests(size, plan.options.slot_bytes):
+        for request in terms.requests(size, plan.options.slot_bytes):
             yield request, turns * attend.kv_cost(device.block, request)
     elif kind is StageKind.DELTA:
         # all of it is on its way before the inputs are there, and stays in the threads' registers
@@ -210,7 +210,7 @@ def scan_requests(
 
 def _state_s(warps: Warps, scan: Scan, size: int) -> float:
     """A block's work for an item of a recurrent state and one token."""
-    elements = (size - scan.extra_bytes) // cost.FP32_BYTES
+    elements = (size - scan.extra_bytes) // terms.FP32_BYTES
     each = -(-elements // (TEAM_WARPS * WARP))
     return warps.state_s.value + each * warps.state_element_s.value
 
@@ -230,7 +230,7 @@ def _rounds(
     else:
         at_once = attend.entries_at_once(scan.dim, queries, plan.options.kv_dtype)
         turn_s = warps.round_s.value
-    for number, request in enumerate(cost.requests(size, scan.entry_bytes * at_once)):
+    for number, request in enumerate(terms.requests(size, scan.entry_bytes * at_once)):
         yield request, picoseconds(turn_s) + (0 if number else fixed)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from twin.cost import attend, consume, tiles
+from twin.cost.routing import Chosen
+from twin.cost.streams import NOTHING, Streams, Weights
 from twin.hardware.types import Device, Warps
 from twin.plan.settle import as_stored
 from twin.plan.types import Execution, HandOffKind, Matrix, Stage, StageKind, tiles_of
 from twin.schedule.chosen import of_all_chosen
 from twin.schedule.products import tensor_products
 from twin.schedule.types import Schedule
-from twin.sim import attend, consume, tiles
-from twin.sim.routing import Chosen
-from twin.sim.streams import NOTHING, Streams, Weights
 from twin.units import picoseconds
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.sim.machines import FAST, ideal, limits_of, node_of, number
 from tests.sim.test_executors import assert_equal
+from twin.cost.under_way import SHORTFALL, delivered_share, enough_under_way
 from twin.hardware.load import load_node
 from twin.hardware.types import Device
 from twin.kernel.defaults import plan_for
@@ -16,7 +17,6 @@ from twin.plan.probe import stream_probe
 from twin.plan.types import Options, Plan, StageKind
 from twin.sim.executor import Executor
 from twin.sim.run import simulate
-from twin.sim.under_way import SHORTFALL, delivered_share, enough_under_way
 
 RATE, SLOT = 1e12, 16384
 NEEDED_S = 6 * SLOT / RATE  # six slots of one block

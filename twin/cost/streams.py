@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from twin.cost import attend, consume, terms
+from twin.cost.gathers import shares
+from twin.cost.routing import Chosen
 from twin.hardware.types import Device
 from twin.plan.types import Matrix, Stage, StageKind, tiles_of
 from twin.schedule.types import Schedule
-from twin.sim import attend, consume, cost
-from twin.sim.gathers import shares
-from twin.sim.routing import Chosen
 from twin.units import picoseconds
 
 
@@ -133,7 +133,7 @@ class Streams:
         fixed = picoseconds(len(items) * costs.item_s.value) if costs.item_s else 0
         return tuple(
             (request, attend.kv_cost(costs, request) + (0 if number else fixed))
-            for number, request in enumerate(cost.requests(size, plan.options.slot_bytes))
+            for number, request in enumerate(terms.requests(size, plan.options.slot_bytes))
         )
 
     def ahead(self, stage: Stage, weights: Weights) -> tuple[int, ...]:

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.sim.machines import MODEL, fitted, ideal, limits_of, node_of, number, plan_for, warped
+from twin.cost import attend, consume, terms, tiles, vectors
+from twin.cost.lowering import compile_plan
+from twin.cost.tiles import rolled_rows, team_work
+from twin.cost.vectors import partial_alignment, vector_bytes, vector_chunks, vector_rounds
+from twin.cost.warp_streams import WarpStreams
 from twin.hardware.load import load_device, load_node
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Cache, Kind, Number
@@ -20,17 +25,12 @@ from twin.plan.build import build
 from twin.plan.probe import attention_probe, stream_probe
 from twin.plan.types import CollectiveKind, Common, Matrix, Options, Plan, Residual, Scan, StageKind
 from twin.schedule.choose import schedule_of
-from twin.sim import attend, consume, cost, tiles, vectors
-from twin.sim.lowering import compile_plan
 from twin.sim.run import _rests_on, simulate
-from twin.sim.tiles import rolled_rows, team_work
-from twin.sim.vectors import partial_alignment, vector_bytes, vector_chunks, vector_rounds
-from twin.sim.warp_streams import WarpStreams
 
 
 def test_a_cost_names_its_terms_and_the_one_that_binds() -> None:
     device = fitted(ideal(), block__element_s=2e-12, block__stage_s=100e-12)
-    tile = cost.stage_cost(device, resets=0, vector=10)
+    tile = terms.stage_cost(device, resets=0, vector=10)
     assert dict(tile.terms) == {"published": 0, "resets": 0, "vector": 20, "stage": 100}
     assert (tile.ps, tile.binding) == (120, "stage")
     assert replace(tile, overlap=True).ps == 100
@@ -72,20 +72,20 @@ def test_the_splits_of_a_head_read_all_its_positions_once() -> None:
 
 def test_a_cache_holds_a_step_that_fits_and_nothing_of_one_that_does_not() -> None:
     whole = Cache(number(100), number(1e9), number(0))
-    assert [cost.kept_share(size, whole) for size in (0, 100, 101)] == [0, 1, 0]
+    assert [terms.kept_share(size, whole) for size in (0, 100, 101)] == [0, 1, 0]
 
 
 def test_a_cache_that_loads_do_not_fill_holds_nothing() -> None:
     unfilled = replace(Cache(number(100), number(1e9), number(0)), retention="none")
-    assert [cost.kept_share(size, unfilled) for size in (0, 1, 100)] == [0, 0, 0]
+    assert [terms.kept_share(size, unfilled) for size in (0, 1, 100)] == [0, 0, 0]
     infinity = load_device("mi300x").llc
     assert infinity
-    assert cost.kept_share(1, infinity) == 0
+    assert terms.kept_share(1, infinity) == 0
 
 
 def test_a_cache_with_random_replacement_keeps_less_of_a_longer_stream() -> None:
     random = replace(Cache(number(100), number(1e9), number(0)), retention="random")
-    shares = [cost.kept_share(size, random) for size in (100, 110, 150, 200, 400)]
+    shares = [terms.kept_share(size, random) for size in (100, 110, 150, 200, 400)]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == 1
     assert abs(shares[3] - 0.2032) < 1e-3  # the root of h = exp(-2 (1 - h)) below 1
@@ -130,7 +130,7 @@ def test_parts_of_all_ranks_are_gathered_and_reset() -> None:
     fixed = program.stages[0][pushed.index].fixed_ps
     own_publication = 0 if pushed.matrix else plan.values[pushed.publishes or 0].owned[0][1]
     # a core resets a vector of words at once
-    resets = (2 * 16 + others) / cost.RESET_AT_ONCE
+    resets = (2 * 16 + others) / terms.RESET_AT_ONCE
     assert fixed == (resets + own_publication + pushed.vector_elements) * 1000
 
 

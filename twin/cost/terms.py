@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import exp
 
+from twin.errors import HardwareError
 from twin.hardware.types import BlockCosts, Cache, Device, Launch
 from twin.models.spec import DType
 from twin.plan.types import Execution, Stage
@@ -22,6 +23,7 @@ SECTOR_BYTES = 32  # of L2, and of a link
 # long as with counters, which reset nothing (exchange probes of one block)
 RESET_AT_ONCE = 16
 QUAD_BYTES = 16  # most that a thread reads at once
+LONGEST_PS = 2**52  # 75 minutes: most that one transfer or one piece of a block's work may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,16 @@ class Cost:
     def binding(self) -> str:
         """The longest term; the first of equals."""
         return max(self.terms, key=lambda term: term[1])[0] if self.terms else "nothing"
+
+
+def cost_in_time(what: str, ps: int) -> int:
+    """The cost itself. Raises HardwareError for one that is longer than any single one may be."""
+    if ps > LONGEST_PS:
+        raise HardwareError(
+            f"{what} takes {ps / 1e12:.6g} s, more than {LONGEST_PS / 1e12:.6g} s: raise the "
+            "rate, or lower the time"
+        )
+    return ps
 
 
 def transfer_ps(size: int, bytes_per_s: float) -> int:

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twin.cost.consume import unpacking_s
+from twin.cost.terms import weight_rate
 from twin.errors import PlanError
 from twin.hardware.floor import floor_s
 from twin.hardware.types import Node, Number
@@ -38,8 +40,6 @@ from twin.schedule.passes import (
     scan_positions,
     sharing,
 )
-from twin.sim.consume import unpacking_s
-from twin.sim.cost import weight_rate
 
 # Fitted to 24 prompts of seven models, 32 to 32,768 tokens (one H200, studies/prompts). So those
 # are explained, not predicted.

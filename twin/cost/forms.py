@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
+from twin.cost import attend
 from twin.plan.types import Plan, Read, Span, Stage
-from twin.sim import attend
 
 
 class Numbered:

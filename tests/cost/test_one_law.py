@@ -7,10 +7,10 @@ from __future__ import annotations
 import pytest
 
 from twin.calibrate.node import calibrated_node
+from twin.cost.consume import judged
 from twin.models.depth import first_layers
 from twin.models.load import load_model
 from twin.plan.types import Residual
-from twin.sim.consume import judged
 from twin.study.case import Case
 
 ROUTED = ("routed_up", "routed_down")

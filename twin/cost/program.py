@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from twin.cost.wiring import Channel, Wiring
 from twin.plan.types import Plan, StageKind
-from twin.sim.wiring import Channel, Wiring
 
 
 @dataclass(frozen=True, slots=True)

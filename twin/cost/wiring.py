@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.cost.causes import HAND_OFF, SAMPLING
+from twin.cost.forms import Forms, Numbered
+from twin.cost.terms import FP32_BYTES, SECTOR_BYTES
 from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Span, Stage, StageKind, Value
-from twin.sim.causes import HAND_OFF, SAMPLING
-from twin.sim.cost import FP32_BYTES, SECTOR_BYTES
-from twin.sim.forms import Forms, Numbered
 
 KEPT = 16  # plans whose wiring is remembered
 NOTHING_READ, NOTHING_TO_WAIT_FOR = -2, -1  # in the place of a channel

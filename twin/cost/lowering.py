@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from itertools import accumulate, islice, takewhile
 
+from twin.cost import attend, consume, terms, tiles, vectors
+from twin.cost.causes import CAUSES
+from twin.cost.forms import reset_words
+from twin.cost.gathers import Gathers, polled
+from twin.cost.program import Program, StageWork, Variant
+from twin.cost.routing import Chosen, Draw, Draws, Routing
+from twin.cost.streams import Streams, Weights
+from twin.cost.terms import cost_in_time
+from twin.cost.warp_gathers import WarpGathers
+from twin.cost.warp_streams import WarpStreams
+from twin.cost.wiring import Wiring, wire
 from twin.hardware.types import BlockCosts, Device
 from twin.kernel.experts import compared
 from twin.plan.catalogue import ROWS, Spent
 from twin.plan.partition import TEAM_WARPS, WARP
 from twin.plan.types import Execution, HandOffKind, Plan, Sampling, Span, Stage, StageKind
 from twin.schedule.choose import priced_schedule, schedule_of
-from twin.sim import attend, consume, cost, tiles, vectors
-from twin.sim.causes import CAUSES
-from twin.sim.clock import cost_in_time
-from twin.sim.forms import reset_words
-from twin.sim.gathers import Gathers, polled
-from twin.sim.program import Program, StageWork, Variant
-from twin.sim.routing import Chosen, Draw, Draws, Routing
-from twin.sim.streams import Streams, Weights
-from twin.sim.warp_gathers import WarpGathers
-from twin.sim.warp_streams import WarpStreams
-from twin.sim.wiring import Wiring, wire
 from twin.units import picoseconds
 
 ROUNDS_AHEAD = 2  # of cached positions: one is scanned, the next is on its way
@@ -162,7 +162,7 @@ class _Lowering:
             publication=publication,
             fence_ps=0 if far_fences else _fence_ps(plan, device, stage),
             far_fences=far_fences,
-            launch_ps=cost.launch_ps(
+            launch_ps=terms.launch_ps(
                 device.launch, plan.options.execution, stage, model=self.hands_over
             ),
             library=stage.kind is StageKind.COLLECTIVE,
@@ -211,7 +211,7 @@ class _Lowering:
         key = (resets, vector, published, normed, behind, groups, numbers, quads)
         if key not in self.fixed:
             self.fixed[key] = (
-                cost.stage_cost(
+                terms.stage_cost(
                     self.device,
                     resets=resets,
                     vector=vector,
@@ -364,4 +364,4 @@ def _sample(plan: Plan, costs: BlockCosts, stage: Stage, block: int) -> int:
         return 0
     if not _length(plan.values[stage.publishes].owned[block]):
         return 0
-    return cost.sample_cost(costs, -(-plan.shard.vocab // plan.blocks))
+    return terms.sample_cost(costs, -(-plan.shard.vocab // plan.blocks))

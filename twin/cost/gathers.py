@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from twin.cost.causes import COLLECTIVE, HAND_OFF, SAMPLING
+from twin.cost.program import Publication, ReadWork
+from twin.cost.routing import Chosen
+from twin.cost.terms import FP32_BYTES
+from twin.cost.wiring import part_count
 from twin.hardware.types import Device
 from twin.plan.types import (
     Execution,
@@ -20,11 +25,6 @@ from twin.plan.types import (
     routed_share,
 )
 from twin.schedule.types import Schedule
-from twin.sim.causes import COLLECTIVE, HAND_OFF, SAMPLING
-from twin.sim.cost import FP32_BYTES
-from twin.sim.program import Publication, ReadWork
-from twin.sim.routing import Chosen
-from twin.sim.wiring import part_count
 from twin.units import picoseconds
 
 

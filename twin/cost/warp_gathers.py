@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from twin.cost import terms, tiles, vectors
+from twin.cost.gathers import Gathered, Gathers, polled
+from twin.cost.terms import FP32_BYTES
+from twin.cost.wiring import part_count
 from twin.hardware.types import Device, Warps
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
 from twin.plan.types import Matrix, Read, Stage, StageKind
 from twin.schedule.teams import team_for
 from twin.schedule.types import Schedule
-from twin.sim import cost, tiles, vectors
-from twin.sim.cost import FP32_BYTES
-from twin.sim.gathers import Gathered, Gathers, polled
-from twin.sim.wiring import part_count
 
 # latencies of a round of splits into two column slices of a thread that holds weights: in 15 traced
 # runs on an H200 such output projections took 0.1 to 0.2 us more for each round
@@ -81,7 +81,7 @@ class WarpGathers(Gathers):
             if stage.matrix is None:
                 return size
             # a thread with two packs of a slice asks for each by itself
-            aligned = min(cost.QUAD_BYTES, self._alignment(read))
+            aligned = min(terms.QUAD_BYTES, self._alignment(read))
             split = vectors.vector_bytes(
                 stage.matrix, aligned=aligned, element=self._partial_bytes()
             )
@@ -98,7 +98,7 @@ class WarpGathers(Gathers):
             each = (
                 FP32_BYTES * matrix.cols
                 if self.quads(stage)
-                else vectors.vector_bytes(matrix, aligned=cost.QUAD_BYTES)
+                else vectors.vector_bytes(matrix, aligned=terms.QUAD_BYTES)
             )
             size = each * value.words * min(words, whole) // whole
             size, at_once = size * parts, size  # one part after the other
