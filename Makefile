@@ -61,7 +61,7 @@ generated: $(STAMP)
 	@$(BIN)/python -m twin.commands.reference > docs/commands.md
 	@$(BIN)/python -m twin.report.words > docs/glossary.md
 	@$(BIN)/python -m twin.kernel.facts > native/platform/facts.h
-	@$(BIN)/python -m studies.common.readme_figure > docs/beside.svg
+	@$(BIN)/python -m studies.common.readme_figure > docs/compared.svg
 
 # Each line may be run alone. What is known already is not simulated again.
 studies: $(STAMP) compiler

@@ -151,7 +151,7 @@ def test_command_reference_is_up_to_date() -> None:
 
 def test_the_picture_of_the_readme_is_that_of_the_kept_study() -> None:
     drawn = svg.figure(readme_figure.chart())
-    assert (ROOT / "docs" / "beside.svg").read_text() == drawn, "run `make generated`"
+    assert (ROOT / "docs" / "compared.svg").read_text() == drawn, "run `make generated`"
 
 
 @pytest.mark.parametrize("document", LINKING)

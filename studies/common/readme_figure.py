@@ -1,5 +1,5 @@
 """The README's picture, from the kept results of a study:
-`python -m studies.common.readme_figure > docs/beside.svg`.
+`python -m studies.common.readme_figure > docs/compared.svg`.
 """
 
 from __future__ import annotations
