@@ -2,7 +2,8 @@
 // with every thread an OS thread. Tensor-core instructions are computed by their definition; a copy
 // is made only when its group is awaited, so that a read that comes too early finds what was there
 // before. Compiled with CHUNK (tokens), STORED (FP16 or BF16); for few-bit weights that are decoded
-// first (cuda_decode.cuh) with CODED_AS, and for experts with HELD (of a layer) and CHOICES.
+// first (cuda_decode.cuh) with CODED_AS (a bit for each code), and for experts with HELD (of a layer)
+// and CHOICES.
 #include <pthread.h>
 
 #include <cstdlib>
@@ -30,7 +31,7 @@ constexpr int CONSUMER_WARPS = 8, CONSUMERS = 32 * CONSUMER_WARPS, HEAD_DIM = 64
 enum class StageKind { QKV, GATE_UP, O_PROJ, DOWN, ROUTER, ROUTED_UP, ROUTED_DOWN };
 #ifdef CODED_AS
 #define TWIN_CODED
-constexpr u32 CODES = 1u << CODED_AS;
+constexpr u32 CODES = CODED_AS;
 constexpr int CODED_PACK = 16;
 #endif
 

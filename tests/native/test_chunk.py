@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.models.codes.names import coded_names
+from tests.models.codes.names import ON_EVERY_DEVICE, coded_names
 from tests.native.programs import built
 from tests.native.test_coded import planned
 from twin import toolchain
-from twin.kernel.coded import coded_fields, tile
+from twin.kernel.coded import NUMBERS, coded_fields, tile
 from twin.kernel.streams import PAGE_BYTES, _tile
 from twin.models.codes import CODES
 from twin.models.formats import DECODED, PACK
@@ -29,6 +29,9 @@ from twin.schedule.passes import GROUP_TOKENS, TILE_TOKENS, members_of
 
 SOURCE = Path(__file__).resolve().parent / "chunk.cpp"
 STORED: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16}
+# in the one library of all codes, which other tests compile anyway
+EXPERTS, CHOSEN = 5, 2
+ALL_CODES = 1 | sum(1 << NUMBERS[name] for name in ON_EVERY_DEVICE)
 # rows of each block, columns, tile columns, tile rows, rows of an element, tokens of a tile and
 # more
 SHAPES = {
@@ -51,6 +54,20 @@ SHAPES = {
 }
 
 
+def compiled(chunk: int, dtype: DType, *more: str) -> ctypes.CDLL:
+    """Passes of `chunk` tokens, less optimised: compiling takes longer than what is computed."""
+    flags = [*toolchain.FLAGS, "-Og", f"-DCHUNK={chunk}", f"-DSTORED={dtype.name}", *more]
+    return ctypes.CDLL(str(built(SOURCE, flags)))
+
+
+def with_experts(chunk: int, dtype: DType, *more: str) -> ctypes.CDLL:
+    return compiled(chunk, dtype, f"-DHELD={EXPERTS}", f"-DCHOICES={CHOSEN}", *more)
+
+
+def of_all_codes(dtype: DType) -> ctypes.CDLL:
+    return with_experts(1024, dtype, f"-DCODED_AS={ALL_CODES}u")
+
+
 @pytest.fixture(
     scope="module",
     params=[
@@ -63,8 +80,7 @@ SHAPES = {
 )
 def products(request: pytest.FixtureRequest) -> tuple[ctypes.CDLL, int, DType]:
     chunk, dtype = request.param
-    flags = [*toolchain.FLAGS, "-O1", f"-DCHUNK={chunk}", f"-DSTORED={dtype.name}"]
-    return ctypes.CDLL(str(built(SOURCE, flags))), chunk, dtype
+    return compiled(chunk, dtype), chunk, dtype
 
 
 def spans_of(counts: Sequence[int]) -> list[tuple[int, int]]:
@@ -191,10 +207,8 @@ def test_decoded_rows_are_multiplied_as_stored_ones_are(
     )
     coding = coded_fields(plan, matrix)
     x = rng.standard_normal((tokens, cols)).astype(np.float32).astype(STORED[dtype])
-    flags = ["-O1", "-DCHUNK=1024", f"-DSTORED={dtype.name}", f"-DCODED_AS={coding['code']}"]
-    library = ctypes.CDLL(str(built(SOURCE, [*toolchain.FLAGS, *flags])))
     sums = multiplied(
-        library,
+        of_all_codes(dtype),
         np.frombuffer(b"".join(filled), np.uint8),
         x,
         spans,

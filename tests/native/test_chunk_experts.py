@@ -14,10 +14,16 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.models.codes.names import coded_names
-from tests.native.programs import built
-from tests.native.test_chunk import SOURCE, STORED, spans_of, stored
+from tests.native.test_chunk import (
+    CHOSEN,
+    EXPERTS,
+    STORED,
+    of_all_codes,
+    spans_of,
+    stored,
+    with_experts,
+)
 from tests.native.test_coded import planned
-from twin import toolchain
 from twin.kernel.coded import coded_fields
 from twin.kernel.experts import _coded_place, pack_tiles, slices
 from twin.kernel.streams import PAGE_BYTES, _tile
@@ -25,15 +31,6 @@ from twin.models.codes import CODES
 from twin.models.formats import DECODED, PACK, UNIT_BYTES
 from twin.models.spec import DType
 from twin.plan.types import Matrix, tiles_of
-
-EXPERTS, CHOSEN = 5, 2
-
-
-def compiled(chunk: int, dtype: DType, code: int | None = None) -> ctypes.CDLL:
-    flags = [f"-DCHUNK={chunk}", f"-DSTORED={dtype.name}"]
-    flags += [f"-DHELD={EXPERTS}", f"-DCHOICES={CHOSEN}"]
-    flags += [] if code is None else [f"-DCODED_AS={code}"]
-    return ctypes.CDLL(str(built(SOURCE, [*toolchain.FLAGS, "-O1", *flags])))
 
 
 def choices(tokens: int, spread: Sequence[float]) -> NDArray[np.int32]:
@@ -98,27 +95,49 @@ def check(
     return float(most / np.abs(wanted).max())
 
 
-# tokens of a pass; tokens; how often each expert is chosen; rows and columns of an expert, columns
-# and rows of a tile, rows of an element, of a lot
+# tokens of a pass; their type; tokens; how often each expert is chosen; rows and columns of an
+# expert, columns and rows of a tile, rows of an element, of a batch
+EVENLY = (1, 1, 1, 1, 1)
 SHAPES = {
-    "gates, two slices": (1024, 150, (1, 1, 1, 1, 1), 96, 160, 96, 8, 2, 64),
-    "an expert of all tokens, one of none": (1024, 140, (90, 1, 0, 1, 1), 40, 64, 64, 8, 1, 256),
-    "few tokens, more rows than a lot": (1024, 3, (1, 1, 1, 1, 1), 264, 128, 128, 8, 1, 128),
-    "short passes": (32, 32, (1, 2, 3, 4, 5), 48, 72, 72, 8, 2, 32),
+    "gates, two slices": (1024, DType.FP16, 150, EVENLY, 96, 160, 96, 8, 2, 64),
+    "an expert of all tokens, one of none": (
+        1024,
+        DType.FP16,
+        140,
+        (90, 1, 0, 1, 1),
+        40,
+        64,
+        64,
+        8,
+        1,
+        256,
+    ),
+    "few tokens, more rows than a batch": (
+        1024,
+        DType.FP16,
+        3,
+        (1, 1, 1, 1, 1),
+        264,
+        128,
+        128,
+        8,
+        1,
+        128,
+    ),
+    "short passes": (32, DType.BF16, 32, (1, 2, 3, 4, 5), 48, 72, 72, 8, 2, 32),
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_entry_is_multiplied_with_its_experts_rows(shape: str) -> None:
-    chunk, tokens, spread, rows, cols, tile_cols, high, unit, lot = SHAPES[shape]
-    dtype = DType.BF16 if unit == 2 else DType.FP16
+    chunk, dtype, tokens, spread, rows, cols, tile_cols, high, unit, lot = SHAPES[shape]
     rng = np.random.default_rng(rows)
     made = rng.standard_normal((EXPERTS, rows, cols)).astype(np.float32).astype(STORED[dtype])
     matrix = Matrix(rows, cols, unit, high, tile_cols, ())
     packed = np.concatenate([part.reshape(-1) for one in made for part in slices(matrix, one)])
     units = rows * cols * 2 // UNIT_BYTES
     found = check(
-        compiled(chunk, dtype),
+        with_experts(chunk, dtype),
         dtype,
         packed.view(np.uint8),
         made,
@@ -162,7 +181,7 @@ def test_experts_of_few_bits_are_decoded_and_multiplied(name: str, shape: str) -
         pack_tiles(plan, matrix, place, one, packed[expert * size : (expert + 1) * size])
     coding = coded_fields(plan, matrix)
     found = check(
-        compiled(1024, dtype, coding["code"]),
+        of_all_codes(dtype),
         dtype,
         packed,
         np.stack([one.astype(STORED[dtype]) for one in coded]),
@@ -199,7 +218,8 @@ def test_a_routers_logits_are_fp32_sums_of_what_lies_in_the_streams(name: str, t
     coding = coded_fields(plan, matrix) if name != "bf16" else dict.fromkeys(range(5), 0)
     x = rng.standard_normal((tokens, hidden)).astype(np.float32)
     logits = np.full((tokens, EXPERTS), np.nan, np.float32)
-    compiled(64, dtype, None if name == "bf16" else 0).chunk_scores(
+    library = with_experts(32, dtype) if name == "bf16" else of_all_codes(dtype)
+    library.chunk_scores(
         *pointers(stream, x),
         tokens,
         hidden,
