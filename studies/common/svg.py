@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from twin.report.figures import axis_title, log_ticks, mark_forms, spoken
+from twin.report.figures import axis_title, log_ticks, mark_forms
+from twin.report.step import spoken
 from twin.study.outcome import Bars, Chart, Heat, Lines, Series, Waterfall
 
 WIDTH, RIGHT, TOP = 720, 20, 12  # pixels

@@ -10,9 +10,9 @@ from studies.common.blocks import Stamp, markdown_table
 from studies.common.inputs import files_digest, fits_on_file
 from studies.common.study_page import write_page
 from twin.calibrate.node import calibrated_node
-from twin.report import pages
 from twin.report.recording import load
 from twin.report.side_by_side import SideBySide, side_by_side
+from twin.report.step import traced_blocks
 from twin.report.tables import percent
 from twin.study.outcome import Bars, Series
 
@@ -27,7 +27,7 @@ def stamp() -> Stamp:
 def main() -> None:
     recording = load(RECORDED)
     found = side_by_side(
-        recording, calibrated_node(NODE), shown=pages.traced_blocks(recording.plan), steps=2
+        recording, calibrated_node(NODE), shown=traced_blocks(recording.plan), steps=2
     )
     sides = (
         ("measured", [one.measured_span_us for one in found.stages]),

@@ -21,6 +21,7 @@ from twin.kernel.defaults import plan_for
 from twin.plan.types import StageKind
 from twin.report import outcome, pages
 from twin.report.html import Page
+from twin.report.step import traced_blocks
 from twin.sim.run import simulate
 from twin.study.kinds import Study
 from twin.study.outcome import Bars, Column, Lines, Outcome, Part, Series, Shown, Table, Waterfall
@@ -112,7 +113,7 @@ class Asked:
 def simulated() -> Page:
     node = load_node("1xh200")
     plan = plan_for(TINY, node, blocks=8)
-    result = simulate(plan, node, trace=True, blocks=pages.traced_blocks(plan))
+    result = simulate(plan, node, trace=True, blocks=traced_blocks(plan))
     compared = Validation(
         "host",
         "a-run",

@@ -21,7 +21,7 @@ from twin.calibrate.validate import Validation
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
 from twin.plan.types import Plan
-from twin.report import figures, pages, words
+from twin.report import figures, pages, step, words
 from twin.report.html import Chip, Page, Section, html_table
 from twin.sim.run import Result, simulate
 from twin.sim.trace import Trace, named_track, span
@@ -38,7 +38,7 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="module")
 def result(plan: Plan) -> Result:
-    return simulate(plan, NODE, trace=True, blocks=pages.traced_blocks(plan))
+    return simulate(plan, NODE, trace=True, blocks=step.traced_blocks(plan))
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_a_legend_is_text_above_its_figure_with_a_name_for_each_colour(
     legend = html.partition("<h2>Where the time goes</h2>")[2].partition("<div class='figure'")[0]
     for cause, seconds in result.attribution.items():
         assert (
-            f"--colour:{figures.COLOURS[cause]}'></i>{figures.spoken(cause)}</button>" in legend
+            f"--colour:{figures.COLOURS[cause]}'></i>{step.spoken(cause)}</button>" in legend
         ) == (seconds > 0)
     assert '"showlegend": true' not in html
 
@@ -135,12 +135,12 @@ def test_timeline_covers_the_step(plan: Plan, result: Result) -> None:
         result.step_s * 1e6, rel=1e-6
     )
     assert {span.row for span in blocks} == {
-        f"Gpu[0].Die[0].Block[{b}]" for b in pages.traced_blocks(plan)
+        f"Gpu[0].Die[0].Block[{b}]" for b in step.traced_blocks(plan)
     }
 
 
 def test_attribution_by_kind_sums_to_the_step(result: Result) -> None:
-    total = sum(us for causes in pages.by_kind(result).values() for us in causes.values())
+    total = sum(us for causes in step.by_kind(result).values() for us in causes.values())
     assert total == pytest.approx(result.step_s * 1e6)
 
 
@@ -257,7 +257,7 @@ def test_a_validation_page_says_under_which_conditions_was_measured() -> None:
 
 
 def test_pages_and_help_and_the_glossary_explain_each_cause_in_the_same_words(page: Page) -> None:
-    assert {figures.spoken(cause) for cause in figures.COLOURS} <= words.WORDS.keys()
+    assert {step.spoken(cause) for cause in figures.COLOURS} <= words.WORDS.keys()
     assert {*words.OF_A_PLAN, *words.OF_A_RESULT} <= words.WORDS.keys()
     assert escape(words.WORDS["consumer"]) in page.html()
     root = Path(__file__).resolve().parents[2]

@@ -41,6 +41,15 @@ class Curves(Mapping[Key, Curve]):
         self._sizes = [float(name) for name in header[keys:]]
         self._lines = {tuple(line[:keys]): line[keys:] for line in lines}
         self._curves: dict[Key, Curve] = {}
+        self._numbers: dict[Key, list[int]] = {}
+
+    def numbers(self, *prefix: str) -> list[int]:
+        """The measured values of the key column behind a prefix, ascending."""
+        if prefix not in self._numbers:
+            column = len(prefix)
+            found = {key[column] for key in self._lines if key[:column] == prefix}
+            self._numbers[prefix] = sorted(map(int, found))
+        return self._numbers[prefix]
 
     def __getitem__(self, key: Key) -> Curve:
         if key not in self._curves:
@@ -80,10 +89,10 @@ class KernelTables:
         input's scale is known beforehand.
         """
         by_tokens = []
-        for m in _numbers(self.gemm, 1, dtype):
+        for m in around(self.gemm.numbers(dtype), tokens):
             lines = [
-                (k, between(self.gemm[dtype, str(m), str(k)], rows))
-                for k in _numbers(self.gemm, 2, dtype, str(m))
+                (float(k), between(self.gemm[dtype, str(m), str(k)], rows))
+                for k in around(self.gemm.numbers(dtype, str(m)), cols)
             ]
             by_tokens.append((float(m), between(lines, cols)))
         seconds = between(
@@ -91,7 +100,10 @@ class KernelTables:
         )
         if dtype == "fp8" and self.scale:
             seconds -= between(
-                [(float(m), between(self.scale[str(m),], cols)) for m in _numbers(self.scale, 0)],
+                [
+                    (float(m), between(self.scale[str(m),], cols))
+                    for m in around(self.scale.numbers(), tokens)
+                ],
                 tokens,
             )
         return seconds
@@ -112,15 +124,12 @@ class KernelTables:
 
         A window that was not measured as such reads as many positions as it holds.
         """
-        measured = window and any(
-            key[:3] == (dtype, str(head_dim), str(window)) for key in self.attention
-        )
+        measured = window and bool(self.attention.numbers(dtype, str(head_dim), str(window)))
         positions = min(context, window) if window and not measured else context
         shape = (dtype, str(head_dim), str(window if measured else 0), str(heads), str(kv_heads))
         curves = [
-            (float(key[5]), between(self.attention[key], positions))
-            for key in self.attention
-            if key[:5] == shape
+            (float(m), between(self.attention[*shape, str(m)], positions))
+            for m in self.attention.numbers(*shape)
         ]
         what = (
             f"attention of {heads} heads on {kv_heads} KV heads of {head_dim} elements, type "
@@ -128,7 +137,7 @@ class KernelTables:
         )
         return between(
             self._found(
-                sorted(curves),
+                curves,
                 what,
                 sorted({"/".join(key[3:5]) for key in self.attention if key[1] == str(head_dim)}),
             ),
@@ -141,13 +150,12 @@ class KernelTables:
         """
         shape = (dtype, str(heads))
         curves = [
-            (float(key[2]), between(self.latent[key], context))
-            for key in self.latent
-            if key[:2] == shape
+            (float(m), between(self.latent[*shape, str(m)], context))
+            for m in self.latent.numbers(*shape)
         ]
         return between(
             self._found(
-                sorted(curves),
+                curves,
                 f"latent attention of {heads} heads, type {dtype}",
                 self._of(self.latent, 1),
             ),
@@ -161,7 +169,7 @@ class KernelTables:
         return between(
             [
                 (float(m), between(self.heads[side, str(m)], heads))
-                for m in _numbers(self.heads, 1, side)
+                for m in around(self.heads.numbers(side), tokens)
             ],
             tokens,
         )
@@ -208,7 +216,7 @@ class KernelTables:
         return between(
             [
                 (float(m), between(self.rows[kind, str(m)], elements))
-                for m in _numbers(self.rows, 1, kind)
+                for m in around(self.rows.numbers(kind), tokens)
             ],
             tokens,
         )
@@ -289,11 +297,9 @@ def between(curve: Sequence[tuple[float, float]], size: float) -> float:
     return exp(log(before) + share * log(after / before))
 
 
-@lru_cache(maxsize=4096)
-def _sorted_numbers(values: frozenset[str]) -> tuple[int, ...]:
-    return tuple(sorted(map(int, values)))
-
-
-def _numbers(table: Curves, column: int, *prefix: str) -> tuple[int, ...]:
-    """The measured values of a key column under a prefix, ascending."""
-    return _sorted_numbers(frozenset(key[column] for key in table if key[: len(prefix)] == prefix))
+def around(sizes: Sequence[int], size: float) -> Sequence[int]:
+    """Those of the ascending `sizes` on which the time at `size` depends: two, or the end beyond
+    which it lies.
+    """
+    right = bisect_right(sizes, size)
+    return sizes[max(0, right - 1) : max(1, right + 1)]

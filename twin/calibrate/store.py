@@ -22,8 +22,6 @@ import yaml
 from msgspec import Meta
 
 from twin import files
-from twin.calibrate.packed import unpacked
-from twin.calibrate.published import is_published, samples_of
 from twin.data import data_dir, read_yaml
 from twin.errors import CalibrationError, ConfigError
 from twin.hardware.types import Kind, Number
@@ -152,6 +150,8 @@ def save_run(
     folder: Path, meta: dict[str, Any], samples: Samples, stages: Sequence[StageTimes] = ()
 ) -> Run:
     """Write a run's files into `folder`, over those of an earlier state of the same run."""
+    from twin.calibrate.published import is_published  # who reads a fit needs no runs
+
     rows = [
         (name, repeat, f"{value:.9g}")
         for name, seconds in samples.items()
@@ -228,6 +228,10 @@ def read_run(folder: Path) -> Run:
     """Load a stored run, a packed one too. Raises CalibrationError when a file is missing or a row
     is not a sample.
     """
+    # who reads a fit needs no runs
+    from twin.calibrate.packed import unpacked
+    from twin.calibrate.published import is_published, samples_of
+
     here = unpacked(folder)
     try:
         meta = _read_yaml(here / "meta.yaml", "measure again with `twin calibrate`")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from twin.batching.prices import Rates, rates_of
-from twin.calibrate.known_error import known_error
+from twin.calibrate.known_error import KnownError
 from twin.commands.output import one_line
 from twin.cost.prompt import PromptTime, prompt_time
 from twin.errors import PlanError
@@ -41,10 +41,14 @@ def rates(args: argparse.Namespace, node: Node) -> Rates:
 
 
 def comparison(
-    case: Case, plan: Plan, result: Result, found: Rates, prompt: PromptTime | None
+    case: Case,
+    plan: Plan,
+    result: Result,
+    found: Rates,
+    prompt: PromptTime | None,
+    known: KnownError | None,
 ) -> Comparison:
     assert plan.spec is not None
-    known = known_error(case.node, plan.spec)
     return beside(
         plan.spec,
         case.node,

@@ -42,6 +42,7 @@ from twin.models.load import load_model
 from twin.plan.types import Execution, HandOffKind, Plan
 from twin.report import pages
 from twin.report.html import Page, Section
+from twin.report.step import traced_blocks
 from twin.report.tables import count, percent, table
 from twin.sim.run import Result, simulate
 from twin.study.case import Case
@@ -262,7 +263,7 @@ def _step_here(model: DemoModel) -> list[Section]:
     """
     node = calibrated_node("1xhost")
     plan = Case(model.spec, node, {"context": TOKENS}).plan()
-    result = simulate(plan, node, trace=True, blocks=pages.traced_blocks(plan))
+    result = simulate(plan, node, trace=True, blocks=traced_blocks(plan))
     return [*pages.timeline(plan, result), pages.attribution(result)]
 
 

@@ -15,7 +15,7 @@ from twin.commands.arguments import Subparsers, command
 from twin.commands.output import emit
 from twin.errors import ConfigError
 from twin.files import read_json
-from twin.report.figures import spoken
+from twin.report.step import spoken
 from twin.report.tables import percent, table
 from twin.text import said, shown
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from twin.calibrate.fitted import moved_by
-from twin.calibrate.known_error import FEWEST, known_error, stage_levels
+from twin.calibrate.known_error import FEWEST, KnownError, known_error, stage_levels
 from twin.calibrate.node import fits_of, other_links
 from twin.calibrate.on_record import prompt_of, step_at
 from twin.calibrate.prompt_error import prompt_error
@@ -38,12 +38,13 @@ from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.proof.prove import prove
-from twin.report import pages, words
-from twin.report.figures import spoken
+from twin.report import words
+from twin.report.step import by_kind, ordered_causes, slowest_stages, spoken, traced_blocks
 from twin.report.tables import bar, count, facts, percent, table
 from twin.sim.executor import Executor
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
+from twin.study.beside import Comparison
 from twin.study.engines import compare_engines
 from twin.study.gpus import as_if_delayed
 from twin.study.options import check_range
@@ -150,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
     speculation = speculation_of(args, plan, case.node)
     rates = beside.rates(args, case.node)
     prompt = prompt_time(plan, case.node, args.prompt) if args.prompt is not None else None
-    traced = pages.traced_blocks(plan) if args.trace or args.report else None
+    traced = traced_blocks(plan) if args.trace or args.report else None
     with underway(f"simulating {steps} steps of {named}"):
         result = simulate(
             plan,
@@ -165,30 +166,38 @@ def run(args: argparse.Namespace) -> int:
         say(f"no compiled code: {result.why_simpy}")
     say(f"{result.simulated_steps_per_s:.2g} simulated steps per second")
     shown_prompt = prompt or beside.usual_prompt(plan, case.node)
+    known = known_error(case.node, plan.spec)
     with underway(f"other engines with {named}"):
-        others = beside.comparison(case, plan, result, rates, shown_prompt)
-    data = to_json(plan, case.node, result) | {"beside": others.json()}
-    told = beside.text(others, shown_prompt, result.sequences)
-    printed = text(plan, case.node, result, told)
-    extra = []
-    if prompt:
-        known = prompt_json(plan, case.node, prompt)
-        data["prompt"] = asdict(prompt) | {"pass_s": prompt.pass_s} | known
-        printed += "\n\n" + prompt_text(prompt, plan, case.node)
+        others = beside.comparison(case, plan, result, rates, shown_prompt, known)
+    four = None
     if args.engines:
         show = progress()
         four = compare_engines(case, show)
         done()
-        data["engines"] = {name: headline(r) for name, r in four.items()}
-        printed += "\n\n" + engines_text(four)
-        extra.append(pages.engines(four))
     if args.trace and result.trace:
         write({args.trace: result.trace.to_json()})
         say(f"trace: {args.trace} (open it in ui.perfetto.dev)")
     if args.report:
+        from twin.report import pages  # no other result needs them
+
+        extra = [pages.engines(four)] if four else []
         page = pages.simulation_page(plan, case.node, result, *extra, beside=others)
         say(f"report: {page.write(args.report)}")
-    emit(args, data, printed)
+    if args.json:
+        data = to_json(plan, case.node, result, known) | {"beside": others.json()}
+        if prompt:
+            about = prompt_json(plan, case.node, prompt)
+            data["prompt"] = asdict(prompt) | {"pass_s": prompt.pass_s} | about
+        if four:
+            data["engines"] = {name: headline(r) for name, r in four.items()}
+        emit(args, data, "")
+        return 0
+    printed = [text(plan, case.node, result, known, others, shown_prompt)]
+    if prompt:
+        printed.append(prompt_text(prompt, plan, case.node))
+    if four:
+        printed.append(engines_text(four))
+    emit(args, {}, "\n\n".join(printed))
     return 0
 
 
@@ -233,7 +242,7 @@ def headline(result: Result) -> dict[str, Any]:
     }
 
 
-def to_json(plan: Plan, node: Node, result: Result) -> dict[str, Any]:
+def to_json(plan: Plan, node: Node, result: Result, known: KnownError | None) -> dict[str, Any]:
     """Everything that the same input reproduces: no clock of this computer is in it."""
     named = {
         "model": plan.spec.name if plan.spec else plan.name,
@@ -243,21 +252,28 @@ def to_json(plan: Plan, node: Node, result: Result) -> dict[str, Any]:
     return (
         named
         | headline(result)
-        | {"held_out": held_out_json(node, result, plan.spec)}
+        | {"held_out": held_out_json(result, known)}
         | {"measured": measured_json(plan, node)}
         | {key: value for key, value in result.to_dict().items() if key not in named}
     )
 
 
-def text(plan: Plan, node: Node, result: Result, others: str) -> str:
-    """`others`: the paragraph about other engines and costs."""
+def text(
+    plan: Plan,
+    node: Node,
+    result: Result,
+    known: KnownError | None,
+    others: Comparison,
+    prompt: PromptTime | None,
+) -> str:
+    """`prompt`: shown next to the other engines."""
     head = (
         f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}, at "
         f"{plan.options.context} positions"
     )
     numbers = [
         ("tokens/s", f"{count(result.tokens_per_s)}  (predicted)"),
-        *interval_facts(node, result, plan.spec),
+        *interval_facts(others),
         *measured_facts(plan, node),
         *batch_facts(result),
         ("step", format_quantity(result.step_s, "s")),
@@ -266,7 +282,7 @@ def text(plan: Plan, node: Node, result: Result, others: str) -> str:
         ("stream fraction", percent(result.stream_fraction)),
         ("MBU", percent(result.mbu)),
     ]
-    causes = {spoken(cause): seconds for cause, seconds in pages.ordered_causes(result)}
+    causes = {spoken(cause): seconds for cause, seconds in ordered_causes(result)}
     levels = stage_levels(node)
     between = ["p10 .. p90"] if levels else []
     kinds = [
@@ -277,16 +293,18 @@ def text(plan: Plan, node: Node, result: Result, others: str) -> str:
             *([_between(sum(parts.values()), levels.get(kind))] if levels else []),
             spoken(max(parts, key=lambda c: parts[c])),
         )
-        for kind, parts in pages.by_kind(result).items()
+        for kind, parts in by_kind(result).items()
     ]
     slow = [
         (s.name, f"{s.seconds * 1e6:.2f}", spoken(s.dominant))
-        for s in pages.slowest_stages(result, SLOWEST)
+        for s in slowest_stages(result, SLOWEST)
     ]
     by = {Executor.COMPILED.value: "compiled code", Executor.SIMPY.value: "SimPy"}[result.executor]
-    known = hardware_numbers(node)  # kinds of work have numbers of their own
+    numbers_of_node = hardware_numbers(node)  # kinds of work have numbers of their own
     unbound = [
-        path for path in result.assumed if path in known and known[path].kind is Kind.UNBOUND
+        path
+        for path in result.assumed
+        if path in numbers_of_node and numbers_of_node[path].kind is Kind.UNBOUND
     ]
     rests = _listed("assumed numbers", [path for path in result.assumed if path not in unbound])
     if unbound:
@@ -298,9 +316,9 @@ def text(plan: Plan, node: Node, result: Result, others: str) -> str:
             "where the step's time goes (critical path)\n" + bar(causes),
             table(("stages", "count", "us", *between, "mostly"), kinds),
             table(("slowest stages", "us", "mostly"), slow),
-            others,
-            f"{rests}\n{certainty(node, plan.spec)}\nwhat the words mean: twin simulate --help\n"
-            f"simulated by {by}",
+            beside.text(others, prompt, result.sequences),
+            f"{rests}\n{certainty(node, plan.spec, known)}\n"
+            f"what the words mean: twin simulate --help\nsimulated by {by}",
         ]
     )
 
@@ -317,14 +335,13 @@ def _listed(what: str, paths: Sequence[str]) -> str:
     )
 
 
-def certainty(node: Node, spec: ModelSpec | None) -> str:
+def certainty(node: Node, spec: ModelSpec | None, known: KnownError | None) -> str:
     """What is known about the error of a prediction for this node without simulating it again and
     again.
     """
     fits = fits_of(node)
     if not fits:
         return f"no interval: {node.name} has no fit; for one from the ranges of its numbers: {ASK}"
-    known = known_error(node, spec)
     if known is None:
         return (
             f"no interval: no held-out runs of the fit of {' and '.join(fits)} are on file; for "
@@ -356,8 +373,7 @@ def certainty(node: Node, spec: ModelSpec | None) -> str:
     )
 
 
-def held_out_json(node: Node, result: Result, spec: ModelSpec | None) -> dict[str, Any] | None:
-    known = known_error(node, spec)
+def held_out_json(result: Result, known: KnownError | None) -> dict[str, Any] | None:
     if known is None:
         return None
     low, high = known.interval(result.tokens_per_s)
@@ -374,11 +390,10 @@ def held_out_json(node: Node, result: Result, spec: ModelSpec | None) -> dict[st
     }
 
 
-def interval_facts(node: Node, result: Result, spec: ModelSpec | None) -> list[tuple[str, str]]:
-    known = known_error(node, spec)
-    if known is None:
+def interval_facts(found: Comparison) -> list[tuple[str, str]]:
+    low, high = found.rows[0].low, found.rows[0].high
+    if low is None or high is None:
         return []
-    low, high = known.interval(result.tokens_per_s)
     return [
         (
             "interval",
@@ -484,7 +499,7 @@ def engines_text(results: dict[str, Result]) -> str:
             count(r.tokens_per_s),
             f"{r.step_s * 1e6:.1f}",
             percent(r.stream_fraction),
-            spoken(pages.ordered_causes(r)[0][0]),
+            spoken(ordered_causes(r)[0][0]),
         )
         for name, r in results.items()
     ]

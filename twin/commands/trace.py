@@ -9,9 +9,9 @@ from twin.calibrate.validate import calibrated_node
 from twin.commands.arguments import Subparsers, add_node, command, file_to_write, whole
 from twin.commands.output import emit, say
 from twin.files import write
-from twin.report import pages
 from twin.report.recording import load
 from twin.report.side_by_side import side_by_side, text, to_json
+from twin.report.step import traced_blocks
 
 STEPS = 2
 EXAMPLES = """\
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     result = side_by_side(
         recording,
         calibrated_node(args.node),
-        shown=pages.traced_blocks(recording.plan),
+        shown=traced_blocks(recording.plan),
         steps=args.steps,
     )
     if args.out:

@@ -28,7 +28,7 @@ from twin.files import resolved
 from twin.hardware.load import FILES
 from twin.report import outcome as report
 from twin.report import pages
-from twin.report.figures import spoken
+from twin.report.step import spoken
 from twin.report.tables import count, percent, table
 from twin.sim.run import Result
 from twin.study import heat, interval

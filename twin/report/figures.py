@@ -9,6 +9,7 @@ from itertools import cycle
 from typing import Any
 
 from twin.report.html import Figure
+from twin.report.step import spoken
 
 # One colour for each cause, the same in every figure; distinct in grey too, for print.
 COLOURS = {
@@ -47,11 +48,6 @@ class Span:
     end_us: float
     cause: str
     label: str
-
-
-def spoken(cause: str) -> str:
-    """A cause as people read it."""
-    return cause.replace("_", "-")
 
 
 def mark_forms(marks: Sequence[bool]) -> list[str]:

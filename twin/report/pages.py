@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -14,8 +13,9 @@ from twin.plan.types import Plan
 from twin.report import figures
 from twin.report.html import Chip, Page, Section, folded, html_table, words_section
 from twin.report.sources import HEAD, Sources, number_rows
+from twin.report.step import by_kind, ordered_causes, slowest_stages, spoken
 from twin.report.tables import count, percent
-from twin.sim.run import Result, StageTime
+from twin.sim.run import Result
 from twin.sim.trace import CRITICAL
 from twin.units import format_quantity
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # pages of one simulation need neither
     from twin.study.sensitivity import Effect
 
 US = 1e6  # microseconds per second
-TIMELINE_BLOCKS = 8  # of one GPU, spread evenly: more rows cannot be read
 SLOWEST = 12
 STRONGEST = 20
 
@@ -111,7 +110,7 @@ def attribution(result: Result) -> Section:
     """Where the critical path's time goes, by kind of stage."""
     kinds = by_kind(result)
     rows = [
-        (figures.spoken(cause), f"{seconds * US:.1f}", percent(seconds / result.step_s))
+        (spoken(cause), f"{seconds * US:.1f}", percent(seconds / result.step_s))
         for cause, seconds in ordered_causes(result)
     ]
     return Section(
@@ -130,7 +129,7 @@ def slowest(result: Result) -> Section:
             s.name,
             f"{s.seconds * US:.2f}",
             percent(s.seconds / result.step_s),
-            figures.spoken(s.dominant),
+            spoken(s.dominant),
         )
         for s in stages
     ]
@@ -151,7 +150,7 @@ def engines(
             count(r.tokens_per_s),
             f"{r.step_s * US:.1f}",
             percent(r.stream_fraction),
-            figures.spoken(ordered_causes(r)[0][0]),
+            spoken(ordered_causes(r)[0][0]),
         )
         for name, r in results.items()
     ]
@@ -289,32 +288,6 @@ def conditions(plan: Plan, node: Node) -> Section:
         rows.append((field.name.replace("_", " "), getattr(value, "value", value)))
     table = html_table(("what", "value"), rows, text_columns=2)
     return Section("Conditions", "", (), folded("the plan and the engine options", table))
-
-
-def by_kind(result: Result) -> dict[str, dict[str, float]]:
-    """Microseconds of the critical path by kind of stage and cause."""
-    kinds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for stage in result.stages:
-        for cause, ps in stage.causes_ps.items():
-            kinds[stage.kind][cause] += ps / 1e6
-    return {kind: dict(causes) for kind, causes in kinds.items()}
-
-
-def ordered_causes(result: Result) -> list[tuple[str, float]]:
-    """(cause, seconds), the largest first; causes without time are left out."""
-    return sorted(
-        ((c, s) for c, s in result.attribution.items() if s > 0), key=lambda item: -item[1]
-    )
-
-
-def slowest_stages(result: Result, most: int) -> list[StageTime]:
-    return sorted(result.stages, key=lambda s: -s.ps)[:most]
-
-
-def traced_blocks(plan: Plan) -> list[int]:
-    """The blocks of each GPU that a timeline shows."""
-    total = plan.options.blocks
-    return sorted({i * total // TIMELINE_BLOCKS for i in range(min(TIMELINE_BLOCKS, total))})
 
 
 def _spans(result: Result) -> tuple[list[figures.Span], list[figures.Span]]:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import Any
 
-from twin.report.figures import COLOURS, EDGES_PX, MARGIN, axis_title, log_ticks, mark_forms, spoken
+from twin.report.figures import COLOURS, EDGES_PX, MARGIN, axis_title, log_ticks, mark_forms
 from twin.report.html import Figure
+from twin.report.step import spoken
 from twin.study.outcome import Bars, Chart, Heat, Lines, Series, Waterfall
 
 PALETTE = (
