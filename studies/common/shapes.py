@@ -24,9 +24,9 @@ from twin.kernel.defaults import plan_for
 from twin.models.decoder import canonical_shape
 from twin.models.load import load_model
 from twin.models.spec import DType, Lanes, ModelSpec
-from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Limits, Options, Plan
 from twin.proof.prove import prove
+from twin.schedule.plans import build
 from twin.study.parallel import each
 
 DEVICE = "h200"

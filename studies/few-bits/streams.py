@@ -29,10 +29,10 @@ from twin.hardware.floor import ceiling
 from twin.hardware.types import Node
 from twin.kernel.defaults import limits_of, most_slots, slots_under_way
 from twin.models.formats import DECODED
-from twin.plan.partition import coded_slot_bytes
-from twin.plan.probe import stream_probe
 from twin.plan.types import Options, Plan
 from twin.proof.prove import prove
+from twin.schedule.coded_tiles import coded_slot_bytes
+from twin.schedule.probe import stream_probe
 
 FOLDER = Path(__file__).resolve().parent
 COLS = (4096, 12_288)

@@ -15,15 +15,6 @@ from numpy.typing import NDArray
 from twin.engine.weights import random_weights
 from twin.errors import PlanError
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
-from twin.plan.build import build
-from twin.plan.probe import (
-    attention_probe,
-    exchange_probe,
-    hop_probe,
-    sample_probe,
-    stream_probe,
-    turns_probe,
-)
 from twin.plan.shards import Weights
 from twin.plan.types import (
     CollectiveKind,
@@ -36,6 +27,15 @@ from twin.plan.types import (
     Sampling,
 )
 from twin.reference.step import Reference
+from twin.schedule.plans import build
+from twin.schedule.probe import (
+    attention_probe,
+    exchange_probe,
+    hop_probe,
+    sample_probe,
+    stream_probe,
+    turns_probe,
+)
 
 SEED = 3
 LIMITS = Limits(blocks=64, dies=1, on_chip_bytes=2**26, memory_bytes=2**26, oversubscribe=True)

@@ -17,9 +17,9 @@ from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.strips import MOST_STRIPS, STRIP_BYTES, most_strips, strips_of, with_strips
 from twin.models.load import load_model
 from twin.models.spec import DType
-from twin.plan.probe import stream_probe
 from twin.plan.types import Options, Placement
 from twin.proof.prove import prove
+from twin.schedule.probe import stream_probe
 
 NODE = load_node("1xmi300x")
 # their vectors exceed local memory: left out when they are measured

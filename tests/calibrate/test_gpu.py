@@ -39,9 +39,9 @@ from twin.hardware.types import Kind, Node, Number
 from twin.kernel.budget import on_chip_bytes
 from twin.kernel.defaults import default_options, limits_of
 from twin.models.load import load_model
-from twin.plan.probe import stream_probe
 from twin.plan.types import Options
 from twin.proof.prove import violations
+from twin.schedule.probe import stream_probe
 from twin.sim.run import simulate
 
 # by the quick probes, alone or as what a stage takes in sum: no quick probe has a stage of neither

@@ -21,9 +21,9 @@ from twin.engine.host import run_probe
 from twin.errors import PlanError, ToolchainError
 from twin.hardware.floor import exchange_floor_s
 from twin.plan.peer_probes import over_gpus
-from twin.plan.probe import exchange_probe, hop_probe, stream_probe
 from twin.plan.types import HandOffKind, Limits, Options
 from twin.proof.prove import prove
+from twin.schedule.probe import exchange_probe, hop_probe, stream_probe
 from twin.sim.run import simulate
 from twin.study.hardware import node_on_file
 

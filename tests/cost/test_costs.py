@@ -21,10 +21,10 @@ from twin.kernel.experts import compared
 from twin.models.formats import DECODED, format_named
 from twin.models.load import load_model
 from twin.models.spec import DType
-from twin.plan.build import build
-from twin.plan.probe import attention_probe, stream_probe
 from twin.plan.types import CollectiveKind, Common, Matrix, Options, Plan, Residual, Scan, StageKind
 from twin.schedule.choose import schedule_of
+from twin.schedule.plans import build
+from twin.schedule.probe import attention_probe, stream_probe
 from twin.sim.run import _rests_on, simulate
 
 

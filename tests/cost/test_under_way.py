@@ -13,8 +13,8 @@ from twin.hardware.load import load_node
 from twin.hardware.types import Device
 from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
-from twin.plan.probe import stream_probe
 from twin.plan.types import Options, Plan, StageKind
+from twin.schedule.probe import stream_probe
 from twin.sim.executor import Executor
 from twin.sim.run import simulate
 

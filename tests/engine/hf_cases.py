@@ -12,9 +12,9 @@ import numpy as np
 from twin.models.decoder import canonical_shape
 from twin.models.load import checkpoint, from_config, stored, tensors
 from twin.models.spec import DType, ModelSpec
-from twin.plan.build import build
 from twin.plan.shards import Array
 from twin.plan.types import CollectiveKind, Limits, Options, Plan, Sampling
+from twin.schedule.plans import build
 
 SEED = 2024
 POSITIONS = 20  # more than the sliding windows below

@@ -20,8 +20,6 @@ from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams
 from twin.engine.weights import RandomWeights, random_weights
 from twin.models.spec import DType, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
-from twin.plan.build import build
-from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe
 from twin.plan.types import (
     CollectiveKind,
     Execution,
@@ -34,6 +32,8 @@ from twin.plan.types import (
     StageKind,
 )
 from twin.reference.step import Reference
+from twin.schedule.plans import build
+from twin.schedule.probe import attention_probe, exchange_probe, sample_probe, stream_probe
 
 LIMITS = Limits(blocks=64, dies=1, on_chip_bytes=2**30, memory_bytes=2**40, oversubscribe=True)
 LLAMA = ModelSpec(

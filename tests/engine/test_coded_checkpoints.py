@@ -25,10 +25,10 @@ from twin.models.codes import CODES
 from twin.models.decoder import tensors
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec, Rope
-from twin.plan.build import build
 from twin.plan.types import Options
 from twin.proof.prove import prove
 from twin.reference.step import Reference
+from twin.schedule.plans import build
 
 SPEC = ModelSpec(
     name="small",

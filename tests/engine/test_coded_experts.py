@@ -32,8 +32,6 @@ from twin.models.formats import UNIT_BYTES, format_named
 from twin.models.load import from_config, tensors
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
-from twin.plan.build import build
-from twin.plan.partition import WARP
 from twin.plan.shards import expert_matrix
 from twin.plan.types import (
     CollectiveKind,
@@ -49,8 +47,10 @@ from twin.proof.prove import prove, violations
 from twin.reference import experts as reference_experts
 from twin.reference.experts import Choice, chosen
 from twin.reference.step import Reference
+from twin.schedule.block import WARP
 from twin.schedule.choose import schedule_of
 from twin.schedule.homes import REGISTER_PORTIONS
+from twin.schedule.plans import build
 from twin.schedule.products import TENSOR
 
 # of the largest logit: what the last chosen expert is ahead of the next one; sums of a GPU are off

@@ -38,10 +38,10 @@ from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
-from twin.plan.build import build
 from twin.plan.types import Execution, Plan
 from twin.proof.prove import prove
 from twin.schedule.choose import schedule_of
+from twin.schedule.plans import build
 
 FEW = ("int4-g32-zp", "mxfp4", "nvfp4")
 GPU_CHUNK = 32

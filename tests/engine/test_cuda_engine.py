@@ -34,7 +34,6 @@ from twin.errors import EngineError
 from twin.kernel.tables import layout
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
-from twin.plan.build import build
 from twin.plan.types import (
     CollectiveKind,
     Execution,
@@ -48,6 +47,7 @@ from twin.plan.types import (
 )
 from twin.reference.step import Reference
 from twin.schedule.choose import schedule_of
+from twin.schedule.plans import build
 
 LANED = replace(FOUR_LANES, heads=16, kv_heads=8, ffn=128, lanes=Lanes(8, 2))
 FAMILIES = (LLAMA, QWEN2, QWEN3, LANED)

@@ -25,8 +25,8 @@ from twin.errors import EngineError
 from twin.kernel.header import START_BARRIER, Control, Status
 from twin.models.spec import DType
 from twin.plan.peer_probes import over_gpus
-from twin.plan.probe import exchange_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Plan
+from twin.schedule.probe import exchange_probe
 
 Act = Callable[["SeveralGpus", int, Any, Control], None]  # GPU, what it was launched with, answers
 

@@ -10,8 +10,8 @@ from tests.h200 import H200
 from twin.engine.cuda import CudaEngine
 from twin.errors import EngineError, ToolchainError
 from twin.models.load import load_model
-from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Execution, Options, Plan
+from twin.schedule.plans import build
 
 
 def planned(**chosen: object) -> Plan:

@@ -32,7 +32,6 @@ from twin.models.layers import Layer
 from twin.models.load import from_config
 from twin.models.mixers import GroupedAttention
 from twin.models.spec import DType, ModelSpec
-from twin.plan.build import build
 from twin.plan.shards import Array
 from twin.plan.types import (
     CollectiveKind,
@@ -47,6 +46,7 @@ from twin.proof.prove import prove, violations
 from twin.reference.experts import chosen
 from twin.reference.step import Reference
 from twin.schedule.choose import schedule_of
+from twin.schedule.plans import build
 
 FEED = ExpertFeed(experts=6, top_k=3, width=40)
 SHARED = replace(FEED, shared_width=96, shared_gate=True)

@@ -23,10 +23,10 @@ from twin.engine.weights import Checkpoint, open_checkpoint
 from twin.errors import CheckpointError, ConfigError
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec
-from twin.plan.build import build
 from twin.plan.types import Options
 from twin.proof.prove import prove
 from twin.reference.step import Reference
+from twin.schedule.plans import build
 
 QUICK = replace(SPEC, layers=1, windows=(0,))
 UP = "model.layers.0.mlp.up_proj."

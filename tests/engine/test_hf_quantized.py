@@ -23,10 +23,10 @@ from twin.engine.save import hf_config
 from twin.engine.weights import Checkpoint, open_checkpoint
 from twin.models.decoder import tensors
 from twin.models.spec import DType
-from twin.plan.build import build
 from twin.plan.types import Limits, Options
 from twin.proof.prove import prove
 from twin.reference.step import Reference
+from twin.schedule.plans import build
 
 LIMITS = Limits(blocks=64, dies=1, on_chip_bytes=2**30, memory_bytes=2**40, oversubscribe=True)
 SIZES: dict[str, Any] = {

@@ -33,10 +33,10 @@ from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeStyle
-from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Plan, Sampling
 from twin.reference.step import Reference
 from twin.schedule.choose import schedule_of
+from twin.schedule.plans import build
 
 CHUNK = 16
 PROMPT = [int(t) for t in np.random.default_rng(1).integers(0, LLAMA.vocab, 45)]

@@ -39,7 +39,6 @@ from twin.models.load import from_config, load_model, tensors
 from twin.models.mixers import DeltaNet, GroupedAttention
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec, Rope
-from twin.plan.build import build
 from twin.plan.delta_shards import projected_rows, steering_rows
 from twin.plan.shards import Array
 from twin.plan.types import (
@@ -54,6 +53,7 @@ from twin.plan.types import (
 )
 from twin.proof.prove import prove, violations
 from twin.reference.step import Reference
+from twin.schedule.plans import build
 
 FEED = ExpertFeed(experts=6, top_k=3, width=40, shared_width=96, shared_gate=True)
 DELTA = DeltaNet(key_heads=4, key_dim=8, value_heads=8, value_dim=16, conv=4)

@@ -18,8 +18,8 @@ from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
-from twin.plan.partition import WARP
 from twin.plan.types import Execution, HandOffKind, Plan, StageKind
+from twin.schedule.block import WARP
 from twin.schedule.choose import schedule_of
 from twin.schedule.homes import REGISTER_PORTIONS, WHOLE_PORTIONS, Home
 from twin.schedule.prefetch import prefetches

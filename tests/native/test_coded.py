@@ -17,9 +17,9 @@ from twin.data import data_dir
 from twin.kernel.coded import NUMBERS, tile
 from twin.models.codes import CODES, Coded
 from twin.models.formats import UNIT_BYTES
-from twin.plan.build import build
-from twin.plan.partition import ROWS_AT_ONCE
 from twin.plan.types import Limits, Options, Plan
+from twin.schedule.block import ROWS_AT_ONCE
+from twin.schedule.plans import build
 from twin.schedule.products import TENSOR
 
 SOURCE = Path(__file__).resolve().parent / "coded.cpp"

@@ -22,8 +22,6 @@ from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
 from twin.models.spec import DType
-from twin.plan.build import build
-from twin.plan.partition import coded_slot_bytes
 from twin.plan.types import (
     CollectiveKind,
     Execution,
@@ -35,6 +33,8 @@ from twin.plan.types import (
     Sampling,
 )
 from twin.schedule.choose import schedule_of
+from twin.schedule.coded_tiles import coded_slot_bytes
+from twin.schedule.plans import build
 
 MI300X = Limits(
     blocks=304, dies=8, on_chip_bytes=65536, memory_bytes=192 * 10**9, oversubscribe=False

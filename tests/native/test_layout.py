@@ -26,7 +26,6 @@ from twin.kernel.header import Control, RankMemory, Request, Status, header
 from twin.kernel.streams import PAGE_BYTES, pack, stream_bytes, tile_bytes
 from twin.kernel.tables import image, layout
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
-from twin.plan.build import build
 from twin.plan.shards import stage_matrix
 from twin.plan.types import (
     CollectiveKind,
@@ -39,6 +38,7 @@ from twin.plan.types import (
     StageKind,
     tiles,
 )
+from twin.schedule.plans import build
 from twin.schedule.scan import check_cache_tiles
 from twin.toolchain import build_host
 

@@ -13,8 +13,8 @@ from twin.cost.tiles import vector_team
 from twin.engine.code_size import function_name
 from twin.engine.cuda_lines import Kernel
 from twin.hardware.load import load_node
-from twin.plan.splits import SPLITS_AT_ONCE
 from twin.plan.types import Plan, StageKind
+from twin.schedule.splits import SPLITS_AT_ONCE
 from twin.schedule.teams import Team
 
 WORDS = ("LDG.E.64.STRONG.GPU", "LDG.E.128.STRONG.GPU")  # of a split: its outputs, its sums

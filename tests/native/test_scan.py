@@ -12,7 +12,7 @@ import pytest
 
 from tests.native.programs import built
 from twin.cost.vectors import PARTS_AT_ONCE
-from twin.plan.splits import SPLITS_AT_ONCE
+from twin.schedule.splits import SPLITS_AT_ONCE
 
 SOURCE = Path(__file__).resolve().parent / "scan.cpp"
 MUTATIONS = {

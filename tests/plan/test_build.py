@@ -19,10 +19,8 @@ from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.tables import tile_inverse
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes
-from twin.plan import build as build_module
-from twin.plan.build import build, dies
-from twin.plan.partition import MOST_ROWS, WIDEST_TILE, SmallSlot, cut, scatter, spread
-from twin.plan.probe import exchange_probe, sample_probe
+from twin.plan.build import dies
+from twin.plan.spans import scatter, spread
 from twin.plan.types import (
     CollectiveKind,
     Execution,
@@ -38,6 +36,11 @@ from twin.plan.types import (
     tiles,
 )
 from twin.proof.prove import prove, violations
+from twin.schedule import plans
+from twin.schedule.coded_tiles import MOST_ROWS, SmallSlot
+from twin.schedule.plans import build
+from twin.schedule.probe import exchange_probe, sample_probe
+from twin.schedule.tiles import WIDEST_TILE, cut
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -291,9 +294,7 @@ def test_lanes_of_one_gpu_begin_a_step_in_four_groups() -> None:
 def test_the_fewer_warps_share_a_row_the_more_rows_are_a_batch(
     cols: int, slot_bytes: int, batch: int
 ) -> None:
-    matrix = cut(
-        rows=4096, cols=cols, unit=1, owned=((0, 4096),), options=Options(slot_bytes=slot_bytes)
-    )
+    matrix = cut(Matrix(4096, cols, 1, 0, 0, ((0, 4096),)), Options(slot_bytes=slot_bytes))
     assert matrix.batch_rows == batch
 
 
@@ -324,6 +325,6 @@ def test_a_slot_that_no_size_satisfies_is_refused(monkeypatch: pytest.MonkeyPatc
     def refuses(*args: object) -> None:
         raise SmallSlot(1024, 8, 4096)
 
-    monkeypatch.setattr(build_module, "_build", refuses)
+    monkeypatch.setattr(plans, "_build", refuses)
     with pytest.raises(SmallSlot, match="use at least 4096"):
         build(load_model("llama-3.2-1b"), Options(), limits_of(load_node("1xh200")))

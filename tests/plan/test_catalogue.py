@@ -16,9 +16,9 @@ from twin.models.formats import FP8_BLOCK_E8M0, Role
 from twin.models.layers import Layer
 from twin.models.mixers import GroupedAttention, Mixer
 from twin.plan.catalogue import ROWS, Input, Spent, kinds_by_input
-from twin.plan.probe import attention_probe, stream_probe
 from twin.plan.types import CollectiveKind, Options, StageKind
 from twin.proof.prove import violations
+from twin.schedule.probe import attention_probe, stream_probe
 
 
 def test_every_kind_of_stage_has_a_row() -> None:

@@ -13,7 +13,7 @@ from twin.errors import PlanError
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
-from twin.plan.partition import scatter, spread_beside
+from twin.plan.spans import scatter, spread_beside
 from twin.plan.types import HandOffKind, Plan, Sampling, Span, StageKind
 from twin.proof.prove import prove
 

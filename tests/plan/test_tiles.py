@@ -16,11 +16,12 @@ from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
 from twin.models.spec import DType
-from twin.plan.partition import ROWS_AT_ONCE, TEAM_WARPS, folds, low_rows, teams_beside
 from twin.plan.types import Matrix, Plan, StageKind
 from twin.proof.prove import prove
+from twin.schedule.block import ROWS_AT_ONCE, TEAM_WARPS
 from twin.schedule.choose import schedule_of
 from twin.schedule.teams import team_of
+from twin.schedule.tiles import folds, low_rows, teams_beside
 
 EXPERTS = (
     "qwen3-30b-a3b",

@@ -13,7 +13,6 @@ from tests.proof.oracle import Schedule, find_fault, meaning, operations, schedu
 from tests.proof.tiny import LIMITS, plan_of, tiny
 from twin.errors import PlanError
 from twin.models.spec import LaneHead, Lanes, ModelSpec
-from twin.plan.probe import _plan, exchange_probe
 from twin.plan.resets import with_resets
 from twin.plan.types import (
     Buffer,
@@ -33,6 +32,7 @@ from twin.plan.types import (
 )
 from twin.proof.happens_before import _Machine
 from twin.proof.prove import prove, violations
+from twin.schedule.probe import _plan, exchange_probe
 
 
 def refused(plan: Plan, rule: str, words: str) -> None:

@@ -19,8 +19,6 @@ from twin.kernel.defaults import plan_for
 from twin.models.formats import BF16, FP8_BLOCK, MXFP4, Format
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes
-from twin.plan.build import build
-from twin.plan.probe import attention_probe, exchange_probe, hop_probe, sample_probe, stream_probe
 from twin.plan.types import (
     CollectiveKind,
     HandOffKind,
@@ -34,6 +32,14 @@ from twin.plan.types import (
     rows_bytes,
 )
 from twin.proof.prove import prove, violations
+from twin.schedule.plans import build
+from twin.schedule.probe import (
+    attention_probe,
+    exchange_probe,
+    hop_probe,
+    sample_probe,
+    stream_probe,
+)
 
 
 def planned(**chosen: Any) -> Plan:

@@ -20,7 +20,6 @@ from twin.models.formats import format_named
 from twin.models.load import from_config, load_model
 from twin.models.quantized import requantized
 from twin.models.spec import Lanes
-from twin.plan.probe import sample_probe
 from twin.plan.types import (
     CollectiveKind,
     Execution,
@@ -33,6 +32,7 @@ from twin.plan.types import (
     StageKind,
 )
 from twin.proof.prove import prove, violations
+from twin.schedule.probe import sample_probe
 
 
 def family(name: str, sampling: Sampling = Sampling.GREEDY, **more: Any) -> Plan:

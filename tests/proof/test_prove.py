@@ -18,7 +18,6 @@ from tests.proof.oracle import Schedule, find_fault, meaning, operations, schedu
 from tests.proof.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
 from twin.errors import InvalidPlan, PlanError
 from twin.models.spec import LaneHead, Lanes
-from twin.plan.probe import attention_probe, exchange_probe, hop_probe, sample_probe, stream_probe
 from twin.plan.types import (
     CollectiveKind,
     Execution,
@@ -29,6 +28,13 @@ from twin.plan.types import (
     Sampling,
 )
 from twin.proof.prove import Report, prove, violations
+from twin.schedule.probe import (
+    attention_probe,
+    exchange_probe,
+    hop_probe,
+    sample_probe,
+    stream_probe,
+)
 
 MUTANTS = 7  # per plan
 SEEDS = st.integers(0, 2**32 - 1)

@@ -8,8 +8,6 @@ from typing import Any
 
 from twin.errors import PlanError
 from twin.models.spec import LaneHead, Lanes, ModelSpec, Rope
-from twin.plan.build import build
-from twin.plan.probe import exchange_probe
 from twin.plan.types import (
     CollectiveKind,
     Execution,
@@ -20,6 +18,8 @@ from twin.plan.types import (
     Plan,
     Sampling,
 )
+from twin.schedule.plans import build
+from twin.schedule.probe import exchange_probe
 
 LIMITS = Limits(
     blocks=304, dies=2, on_chip_bytes=160 << 10, memory_bytes=192 << 30, oversubscribe=False

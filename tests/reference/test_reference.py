@@ -16,8 +16,6 @@ from tests.draws import drawn
 from twin.engine.weights import random_weights
 from twin.errors import EngineError, InvalidPlan, PlanError
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
-from twin.plan.build import build
-from twin.plan.probe import exchange_probe
 from twin.plan.shards import Array, rope_table, stage_matrix
 from twin.plan.types import (
     Attention,
@@ -31,6 +29,8 @@ from twin.plan.types import (
     StageKind,
 )
 from twin.reference.step import Reference, dealt_pages, slots_before
+from twin.schedule.plans import build
+from twin.schedule.probe import exchange_probe
 
 LIMITS = Limits(64, 1, 2**30, 2**40, True)
 DENSE = ModelSpec(

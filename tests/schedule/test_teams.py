@@ -19,12 +19,13 @@ from twin.kernel.defaults import plan_for
 from twin.kernel.tables import layout
 from twin.models.load import load_model
 from twin.models.spec import DType
-from twin.plan.build import build
 from twin.plan.catalogue import ALWAYS
-from twin.plan.partition import COLUMN_STEP, FOLD_COLUMNS, WARP
+from twin.plan.coding import COLUMN_STEP
 from twin.plan.types import CollectiveKind, Options, Plan, StageKind
+from twin.schedule.block import FOLD_COLUMNS, WARP
 from twin.schedule.choose import schedule_of
 from twin.schedule.homes import SKEW_FLOATS
+from twin.schedule.plans import build
 from twin.schedule.teams import THREAD_REGISTERS, VECTORS, Team, team_of
 
 MODELS = ("llama-3.2-1b", "laneformer-2b", "qwen3-8b", "qwen2.5-coder-1.5b", "llama-3.1-8b")

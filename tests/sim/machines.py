@@ -28,9 +28,9 @@ from twin.hardware.types import (
 )
 from twin.kernel import defaults
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
-from twin.plan.build import build
-from twin.plan.probe import exchange_probe, stream_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Limits, Options, Placement, Plan, Sampling
+from twin.schedule.plans import build
+from twin.schedule.probe import exchange_probe, stream_probe
 from twin.sim.run import simulate
 
 RATES = (

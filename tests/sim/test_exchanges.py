@@ -19,8 +19,8 @@ from tests.sim.machines import (
 from twin.cost.terms import RESET_AT_ONCE
 from twin.hardware.types import Device
 from twin.plan.peer_probes import over_gpus
-from twin.plan.probe import exchange_probe, sample_probe, turns_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Options, Sampling, StageKind
+from twin.schedule.probe import exchange_probe, sample_probe, turns_probe
 from twin.sim.machine import Machine
 from twin.sim.run import simulate
 

@@ -42,8 +42,6 @@ from twin.hardware.types import Cache, Device, Link, Node, Number, Sharing, Warp
 from twin.kernel.defaults import plan_for as default_plan
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
-from twin.plan.build import build
-from twin.plan.probe import stream_probe
 from twin.plan.types import (
     CollectiveKind,
     Execution,
@@ -53,6 +51,8 @@ from twin.plan.types import (
     Plan,
     Sampling,
 )
+from twin.schedule.plans import build
+from twin.schedule.probe import stream_probe
 from twin.sim import executor as executors
 from twin.sim.batch import planned, simulate_many
 from twin.sim.clock import SimulationError

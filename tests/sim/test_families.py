@@ -39,7 +39,6 @@ from twin.models.feeds import ExpertFeed
 from twin.models.layers import Layer
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
-from twin.plan.build import build
 from twin.plan.types import (
     CollectiveKind,
     Common,
@@ -51,6 +50,7 @@ from twin.plan.types import (
     StageKind,
 )
 from twin.proof.prove import prove
+from twin.schedule.plans import build
 from twin.sim.batch import planned
 from twin.sim.gated import GatedRing
 from twin.sim.machine import Machine

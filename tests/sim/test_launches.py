@@ -14,8 +14,8 @@ from twin.hardware.types import Sharing
 from twin.kernel.defaults import plan_for as default_plan
 from twin.models.load import load_model
 from twin.models.spec import Lanes
-from twin.plan.probe import exchange_probe, stream_probe
 from twin.plan.types import CollectiveKind, Execution, Options, Plan
+from twin.schedule.probe import exchange_probe, stream_probe
 from twin.sim.clock import SimulationError
 from twin.sim.machine import Machine
 from twin.sim.run import simulate

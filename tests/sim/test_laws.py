@@ -31,9 +31,9 @@ from twin.hardware.schema import limits
 from twin.hardware.types import Device, Node, Warps
 from twin.kernel.defaults import plan_for as default_plan
 from twin.models.load import load_model
-from twin.plan.build import build
-from twin.plan.probe import stream_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Parts, Placement, Plan
+from twin.schedule.plans import build
+from twin.schedule.probe import stream_probe
 from twin.sim.machine import Machine
 from twin.sim.run import simulate
 

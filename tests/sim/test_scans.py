@@ -11,9 +11,9 @@ from tests.proof.tiny import plan_of, tiny
 from tests.sim.machines import limits_of, node_of, warped
 from twin.cost.attend import IN_LAYERS, cache_tiles
 from twin.cost.lowering import compile_plan
-from twin.plan.probe import attention_probe
 from twin.plan.types import Options
 from twin.schedule.choose import schedule_of
+from twin.schedule.probe import attention_probe
 from twin.schedule.scan import cache_scan
 from twin.sim.run import simulate
 

@@ -25,13 +25,13 @@ from twin.cost.warp_gathers import CROWDED
 from twin.hardware.load import load_node
 from twin.kernel import defaults
 from twin.models.spec import DType
-from twin.plan.build import build
 from twin.plan.catalogue import ROWS
-from twin.plan.probe import stream_probe, turns_probe
-from twin.plan.splits import SPLITS_AT_ONCE
 from twin.plan.types import HandOffKind, Options, Plan, StageKind
 from twin.schedule.choose import priced_schedule
+from twin.schedule.plans import build
 from twin.schedule.prefetch import Prefetch
+from twin.schedule.probe import stream_probe, turns_probe
+from twin.schedule.splits import SPLITS_AT_ONCE
 from twin.sim.machine import Machine
 from twin.sim.run import simulate
 

@@ -17,9 +17,9 @@ from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.room import TO_RUN, check_room
 from twin.models.spec import DType, ModelSpec
 from twin.plan.peer_probes import over_gpus
-from twin.plan.probe import stream_probe
 from twin.plan.types import CollectiveKind, Execution, Options, Plan, Sampling
 from twin.proof.prove import prove
+from twin.schedule.probe import stream_probe
 
 PROBE_STAGES, PROBE_COLS = 4, 4096
 # an all-reduce of the kernel's alone, beside a stream, and that stream without it

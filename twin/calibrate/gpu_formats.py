@@ -19,9 +19,9 @@ from twin.models.formats import DECODED, format_named
 from twin.models.load import from_config
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
-from twin.plan.partition import coded_slot_bytes
-from twin.plan.probe import stream_probe
 from twin.plan.types import Limits, Options, Plan
+from twin.schedule.coded_tiles import coded_slot_bytes
+from twin.schedule.probe import stream_probe
 
 STREAMED, CODED, ROUTED = "decode-", "coded-", "routed-"  # how the names of probes begin
 DECODING, CHOOSING = "decoding", "routing"  # groups

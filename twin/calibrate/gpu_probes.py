@@ -15,7 +15,8 @@ from twin.calibrate.gpu_mixers import CHOICE, STATES, mixers
 from twin.calibrate.heldout import HeldOut
 from twin.calibrate.probes import COPIES, Probe
 from twin.models.spec import DType
-from twin.plan.probe import (
+from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling, StageKind
+from twin.schedule.probe import (
     attention_probe,
     exchange_probe,
     hop_probe,
@@ -23,7 +24,6 @@ from twin.plan.probe import (
     stream_probe,
     turns_probe,
 )
-from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling, StageKind
 
 KIB, MB = 2**10, 10**6
 SLOT = 16 * KIB

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from twin.hardware.load import load_node
 from twin.kernel.defaults import limits_of
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
-from twin.plan.build import build
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Plan
 from twin.proof.prove import prove
+from twin.schedule.plans import build
 
 TOKENS = 48  # decoded and timed per repeat
 REPEATS = 5

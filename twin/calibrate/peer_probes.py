@@ -15,8 +15,8 @@ from twin.calibrate.gpu_probes import COLS, KIB, LANED, STAGES, WIDE_RING, _idle
 from twin.calibrate.probes import Probe
 from twin.models.spec import Lanes, ModelSpec
 from twin.plan.peer_probes import over_gpus
-from twin.plan.probe import exchange_probe, hop_probe, stream_probe, turns_probe
 from twin.plan.types import CollectiveKind, HandOffKind, Limits, Plan
+from twin.schedule.probe import exchange_probe, hop_probe, stream_probe, turns_probe
 
 GROUP = "link"
 FENCES = "fences"  # of all GPUs, which counters and barriers wait for

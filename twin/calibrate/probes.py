@@ -13,9 +13,15 @@ from twin.hardware.host import detect_host
 from twin.hardware.types import Device
 from twin.models.formats import DECODED, Format
 from twin.models.spec import DType
-from twin.plan.build import build
-from twin.plan.probe import attention_probe, exchange_probe, sample_probe, stream_probe, turns_probe
 from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling
+from twin.schedule.plans import build
+from twin.schedule.probe import (
+    attention_probe,
+    exchange_probe,
+    sample_probe,
+    stream_probe,
+    turns_probe,
+)
 
 MB = 10**6
 SHORTEST = 4 * MB  # of the streams that no core's own cache holds

@@ -19,9 +19,9 @@ from twin.hardware.types import Node
 from twin.kernel.defaults import limits_of
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec
-from twin.plan.probe import exchange_probe, stream_probe
 from twin.plan.published_allreduce import allreduce_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
+from twin.schedule.probe import exchange_probe, stream_probe
 from twin.sim.batch import planned
 from twin.text import said, shown
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from twin.cost.terms import QUAD_BYTES, requests, transfer_ps
 from twin.hardware.types import BlockCosts, Warps
 from twin.models.spec import DType
-from twin.plan.partition import TEAM_WARPS, WARP
-from twin.plan.splits import TENSOR_HEADS, TENSOR_POSITIONS
 from twin.plan.types import Options, Plan, Span, Stage
+from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.scan import TENSOR_WARPS, CacheScan, position_threads
+from twin.schedule.splits import TENSOR_HEADS, TENSOR_POSITIONS
 from twin.units import picoseconds
 
 HEAD, HEAD_OF_UNIT = 64, 128  # elements, of which heads_s and unit_s speak

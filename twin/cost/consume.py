@@ -16,11 +16,11 @@ from twin.errors import HardwareError
 from twin.hardware.types import Codes, Device, Number, Warps
 from twin.models.formats import INT4, INT8, Format
 from twin.models.spec import DType
-from twin.plan.partition import TEAM_WARPS, WARP
-from twin.plan.splits import TENSOR_POSITIONS
 from twin.plan.types import Matrix, Plan, Scan, StageKind
+from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.choose import schedule_of
 from twin.schedule.products import TENSOR, tensor_products, whole_products
+from twin.schedule.splits import TENSOR_POSITIONS
 from twin.units import picoseconds
 
 # Time of one weight relative to BF16's, which is unpacked (one operation) and multiplied (one). FP8

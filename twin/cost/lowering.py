@@ -18,8 +18,8 @@ from twin.cost.wiring import Wiring, wire
 from twin.hardware.types import BlockCosts, Device
 from twin.kernel.experts import compared
 from twin.plan.catalogue import ROWS, Spent
-from twin.plan.partition import TEAM_WARPS, WARP
 from twin.plan.types import Execution, HandOffKind, Plan, Sampling, Span, Stage, StageKind
+from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.choose import priced_schedule, schedule_of
 from twin.units import picoseconds
 

@@ -24,8 +24,8 @@ from twin.hardware.types import Node, Number
 from twin.models.spec import DType
 from twin.models.variant import Activation
 from twin.plan.catalogue import ROWS
-from twin.plan.partition import TEAM_WARPS, WARP
 from twin.plan.types import Attention, Matrix, Parts, Plan, Read, Routed, Stage, StageKind
+from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.choose import schedule_of
 from twin.schedule.passes import (
     DECODED_ROWS,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from twin.errors import HardwareError
 from twin.hardware.types import Device, Warps
 from twin.models.spec import DType
-from twin.plan.partition import FOLDED_ROWS, TEAM_WARPS, WARP
 from twin.plan.types import Matrix
+from twin.schedule.block import FOLDED_ROWS, TEAM_WARPS, WARP
 from twin.schedule.products import tensor_products
 from twin.schedule.teams import Team, rows_at_once, team_for
 from twin.units import picoseconds

@@ -7,8 +7,8 @@ from __future__ import annotations
 from twin.cost.terms import FP32_BYTES, QUAD_BYTES, SECTOR_BYTES, Cost, transfer_ps
 from twin.cost.tiles import vector_portions, vector_team
 from twin.hardware.types import Device, Warps
-from twin.plan.partition import TEAM_WARPS, WARP
 from twin.plan.types import Matrix
+from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.teams import LATE_AT_ONCE
 from twin.units import picoseconds
 

@@ -14,8 +14,8 @@ from twin.kernel.layout import (
 )
 from twin.kernel.prompt import chip_bytes
 from twin.models.formats import UNIT_BYTES
-from twin.plan.partition import TEAM_WARPS
 from twin.plan.types import Plan, Residual
+from twin.schedule.block import TEAM_WARPS
 from twin.schedule.choose import schedule_of
 
 SCRATCH_BYTES = 12 << 10  # judged by what the dense kernel's stages take beside ring and residual

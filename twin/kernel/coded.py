@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from twin.models.codes import CODES, Blocks, Coded, Encoded
 from twin.models.formats import PACK, SCALED_ROWS, UNIT_BYTES
 from twin.models.spec import DType
-from twin.plan.partition import BYTE_BITS
+from twin.plan.coding import BYTE_BITS
 from twin.plan.types import Matrix, Plan, Stage, tiles
 
 STORAGE: dict[DType, Any] = {

@@ -14,10 +14,8 @@ from twin.kernel.prompt import TOKENS, fitting_chunk
 from twin.kernel.strips import MOST_STRIPS, has_strips, with_strips
 from twin.models.formats import format_named
 from twin.models.spec import ModelSpec
-from twin.plan.build import build
-from twin.plan.partition import LINE_BYTES, ROWS_AT_ONCE, coded_slot_bytes, tight_bytes
+from twin.plan.mixers import scanned_first
 from twin.plan.ranges import check_least
-from twin.plan.splits import attention_of, scanned_first
 from twin.plan.types import (
     CollectiveKind,
     Execution,
@@ -28,8 +26,13 @@ from twin.plan.types import (
     Plan,
     StageKind,
 )
+from twin.schedule.block import LINE_BYTES, ROWS_AT_ONCE
 from twin.schedule.choose import schedule_of
+from twin.schedule.coded_tiles import coded_slot_bytes
+from twin.schedule.plans import build
 from twin.schedule.products import tensor_products, whole_products
+from twin.schedule.splits import attention_of
+from twin.schedule.tiles import tight_bytes
 
 SETTLED = (  # fields whose default depends on the model or the node
     "gpus",

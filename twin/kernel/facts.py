@@ -30,11 +30,11 @@ from twin.kernel.layout import (
 )
 from twin.kernel.streams import PAGE_BYTES
 from twin.models.formats import BLOCK_ROWS, GGUF, INT4, SCALED_ROWS, UNIT_BYTES
-from twin.plan.partition import FOLDED_ROWS, ROWS_AT_ONCE
-from twin.plan.splits import KEPT_HEAD, SPLITS_AT_ONCE, TENSOR_HEADS, TENSOR_POSITIONS
 from twin.plan.types import PARTIAL_EXTRA
 from twin.schedule import passes, scan
+from twin.schedule.block import FOLDED_ROWS, ROWS_AT_ONCE
 from twin.schedule.homes import BANKS, SKEW_FLOATS, WIDE_AT_ONCE
+from twin.schedule.splits import KEPT_HEAD, SPLITS_AT_ONCE, TENSOR_HEADS, TENSOR_POSITIONS
 from twin.schedule.teams import LATE_AT_ONCE
 
 FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)

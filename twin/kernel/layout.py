@@ -13,7 +13,6 @@ from twin.kernel.prompt import Prompt, chip_bytes
 from twin.models.formats import PACK, UNIT_BYTES
 from twin.models.spec import LaneHead, ModelSpec, RopeStyle
 from twin.plan.catalogue import ALWAYS
-from twin.plan.partition import ROWS_AT_ONCE, TEAM_WARPS, WARP
 from twin.plan.step import SUMMARY
 from twin.plan.types import (
     MOST_WARPS,
@@ -26,6 +25,7 @@ from twin.plan.types import (
     Sampling,
     StageKind,
 )
+from twin.schedule.block import ROWS_AT_ONCE, TEAM_WARPS, WARP
 from twin.schedule.homes import Home
 from twin.schedule.products import tensor_products
 from twin.schedule.types import Schedule, WarpSchedule

@@ -11,10 +11,10 @@ from twin.kernel.fields import up
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import DType, ModelSpec
 from twin.plan.catalogue import ROWS
-from twin.plan.partition import TEAM_WARPS
-from twin.plan.splits import KEPT_HEAD
 from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Plan, Stage, StageKind
+from twin.schedule.block import TEAM_WARPS
 from twin.schedule.passes import SCAN_ROWS, Passes, scan_positions, tensor_heads
+from twin.schedule.splits import KEPT_HEAD
 from twin.schedule.types import Schedule
 
 LINE_FLOATS = 32  # rows of different values never share a 128-byte line

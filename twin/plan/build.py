@@ -1,22 +1,23 @@
-"""From a model, options and the node's limits to a plan."""
+"""From a model, options and the node's limits to a plan: what each block computes, waits for and
+publishes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Protocol
 
 from twin.errors import PlanError
 from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import LaneHead, ModelSpec
 from twin.plan.builder import Builder
-from twin.plan.catalogue import ENGINE_OPTIONS
-from twin.plan.partition import SmallSlot, coding_of
-from twin.plan.ranges import RANGES, check_least
+from twin.plan.coding import coding_of
+from twin.plan.ranges import RANGES, check_least, pages_of
 from twin.plan.resets import with_resets
-from twin.plan.settle import as_stored, delay_of, settled
-from twin.plan.splits import attention_of, pages_of, windows_of
+from twin.plan.settle import as_stored, delay_of, settled, windows_of
 from twin.plan.step import step
 from twin.plan.types import (
+    Attention,
     CollectiveKind,
     Execution,
     HandOffKind,
@@ -32,49 +33,30 @@ from twin.plan.types import (
 HEAD_STEP = 4  # elements of a head that a thread gathers at once
 
 
-def build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
-    """Plan one decode step.
-
-    Raises PlanError when the options do not fit the model. The result still has to pass `validate`.
+class Attend(Protocol):
+    """How a rank's blocks divide the kernel's attention, which the schedule chooses; None where a
+    model's layers need caches that the kernel does not know.
     """
-    try:
-        return _build(spec, options, limits)
-    except SmallSlot as refusal:
-        least = _least_slot(spec, options, limits, refusal)
-        raise SmallSlot(options.slot_bytes, refusal.rows, least) from None
+
+    def __call__(
+        self, spec: ModelSpec, options: Options, limits: Limits, *, ranks: int, blocks: int
+    ) -> Attention | None: ...
 
 
-def _least_slot(spec: ModelSpec, options: Options, limits: Limits, refusal: SmallSlot) -> int:
-    """Bytes of a slot that holds a tile of every matrix, and for an NVIDIA block a cached key and
-    its value.
+def outline(spec: ModelSpec, options: Options, limits: Limits, attend: Attend) -> Plan:
+    """One decode step, but for the tiles of its matrices, which are the schedule's.
+
+    Raises PlanError when the options do not fit the model.
     """
-    while True:
-        try:
-            own = _build(spec, replace(options, slot_bytes=refusal.need), limits).attention
-        except SmallSlot as more:
-            if more.need <= refusal.need:  # a slot of that size is refused, too
-                raise
-            refusal = more
-        except PlanError:  # what else is wrong with the options is said once the slot is not
-            return refusal.need
-        else:
-            cached = own.position_bytes(options.kv_dtype) if own and limits.teams else 0
-            return max(refusal.need, cached)
-
-
-def _build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
     ranks = spec.lanes.count if spec.lanes else options.gpus
     _check(spec, options, ranks)
-    _check_head_window(spec, options, limits)
     options = settled(spec, options)
     ranks_per_gpu = ranks // options.gpus
     blocks = options.blocks // ranks_per_gpu
     shard = Shard(spec.hidden, -(-spec.vocab // ranks))
-    attention = attention_of(spec, options, limits, ranks=ranks, blocks=blocks)
+    attention = attend(spec, options, limits, ranks=ranks, blocks=blocks)
     coding = coding_of(spec.coded, ranks) if as_stored(spec, options) else None
-    run = all(getattr(options, name) <= most for name, most in ENGINE_OPTIONS.items())
-    teams = limits.teams and attention is not None and run
-    builder = Builder(spec, options, ranks, blocks, shard, attention, coding=coding, teams=teams)
+    builder = Builder(spec, options, ranks, blocks, shard, attention, coding=coding)
     step(builder)
     plan = Plan(
         name=f"{spec.name} on {options.gpus} x {options.blocks} blocks",
@@ -181,14 +163,6 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
     if options.tile_rows % 2:
         raise PlanError(
             f"tile_rows={options.tile_rows}: must be even, a gate row and its up row stay together"
-        )
-
-
-def _check_head_window(spec: ModelSpec, options: Options, limits: Limits) -> None:
-    if options.head_window_slots and (not limits.teams or spec.experts):
-        raise PlanError(
-            f"head_window_slots={options.head_window_slots}: only models without experts on NVIDIA "
-            "GPUs read the LM head with a window of its own; leave it out"
         )
 
 

@@ -12,8 +12,9 @@ from functools import lru_cache
 from twin.errors import PlanError
 from twin.models.formats import Format
 from twin.models.spec import LaneHead, Lanes, ModelSpec
-from twin.plan.catalogue import ROWS, Input, input_of
-from twin.plan.partition import Coding, cut, folds, spread, spread_beside
+from twin.plan.catalogue import ROWS
+from twin.plan.coding import Coding
+from twin.plan.spans import spread, spread_beside
 from twin.plan.types import (
     Attention,
     Buffer,
@@ -48,8 +49,10 @@ class Piece:
     cols: int
     format: Format | None = None
     unit: int = 1
-    even: bool = False  # column slices of equal width
-    beside: int = 0  # of so many matrices side by side, which a block multiplies as one
+
+    def matrix(self, owned: tuple[Span, ...]) -> Matrix:
+        """Its weights, of which the blocks own these rows; the schedule cuts them into tiles."""
+        return Matrix(self.unit * self.outputs, self.cols, self.unit, 0, 0, owned, self.format)
 
 
 @lru_cache(maxsize=1024)
@@ -78,7 +81,6 @@ class Builder:
     stages: list[Stage] = field(default_factory=list)
     shift: int = 0
     coding: Coding | None = None  # of a plan that the engine runs and whose weights are coded
-    teams: bool = False  # of a plan that the engine runs: teams of warps multiply
     # what a layer's halves publish, by their last stage
     modules: dict[tuple[StageKind, int], Value] = field(default_factory=dict)
     # of late parts, by the value that they are parts of
@@ -104,8 +106,6 @@ class Builder:
         gate: int | None = None,
         kept: bool = False,
     ) -> None:
-        if matrix and self._folds(kind) and folds(matrix):
-            matrix = replace(matrix, folded=True)
         self.stages.append(
             Stage(
                 len(self.stages),
@@ -126,15 +126,6 @@ class Builder:
                 kept,
             )
         )
-
-    def _folds(self, kind: StageKind) -> bool:
-        """May an NVIDIA block's warps take rows of such a stage by themselves? On one GPU, of dense
-        models of 16 bits.
-        """
-        spec, alone = self.spec, self.teams and self.ranks == 1
-        dense = spec.experts is None and not spec.layout and not spec.delta and not self.coding
-        wide = self.options.weight_dtype.bytes == 2
-        return alone and dense and wide and input_of(kind, routed=False) is Input.HIDDEN
 
     def rows(
         self,
@@ -219,20 +210,7 @@ class Builder:
         made, first = [], 0
         for piece in pieces:
             last = first + piece.outputs
-            rows = _rows(owned, first, last, piece.unit)
-            made.append(
-                cut(
-                    rows=piece.unit * piece.outputs,
-                    cols=piece.cols,
-                    unit=piece.unit,
-                    owned=rows,
-                    options=self.options,
-                    format=piece.format,
-                    coding=self.coding,
-                    even=piece.even,
-                    beside=piece.beside if self.teams else 0,
-                )
-            )
+            made.append(piece.matrix(_rows(owned, first, last, piece.unit)))
             first = last
         return made
 

@@ -8,14 +8,14 @@ layer.
 
 from __future__ import annotations
 
-from twin.errors import PlanError
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
 from twin.models.formats import Format
 from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
-from twin.plan.partition import COLUMN_STEP, ROWS_AT_ONCE, cut, share, spread
+from twin.plan.coding import COLUMN_STEP
 from twin.plan.residuals import common_rows, pushes_common, stored, vector
-from twin.plan.types import Matrix, Read, Routed, Span, StageKind, Value, always_all, routed_share
+from twin.plan.spans import share, spread
+from twin.plan.types import Read, Routed, Span, StageKind, Value, always_all, routed_share
 
 Weights = dict[str, Weight]
 EMBED_STAGE = 0  # the step's token is known behind it
@@ -137,18 +137,10 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
     width = _slice(b, kind.width, down.format, b.ranks // groups)
     held = kind.experts // groups
     routed = Routed(held, min(held, tokens * kind.top_k), kind.experts, kind.top_k)
-    matrix = cut(
-        rows=2 * width,
-        cols=up.cols,
-        unit=2,
-        owned=(),
-        options=b.options,
-        format=stored(b, up),
-        coding=b.coding,
-        single=True,
-    )
-    _check_tiles(b, matrix)
-    owned = _shares(routed, width, b.blocks, matrix.share_step)
+    matrix = Piece(width, up.cols, stored(b, up), unit=2).matrix(())
+    # a tile of few-bit weights lies in memory with its scales: blocks do not divide its rows
+    step = b.coding.rows_at_once(matrix.format, b.options) // matrix.unit if b.coding else 1
+    owned = _shares(routed, width, b.blocks, step)
     act = b.value(
         "routed_up", layer, len(b.stages), elements=owned[-1][1], pushed=False, owned=owned
     )
@@ -163,12 +155,10 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
         routed=routed,
         gate=gate,
     )
-    form = stored(b, down)
-    even, beside = form is None or b.coding is not None, kind.top_k if form is None else 0
     return b.rows(
         StageKind.ROUTED_DOWN,
         layer,
-        [Piece(down.rows, width, form, even=even, beside=beside)],
+        [Piece(down.rows, width, stored(b, down))],
         reads=[b.whole(act)],
         vector=0,
         operations=("grouped_down_proj", "combine"),
@@ -180,17 +170,6 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
 def _normed_again(b: Builder) -> int:
     """Elements that the kernel norms once more: its vectors stay in registers for one stage."""
     return b.shard.hidden if b.attention else 0
-
-
-def _check_tiles(b: Builder, matrix: Matrix) -> None:
-    """Of few-bit weights: experts of whole tiles. Blocks beyond the last tile have no rows."""
-    if not matrix.pack:
-        return
-    if matrix.rows % matrix.tile_rows:
-        raise PlanError(
-            f"{b.spec.name}: an expert's {matrix.rows} gate and up rows are no whole tiles of "
-            f"{matrix.tile_rows} rows: use tile_rows={ROWS_AT_ONCE}"
-        )
 
 
 def _shares(routed: Routed, width: int, blocks: int, step: int) -> tuple[Span, ...]:

@@ -18,9 +18,8 @@ from twin.models.mixers import (
 )
 from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
-from twin.plan.partition import kv_share, scatter, share, spread
 from twin.plan.residuals import common_rows, pushes_common, stored, vector
-from twin.plan.splits import scanned_first
+from twin.plan.spans import kv_share, scatter, share, spread
 from twin.plan.types import (
     ITEM_WORDS,
     Attention,
@@ -100,6 +99,17 @@ def _attend_cache(
             Read(qkv.id, Parts.OWN, tuple((normed,) if lo < hi else () for lo, hi in items))
         )
     return _attend(b, layer, items, reads, width + -width % ITEM_WORDS, window=kind.window)
+
+
+@lru_cache(maxsize=64)
+def scanned_first(own: Attention, window: int, blocks: int) -> tuple[Span, ...]:
+    """Of each block its items, if a short context fills one of them: (i, i) of the others."""
+    splits = own.splits_of(window)
+    filled = own.together if own.first_pages else splits
+    return tuple(
+        (lo, hi) if any(item % splits < filled for item in range(lo, hi)) else (lo, lo)
+        for lo, hi in scatter(own.items_of(window), blocks)
+    )
 
 
 @lru_cache(maxsize=256)  # layers that are alike share them

@@ -5,7 +5,7 @@ published one takes.
 from __future__ import annotations
 
 from twin.plan.build import dies
-from twin.plan.partition import spread
+from twin.plan.spans import spread
 from twin.plan.types import (
     Buffer,
     Limits,

@@ -44,3 +44,22 @@ def check_least(options: Options) -> None:
         value, least = getattr(options, name), RANGES[name][0]
         if value is not None and value < least:
             raise PlanError(f"{name}={value}: must be at least {least}")
+
+
+def pages_of(options: Options) -> int:
+    """Pages of a cached head at max_context. Raises PlanError for more splits than that, and for
+    parts of pages.
+    """
+    pages = -(-options.max_context // options.kv_page)
+    if (options.split_positions or 0) % options.kv_page:
+        raise PlanError(
+            f"split_positions={options.split_positions}: a split takes whole pages of "
+            f"{options.kv_page} positions"
+        )
+    for name in ("attention_splits", "window_splits"):
+        splits = getattr(options, name)
+        if splits and splits > pages:
+            raise PlanError(
+                f"{name}={splits}: more than the {pages} pages of {options.kv_page} positions"
+            )
+    return pages

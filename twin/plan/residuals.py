@@ -7,7 +7,7 @@ from __future__ import annotations
 from twin.models.formats import DECODED, PLAIN, Format
 from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
-from twin.plan.partition import spread
+from twin.plan.spans import spread
 from twin.plan.types import Common, Parts, Read, Residual, StageKind, Value
 
 

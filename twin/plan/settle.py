@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from twin.models.mixers import GroupedAttention
 from twin.models.spec import ModelSpec
 from twin.plan.types import (
     CollectiveKind,
@@ -67,6 +68,12 @@ def as_stored(spec: ModelSpec, options: Options) -> bool:
     """
     alone = options.tokens == 1 and options.expert_ranks == 1
     return spec.runnable_reason() is None and alone
+
+
+def windows_of(spec: ModelSpec) -> set[int]:
+    """Of the layers that attend to no more than so many positions."""
+    mixers = (spec.layer(layer).mixer for layer in range(spec.layers))
+    return {m.window for m in mixers if isinstance(m, GroupedAttention) and m.window}
 
 
 def _late_parts(spec: ModelSpec, options: Options, delay: int) -> LateParts:

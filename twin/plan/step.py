@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from twin.errors import PlanError
 from twin.models.spec import LaneHead
-from twin.plan.builder import Builder
+from twin.plan.builder import Builder, Piece
 from twin.plan.feeds import feed
 from twin.plan.mixers import mixer
-from twin.plan.partition import cut, spread
 from twin.plan.residuals import enter, landed, stored, summed
+from twin.plan.spans import spread
 from twin.plan.types import Read, Sampling, StageKind
 
 CANDIDATE = 2  # logit and index
@@ -79,16 +79,7 @@ def _head(b: Builder, residual: list[Read]) -> None:
             "blocks or sampling=greedy"
         )
     owned = spread(shard.vocab, b.blocks, b.shift)
-    form = stored(b, spec.end_weights()[-1])
-    matrix = cut(
-        rows=shard.vocab,
-        cols=shard.hidden,
-        unit=1,
-        owned=owned,
-        options=b.options,
-        format=form,
-        coding=b.coding,
-    )
+    head = Piece(shard.vocab, shard.hidden, stored(b, spec.end_weights()[-1]))
     each, name = (SUMMARY, "summaries") if full else (CANDIDATE, "candidates")
     published = tuple((each * block, each * (block + 1)) for block in range(b.blocks))
     elements = each * b.blocks
@@ -98,7 +89,7 @@ def _head(b: Builder, residual: list[Read]) -> None:
         -1,
         reads=residual,
         publishes=value.id,
-        matrix=matrix,
+        matrix=head.matrix(owned),
         vector=summed(b),
         operations=("add_norm", "lm_head"),
     )

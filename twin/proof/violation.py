@@ -8,7 +8,7 @@ NEXT_STEP = {
     "structure": "rebuild the plan with twin.plan.build; hand-edited plans keep ids, lengths and "
     "spans consistent",
     "outputs": "give every element, row and item to exactly one block, in block order "
-    "(twin.plan.partition.spread)",
+    "(twin.plan.spans.spread)",
     "deadlock": "let the producer come first: publish in an earlier stage, or read the previous "
     "step's value",
     "kernel": "choose options that the kernel takes, or rebuild the plan with twin.plan.build",

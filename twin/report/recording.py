@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from twin.engine.session import Generation
 from twin.errors import CalibrationError
 from twin.models.spec import ModelSpec
-from twin.plan.build import build
 from twin.plan.types import Limits, Options, Plan
+from twin.schedule.plans import build
 
 # What NumPy, zip files and JSON raise for files that are none, or that somebody has changed.
 DAMAGED = (

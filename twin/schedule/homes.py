@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from twin.models.spec import DType
-from twin.plan.partition import FOLD_COLUMNS
 from twin.plan.types import Matrix, Plan
+from twin.schedule.block import FOLD_COLUMNS
 from twin.schedule.products import tensor_products, whole_products
 from twin.schedule.teams import VECTORS, Team
 

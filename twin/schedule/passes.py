@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twin.plan.catalogue import ROWS
-from twin.plan.splits import KEPT_HEAD
 from twin.plan.types import Attention, Matrix, Plan, Routed, Stage, StageKind
+from twin.schedule.splits import KEPT_HEAD
 
 # On tensor cores:
 STEP_COLUMNS = 64  # of a product's step, 128 bytes of a row

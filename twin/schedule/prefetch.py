@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
 from twin.plan.catalogue import ALWAYS
-from twin.plan.partition import ROWS_AT_ONCE
 from twin.plan.types import Matrix, Plan
+from twin.schedule.block import ROWS_AT_ONCE
 from twin.schedule.products import tensor_products
 from twin.schedule.teams import Team, rows_at_once
 

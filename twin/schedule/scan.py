@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twin.errors import PlanError
-from twin.plan.partition import TEAM_WARPS, WARP
-from twin.plan.splits import TENSOR_HEADS, WIDE_HEADS, scans_on_tensor_cores, slot_positions
 from twin.plan.types import Attention, Options, Plan, StageKind, word_outputs
+from twin.schedule.block import TEAM_WARPS, WARP
+from twin.schedule.splits import TENSOR_HEADS, WIDE_HEADS, scans_on_tensor_cores, slot_positions
 
 # positions of an item; measured on an H200: two heads a key cost 1 % at 200 positions of context
 # and save 3 % at 16k

@@ -18,8 +18,8 @@ from functools import lru_cache
 from twin.errors import PlanError
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
-from twin.plan.partition import FOLD_COLUMNS, FOLDED_ROWS, ROWS_AT_ONCE, TEAM_WARPS, WARP
 from twin.plan.types import Matrix, Plan
+from twin.schedule.block import FOLD_COLUMNS, FOLDED_ROWS, ROWS_AT_ONCE, TEAM_WARPS, WARP
 
 VECTORS = (8, 4)  # elements that a thread loads at once
 LATE_AT_ONCE = 2  # elements of a thread of the keeper whose late parts are loaded together

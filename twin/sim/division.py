@@ -26,10 +26,11 @@ from twin.hardware.override import numbers
 from twin.hardware.types import Node
 from twin.kernel.defaults import limits_of, plan_for
 from twin.models.spec import ModelSpec
+from twin.plan.ranges import pages_of
 from twin.plan.settle import on_kernel
-from twin.plan.splits import first_positions, pages_of
 from twin.plan.types import Execution, HandOffKind, Options, Plan
 from twin.schedule.choose import schedule_of
+from twin.schedule.splits import first_positions
 from twin.sim.executor import Executor
 from twin.sim.run import simulate
 from twin.toolchain import cache_dir

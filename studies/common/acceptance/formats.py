@@ -28,11 +28,11 @@ from twin.models.formats import format_named
 from twin.models.load import from_config, load_model
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
-from twin.plan.partition import coded_slot_bytes
 from twin.plan.shards import Array, Weights
 from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.reference.step import Reference
+from twin.schedule.coded_tiles import coded_slot_bytes
 
 DENSE = ("int8", "fp8", "fp8-128x128", "int4-g128", "int4-g32-zp", "mxfp4", "nvfp4")
 MIXTURES = (

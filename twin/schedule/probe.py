@@ -9,14 +9,15 @@ from dataclasses import replace
 from twin.errors import PlanError
 from twin.models.formats import Format
 from twin.plan.build import dies
-from twin.plan.partition import coding_of, cut, scatter, spread
+from twin.plan.ranges import pages_of
 from twin.plan.resets import with_resets
-from twin.plan.splits import attention, pages_of
+from twin.plan.spans import scatter, spread
 from twin.plan.types import (
     Attention,
     Buffer,
     HandOffKind,
     Limits,
+    Matrix,
     Options,
     Parts,
     Plan,
@@ -28,6 +29,8 @@ from twin.plan.types import (
     StageKind,
     Value,
 )
+from twin.schedule.splits import attention
+from twin.schedule.tiles import tiled
 
 ROUNDS = 3  # of hop_probe: with fewer, a block could poll a word that another has not reset yet
 HOPS_A_MATRIX = 8
@@ -47,20 +50,12 @@ def stream_probe(
     the consumer's own speed. `form`: as they are stored, coded, if not in the plan's weight type.
     """
     owned = spread(rows, options.blocks)
-    matrix = cut(
-        rows=rows,
-        cols=cols,
-        unit=1,
-        owned=owned,
-        options=options,
-        format=form,
-        coding=coding_of((form,), 1) if form else None,
-    )
+    matrix = Matrix(rows, cols, 1, 0, 0, owned, form)
     chain = tuple(
         Stage(i, StageKind.STREAM, i, (), (), None, matrix, 0, ("gemv",)) for i in range(stages)
     )
     said = f", {form.name}" if form else ""
-    return _plan(f"stream {stages} x {rows} x {cols}{said}", options, limits, chain)
+    return tiled(_plan(f"stream {stages} x {rows} x {cols}{said}", options, limits, chain))
 
 
 def exchange_probe(options: Options, limits: Limits, *, elements: int, stages: int = 15) -> Plan:
@@ -111,7 +106,7 @@ def turns_probe(
     exchange = exchange_probe(
         replace(options, handoff=HandOffKind.COUNTER), limits, elements=elements, stages=stages
     )
-    matrix = cut(rows=rows, cols=cols, unit=1, owned=spread(rows, options.blocks), options=options)
+    matrix = Matrix(rows, cols, 1, 0, 0, spread(rows, options.blocks))
     chain: list[Stage] = []
     for stage in exchange.stages:
         chain.append(replace(stage, index=2 * stage.index))
@@ -137,6 +132,7 @@ def turns_probe(
         stages=tuple(chain),
         values=values,
     )
+    plan = tiled(plan)
     return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
 
 
@@ -167,11 +163,7 @@ def hop_probe(
         )
     if hops < 1:
         raise PlanError(f"hop_probe: {hops} hops a round; ask for at least 1")
-    matrix = (
-        cut(rows=rows, cols=cols, unit=1, owned=_without(pair, rows, blocks), options=options)
-        if rows
-        else None
-    )
+    matrix = Matrix(rows, cols, 1, 0, 0, _without(pair, rows, blocks)) if rows else None
     owners = [
         tuple((at, at + 1) for at in range(blocks)),
         *(_lone(pair[hop % 2], blocks) for hop in range(hops)),
@@ -204,7 +196,7 @@ def hop_probe(
         f"hop {pair[0]}-{pair[1]}, {hops} x {rows} x {cols}", options, limits, tuple(stages)
     )
     buffers = tuple(Buffer(value.id, value.name, value.elements, 1, 1) for value in values)
-    plan = replace(plan, buffers=buffers, values=tuple(values))
+    plan = tiled(replace(plan, buffers=buffers, values=tuple(values)))
     return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
 
 

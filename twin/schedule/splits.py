@@ -4,14 +4,11 @@ positions of a key head, their pages.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from twin.errors import PlanError
-from twin.models.mixers import GroupedAttention
 from twin.models.spec import ModelSpec
-from twin.plan.partition import kv_share, scatter, share
-from twin.plan.settle import on_kernel
-from twin.plan.types import Attention, Limits, Options, Span
+from twin.plan.ranges import pages_of
+from twin.plan.settle import on_kernel, windows_of
+from twin.plan.spans import kv_share, share
+from twin.plan.types import Attention, Limits, Options
 
 # On the tensor cores a few positions more cost nothing, and whoever gathers partial outputs looks
 # at four splits at once: Llama-3.2-1B with 704 positions and 3, 4, 6 or 8 splits 647, 635, 650 and
@@ -66,12 +63,6 @@ def attention_of(
     )
 
 
-def windows_of(spec: ModelSpec) -> set[int]:
-    """Of the layers that attend to no more than so many positions."""
-    mixers = (spec.layer(layer).mixer for layer in range(spec.layers))
-    return {m.window for m in mixers if isinstance(m, GroupedAttention) and m.window}
-
-
 def attention(
     options: Options,
     limits: Limits,
@@ -118,17 +109,6 @@ def attention(
     )
 
 
-@lru_cache(maxsize=64)
-def scanned_first(own: Attention, window: int, blocks: int) -> tuple[Span, ...]:
-    """Of each block its items, if a short context fills one of them: (i, i) of the others."""
-    splits = own.splits_of(window)
-    filled = own.together if own.first_pages else splits
-    return tuple(
-        (lo, hi) if any(item % splits < filled for item in range(lo, hi)) else (lo, lo)
-        for lo, hi in scatter(own.items_of(window), blocks)
-    )
-
-
 def first_positions(limits: Limits, options: Options, *, group: int, head_dim: int) -> int:
     """Of a split that is full before further splits take any. Nobody knows what it brings where no
     warps hold activations.
@@ -139,25 +119,6 @@ def first_positions(limits: Limits, options: Options, *, group: int, head_dim: i
         return FIRST_POSITIONS
     several = slot_positions(options, head_dim) > TENSOR_POSITIONS
     return FIRST_ON_TENSOR_CORES if several else FIRST_OF_WIDE_HEADS
-
-
-def pages_of(options: Options) -> int:
-    """Pages of a cached head at max_context. Raises PlanError for more splits than that, and for
-    parts of pages.
-    """
-    pages = -(-options.max_context // options.kv_page)
-    if (options.split_positions or 0) % options.kv_page:
-        raise PlanError(
-            f"split_positions={options.split_positions}: a split takes whole pages of "
-            f"{options.kv_page} positions"
-        )
-    for name in ("attention_splits", "window_splits"):
-        splits = getattr(options, name)
-        if splits and splits > pages:
-            raise PlanError(
-                f"{name}={splits}: more than the {pages} pages of {options.kv_page} positions"
-            )
-    return pages
 
 
 def scans_on_tensor_cores(limits: Limits, options: Options, *, group: int, head_dim: int) -> bool:
