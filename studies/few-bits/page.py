@@ -1,12 +1,10 @@
 """The page of predictions.json: `python studies/few-bits/page.py`. What was measured is set beside
-it when `measured-DEVICE.json` is there (run.py's file), in traces.md what the changes brought, and
-in moved.md what next-gen says since.
+it when `measured-DEVICE.json` is there (run.py's file), and in traces.md what the changes brought.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,6 @@ from twin.files import write
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-import moved  # noqa: E402  beside this file
-
 FILE = HERE / PREDICTIONS
 TRACES = HERE / "traces.md"
 CHANGED = {node: HERE / f"changed-{node.removeprefix('1x')}.json" for node in NODES}
@@ -40,7 +34,7 @@ def stamp() -> Stamp:
 def main() -> None:
     made = _made()
     write_page(HERE, stamp(), {"rows": rows_table(made["rows"])}, chart(made["rows"]))
-    write({TRACES: traces(made["rows"]), moved.PAGE: moved.page()})
+    write({TRACES: traces(made["rows"])})
 
 
 def traces(rows: dict[str, Any]) -> str:

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from shapes import shapes, timed_plan
 
-from studies.common.foretold import commit_of, fit_of
+from twin.calibrate.fitted import fit_of
 from twin.calibrate.node import calibrated_node
+from twin.calibrate.store import conditions
 from twin.errors import TwinError
+from twin.files import write
 from twin.sim.run import simulate
 
 HERE = Path(__file__).resolve().parent
@@ -39,24 +41,16 @@ def predicted(node: str, at: int) -> dict[str, object]:
 
 
 def main() -> None:
-    commit = commit_of(HERE)
     names = [spec.name for spec in shapes()]
-    for node in sys.argv[1:]:
-        device = calibrated_node(node).device.name
+    for name in sys.argv[1:]:
+        node = calibrated_node(name)
         with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            made = dict(
-                zip(names, pool.map(partial(predicted, node), range(len(names))), strict=True)
-            )
-        context = {
-            "node": node,
-            "fit": fit_of(device),
-            "commit": commit,
-        }
-        (HERE / f"predictions-{device}.json").write_text(
-            json.dumps(context | {"shapes": made}, indent=1) + "\n"
-        )
-        for name, said in made.items():
-            print(node, name, said)
+            found = pool.map(partial(predicted, name), range(len(names)))
+            made = dict(zip(names, found, strict=True))
+        about = {"node": name, "fit": fit_of(node), "commit": conditions()["commit"]}
+        text = json.dumps(about | {"shapes": made}, indent=1) + "\n"
+        write({HERE / f"predictions-{node.device.name}.json": text})
+        print("\n".join(f"{name} {shape} {said}" for shape, said in made.items()))
 
 
 if __name__ == "__main__":

@@ -99,16 +99,6 @@ def test_the_table_of_the_changes_is_that_of_the_records() -> None:
     assert made == (folder / "traces.md").read_text(encoding="utf-8"), "run `make studies`"
 
 
-def test_the_table_of_moved_cells_is_that_of_next_gen() -> None:
-    moved = loaded("few-bits/moved.py")
-    assert moved.page() == moved.PAGE.read_text(encoding="utf-8"), "run `make studies`"
-
-
-def test_no_gpu_decodes_by_a_judged_number() -> None:
-    rows = loaded("few-bits/moved.py").read(study().parent / "next-gen/results/assumed.csv")
-    assert not [row["node"] for row in rows if row["number"].startswith("consume.unpack")]
-
-
 def test_the_readme_says_what_was_measured() -> None:
     root = Path(__file__).resolve().parents[2]
     text = " ".join((root / "README.md").read_text(encoding="utf-8").split())
