@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def page() -> str:
     sums.append(together(parts, "all"))
     head = ("runs of", "records", "runs", "median, worst", "inside p10-p90")
     rows = [
-        (part.node, part.record.split()[0], len(part.errors), _said(part.errors), _share(part.held))
+        (part.node, part.record.split()[0], len(part.errors), str(part), _share(part.held))
         for part in sums
     ]
     return f"{HEAD}\n{markdown_table(head, rows)}\n\n{every}\n"
@@ -55,21 +54,14 @@ def page() -> str:
 def _row(part: Part) -> tuple[object, ...]:
     node = load_node(part.node)
     moved = "*" if part.record in moved_by(node) else ""
-    own = (part.node, part.record + moved, part.kind, len(part.errors), _said(part.errors))
+    own = (part.node, part.record + moved, part.kind, len(part.errors), str(part))
     folder = store.runs_folder(part.node) / part.record
     if not (unpacked(folder) / shape_record.PREDICTIONS).is_file():
         return (*own, None, None, _share(part.held))
-    judged = shape_record.judged(shape_record.read(node, folder))
-    if judged is None:
+    found = shape_record.read(node, folder).measured
+    if not found.runs:
         return (*own, None, None, None)
-    errors = [run.error for run in judged.runs]
-    held = [run.held for run in judged.runs if run.held is not None]
-    return (*own, len(errors), _said(errors), _share(held))
-
-
-def _said(errors: Sequence[float]) -> str:
-    worst = max(errors, key=abs)
-    return f"{statistics.median(map(abs, errors)):.1%}, {worst:+.1%}"
+    return (*own, len(found.runs), str(found), _share(found.held))
 
 
 def _share(held: Sequence[bool]) -> str | None:

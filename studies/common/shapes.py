@@ -27,7 +27,7 @@ from twin.models.spec import DType, Lanes, ModelSpec
 from twin.plan.types import CollectiveKind, Limits, Options, Plan
 from twin.proof.prove import prove
 from twin.schedule.plans import build
-from twin.study.parallel import each
+from twin.workers import each
 
 DEVICE = "h200"
 NODE = f"1x{DEVICE}"

@@ -15,7 +15,7 @@ from studies.common.inputs import files_digest, fits_on_file
 from studies.common.study_page import write_page
 from twin.calibrate import shape_record, store
 from twin.calibrate.engine_runs import runs_of
-from twin.calibrate.heldout import HeldOut
+from twin.calibrate.experiment import Experiment
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.packed import unpacked
 from twin.calibrate.validate import compare
@@ -45,22 +45,22 @@ class Side:
 def sides() -> list[Side]:
     found = []
     for name in NODES:
-        record, judged = _judged(name)
-        errors = {run.name: run.error for run in judged.runs}
+        record = _record(name)
+        errors = {run.name: run.error for run in record.runs}
         title = name.removeprefix("1x").upper()
-        found.append(Side(f"{title}, its own fit", record, errors, judged.share_held))
+        held = record.measured.share_held
+        found.append(Side(f"{title}, its own fit", record, errors, held))
     steps = json.loads(CARRIED.read_text(encoding="utf-8"))["runs_step_s"]
-    errors = {run.name: 1 / steps[run.name] / run.measured_tokens_per_s - 1 for run in judged.runs}
+    errors = {run.name: run.measured_s / steps[run.name] - 1 for run in record.runs}
     return [*found, Side("H100, the H200's fit", record, errors, None)]
 
 
-def _judged(name: str) -> tuple[shape_record.Record, shape_record.Judged]:
+def _record(name: str) -> shape_record.Record:
     node = calibrated_node(name)
     record = shape_record.read(node, shape_record.folder_of(node, SHAPES, SEED))
-    judged = shape_record.judged(record)
-    assert judged is not None
-    assert not judged.failed
-    return record, judged
+    assert not record.left
+    assert not record.failed
+    return record
 
 
 def stamp() -> Stamp:
@@ -156,7 +156,7 @@ def stages_table() -> str:
     return f"{markdown_table(head, rows)}\n\nFit: {found.fit}; runs: {TRACED}."
 
 
-def chunks(run: HeldOut, device: str) -> int:
+def chunks(run: Experiment, device: str) -> int:
     """Column slices of the output projection of which a thread holds elements."""
     plan = run.plan(device)
     matrix = next(stage.matrix for stage in plan.stages if stage.kind is StageKind.O_PROJ)

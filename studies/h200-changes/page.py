@@ -15,7 +15,8 @@ from studies.common.blocks import Stamp, markdown_table
 from studies.common.inputs import digest, fits_on_file
 from studies.common.study_page import write_page
 from twin.calibrate import store
-from twin.calibrate.validate import calibrated_node, compare
+from twin.calibrate.node import calibrated_node
+from twin.calibrate.validate import compare
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent

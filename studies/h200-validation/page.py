@@ -10,7 +10,8 @@ from studies.common.blocks import Stamp, markdown_table
 from studies.common.inputs import files_digest, fits_on_file
 from studies.common.study_page import write_page
 from twin.calibrate import store
-from twin.calibrate.validate import StageCompared, Validation, calibrated_node, compare
+from twin.calibrate.node import calibrated_node
+from twin.calibrate.validate import StageCompared, Validation, compare
 from twin.report.tables import percent
 from twin.study.outcome import Bars, Series
 
@@ -54,7 +55,7 @@ def runs(found: Validation) -> str:
     rows = [
         (
             run.name,
-            run.blocks,
+            run.options.blocks,
             f"{run.predicted_tokens_per_s:,.0f}",
             f"{run.measured_tokens_per_s:,.0f}",
             percent(run.error, signed=True),

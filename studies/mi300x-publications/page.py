@@ -19,8 +19,7 @@ from studies.common.inputs import digest, files_digest, fits_on_file
 from studies.common.study_page import write_page
 from twin.calibrate import store
 from twin.calibrate.published import Figure
-from twin.calibrate.published_errors import Beside, compared
-from twin.calibrate.published_plans import predicted_s
+from twin.calibrate.published_plans import compared, predicted_s
 from twin.calibrate.recorded import options_of
 from twin.hardware.derive import CYCLES
 from twin.hardware.override import numbers
@@ -120,7 +119,7 @@ def stamp() -> Stamp:
 def main() -> None:
     record = store.read_run(HELD_OUT)
     found = compared(record, lambda said: None)
-    published = next(one for one in found if one.figure.name == ENGINE)
+    published = next(one for one in found if one.name == ENGINE)
     climbed = list(rungs())
     bodies = {
         "figures": figures_table(compared(store.read_run(INPUTS), lambda said: None), found),
@@ -132,20 +131,20 @@ def main() -> None:
     print(summary(found))
 
 
-def summary(found: list[Beside]) -> str:
+def summary(found: list[Figure]) -> str:
     outside = [one for one in found if not one.inside]
     worst = max(found, key=lambda one: abs(one.error))
     return (
         f"{len(found)} held-out figures: {len(found) - len(outside)} inside what was published; "
         f"median error {percent(statistics.median(abs(one.error) for one in found))}, worst "
-        f"{percent(worst.error, signed=True)} ({worst.figure.name})"
+        f"{percent(worst.error, signed=True)} ({worst.name})"
     )
 
 
-def ranges(found: list[Beside]) -> list[tuple[float, float]]:
+def ranges(found: list[Figure]) -> list[tuple[float, float]]:
     """p10 and p90 of each figure in its unit, over draws of all hardware numbers."""
     with ProcessPoolExecutor() as pool:
-        drawn = list(pool.map(_drawn, [one.figure for one in found]))
+        drawn = list(pool.map(_drawn, found))
     return [(float(low), float(high)) for low, high in (np.quantile(one, LEVELS) for one in drawn)]
 
 
@@ -157,24 +156,24 @@ def _drawn(figure: Figure) -> list[float]:
     ]
 
 
-def held(found: list[Beside], drawn: list[tuple[float, float]]) -> int:
+def held(found: list[Figure], drawn: list[tuple[float, float]]) -> int:
     """Figures of which p10 to p90 holds some of what was published."""
     return sum(
-        low <= max(one.figure.values) and min(one.figure.values) <= high
+        low <= max(one.values) and min(one.values) <= high
         for one, (low, high) in zip(found, drawn, strict=True)
     )
 
 
-def figures_table(inputs: list[Beside], found: list[Beside]) -> str:
+def figures_table(inputs: list[Figure], found: list[Figure]) -> str:
     drawn = ranges(found)
     spreads = [""] * len(inputs) + [f"{low:,.4g} to {high:,.4g}" for low, high in drawn]
     told = [("input", one) for one in inputs] + [("held out", one) for one in found]
     rows = [
         (
-            one.figure.name,
+            one.name,
             role,
-            one.figure.publication,
-            one.figure.shown(),
+            one.publication,
+            one.shown(),
             f"{one.predicted:,.4g}",
             spread,
             "inside" if one.inside else percent(one.error, signed=True),
@@ -208,11 +207,11 @@ def on_demand(node: Node) -> Node:
     return dataclasses.replace(node, device=dataclasses.replace(node.device, block=block))
 
 
-def published_s(published: Beside) -> float:
-    return published.figure.middle_s
+def published_s(published: Figure) -> float:
+    return published.middle_s
 
 
-def waterfall_table(climbed: list[Rung], published: Beside) -> str:
+def waterfall_table(climbed: list[Rung], published: Figure) -> str:
     head = ("engine", "us a step", "tokens/s", "gain", "of the ceiling", "mostly")
     rows: list[tuple[object, ...]] = []
     before: Rung | None = None
@@ -235,7 +234,7 @@ def waterfall_table(climbed: list[Rung], published: Beside) -> str:
     step_s = published_s(published)
     rows.append(
         (
-            f"published, {published.figure.shown()}",
+            f"published, {published.shown()}",
             f"{step_s * US:,.0f}",
             f"{1 / step_s:,.0f}",
             percent(last.step_s / step_s - 1, signed=True),
@@ -246,7 +245,7 @@ def waterfall_table(climbed: list[Rung], published: Beside) -> str:
     return markdown_table(head, rows)
 
 
-def chart(climbed: list[Rung], published: Beside) -> Bars:
+def chart(climbed: list[Rung], published: Figure) -> Bars:
     """A step's microseconds by cause, rung after rung; the published engine's whole."""
     causes = [
         cause

@@ -28,7 +28,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from twin.calibrate.heldout import SMALL, TINY  # noqa: E402
+from twin.calibrate.held_out import SMALL, TINY  # noqa: E402
 from twin.calibrate.store import HOME_VARIABLE  # noqa: E402
 from twin.cli import main as twin  # noqa: E402
 from twin.engine.choose import check_present, open_engine  # noqa: E402

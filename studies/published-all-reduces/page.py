@@ -12,7 +12,8 @@ from studies.common.blocks import Stamp, markdown_table
 from studies.common.inputs import digest, files_digest, fits_on_file
 from studies.common.study_page import write_page
 from twin.calibrate import store
-from twin.calibrate.published_errors import Beside, compared
+from twin.calibrate.published import Figure
+from twin.calibrate.published_plans import compared
 from twin.hardware.override import numbers
 from twin.report.tables import percent
 from twin.study.hardware import node_on_file
@@ -42,38 +43,38 @@ def main() -> None:
     print(libraries(found))
 
 
-def in_graphs(found: Sequence[Beside]) -> dict[str, dict[int, list[Beside]]]:
+def in_graphs(found: Sequence[Figure]) -> dict[str, dict[int, list[Figure]]]:
     """By library and number of GPUs, one figure a size."""
-    kept: dict[str, dict[int, list[Beside]]] = {}
+    kept: dict[str, dict[int, list[Figure]]] = {}
     for one in found:
-        library, dash, _ = one.figure.name.partition("-gpus-")
-        if dash and one.figure.publication == "AIC-ALLREDUCE":
+        library, dash, _ = one.name.partition("-gpus-")
+        if dash and one.publication == "AIC-ALLREDUCE":
             name, _, gpus = library.rpartition("-")
             kept.setdefault(name, {}).setdefault(int(gpus), []).append(one)
     return kept
 
 
-def libraries(found: Sequence[Beside]) -> str:
+def libraries(found: Sequence[Figure]) -> str:
     rows = []
     for name, by_gpus in in_graphs(found).items():
         for gpus, sizes in by_gpus.items():
-            shown = next(one for one in sizes if one.figure.name.endswith(f"-{SHOWN}"))
+            shown = next(one for one in sizes if one.name.endswith(f"-{SHOWN}"))
             errors = [percent(one.error, signed=True) for one in sizes]
-            row = (name, gpus, shown.figure.shown(), f"{shown.predicted:.2f}", *errors)
+            row = (name, gpus, shown.shown(), f"{shown.predicted:.2f}", *errors)
             rows.append(row)
     head = ("library", "GPUs", "8 KB, published", "predicted, us", "error at 2 KB", "8", "16")
     return f"{markdown_table(head, rows)}\n\nRecord: {RECORD.name}. Fit: {fits_on_file('2xh200')}."
 
 
-def others(found: Sequence[Beside]) -> str:
+def others(found: Sequence[Figure]) -> str:
     listed = [
         one for sizes in in_graphs(found).values() for group in sizes.values() for one in group
     ]
     rows = [
         (
-            one.figure.configuration,
-            one.figure.publication,
-            one.figure.shown(),
+            one.configuration,
+            one.publication,
+            one.shown(),
             f"{one.predicted:.3g}",
             percent(one.error, signed=True),
         )
@@ -84,11 +85,11 @@ def others(found: Sequence[Beside]) -> str:
     return f"{markdown_table(head, rows, text_columns=2)}\n\nRecord: {RECORD.name}."
 
 
-def chart(found: Sequence[Beside]) -> Lines:
+def chart(found: Sequence[Figure]) -> Lines:
     by_library = in_graphs(found)
 
-    def middle(sizes: list[Beside]) -> float:
-        return statistics.median(one.figure.middle_s for one in sizes) * 1e6
+    def middle(sizes: list[Figure]) -> float:
+        return statistics.median(one.middle_s for one in sizes) * 1e6
 
     published = [
         Series(name, tuple(middle(by_gpus[gpus]) for gpus in GPUS), marks=True)

@@ -12,8 +12,9 @@ import pytest
 
 from tests.command_line import Twin
 from twin.calibrate import by_runs, store
+from twin.calibrate.experiment import Experiment
 from twin.calibrate.fitted import MOVES, moved_by
-from twin.calibrate.heldout import SMALL, TINY, HeldOut
+from twin.calibrate.held_out import SMALL, TINY
 from twin.calibrate.known_error import keep_drawn, kept_records
 from twin.calibrate.node import calibrated_node, uncalibrated_node
 from twin.calibrate.recorded import RUNS, written
@@ -45,7 +46,7 @@ def record(home: Path, seed: int, slower: float) -> store.Run:
     """Runs that took `slower` times what the fit in force says."""
     node = calibrated_node(H200.name)
     runs = [
-        HeldOut(
+        Experiment(
             f"s{seed}-{at:02d}-short", spec, default_options(spec, H200, max_context=256), 48, 8, 1
         )
         for at, spec in enumerate((TINY, SMALL, replace(SMALL, hidden=1024)), start=1)
@@ -131,7 +132,7 @@ def test_seeds_are_left_out_whole_and_of_one_seed_some_shapes() -> None:
     def runs(*names: str) -> list[Any]:
         plan: Any = None
         return [
-            by_runs.Timed("r", HeldOut(name, TINY, plan, 1), 1.0, plan, (), None) for name in names
+            by_runs.Timed("r", Experiment(name, TINY, plan, 1), plan, (), None) for name in names
         ]
 
     two = list(by_runs._folds(runs("s1-01-short", "s1-02-short", "s2-01-short", "s2-01-long")))

@@ -15,7 +15,8 @@ import pytest
 
 from twin.calibrate import shape_record
 from twin.calibrate.drawn import CPU, GPU, Scope, _specs, drawn_runs, weights_of
-from twin.calibrate.heldout import TINY, HeldOut
+from twin.calibrate.experiment import Experiment
+from twin.calibrate.held_out import TINY
 from twin.calibrate.known_error import known_error
 from twin.calibrate.node import calibrated_node
 from twin.cli import main
@@ -56,7 +57,7 @@ def test_dense_shapes_of_a_seed_are_those_on_file(node: Node) -> None:
     """
     folder = shape_record.store.runs_folder(node.name) / "shapes-24-seed-58213"
 
-    def drawn(run: HeldOut) -> HeldOut:
+    def drawn(run: Experiment) -> Experiment:
         standard = {name: getattr(Options(), name) for name in RING}
         return replace(run, options=replace(run.options, **standard))
 
@@ -86,7 +87,7 @@ def test_predictions_are_written_before_the_first_run_and_stopping_loses_nothing
     ran: list[str] = []
     really = shape_record.timed
 
-    def seconds(node: Any, run: HeldOut, plan: Any) -> list[float]:
+    def seconds(node: Any, run: Experiment, plan: Any) -> list[float]:
         assert run.name in json.loads(file.read_text())["predicted"]
         ran.append(run.name)
         if len(ran) == 2:
@@ -111,7 +112,7 @@ def test_predictions_are_written_before_the_first_run_and_stopping_loses_nothing
 def test_without_the_gpu_it_says_what_to_run_where(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = HeldOut("s3-01-short", TINY, default_options(TINY, H200, max_context=256), 48, 8, 1)
+    run = Experiment("s3-01-short", TINY, default_options(TINY, H200, max_context=256), 48, 8, 1)
     monkeypatch.setattr(shape_record, "drawn_runs", lambda *_, kind: [run])
     monkeypatch.setattr("twin.commands.validate_shapes.present", lambda _: "no GPU here")
     command = ["validate", "1xh200", "--shapes", "1", "--seed", "3"]
@@ -125,34 +126,31 @@ def test_without_the_gpu_it_says_what_to_run_where(
     assert text["fit"]["run"]
     # Records that come back are judged, by what was predicted.
     speed = text["predicted"]["s3-01-short"]["tokens_per_s"]
-    record = shape_record.read(H200, folder)
     shape_record.store.save_run(
         folder, {"node": H200.name, "failed": {}}, {"s3-01-short": [1.25 / speed]}
     )
-    found = shape_record.judged(record)
-    assert found is not None
-    assert found.median == pytest.approx(0.25)
+    assert shape_record.read(H200, folder).measured.median == pytest.approx(0.25)
 
 
 def test_errors_of_shapes_that_all_ran_stand_beside_the_held_out_runs(home: Path) -> None:
     for folder in ("fits", "held-out"):
         shutil.copytree(data_dir("calibration") / folder, home / folder)
     options = default_options(TINY, H200, max_context=256)
-    runs = [HeldOut(name, TINY, options, 48, 8, 1) for name in ("first", "second")]
+    runs = [Experiment(name, TINY, options, 48, 8, 1) for name in ("first", "second")]
     folder = home / "runs" / "h200-sxm" / "shapes-1-seed-3"
     about = {"shapes": 1, "seed": 3}
     shape_record.predict(H200, runs, about, folder / shape_record.PREDICTIONS, lambda _: None)
     record = shape_record.read(H200, folder)
-    speed = record.predicted["first"].predicted_tokens_per_s
+    speed = record.runs[0].predicted_tokens_per_s
     meta = {"node": H200.name, "failed": {}}
     shape_record.store.save_run(folder, meta, {"first": [1.25 / speed]})
-    shape_record.keep_errors(H200, record, lambda _: None)
+    shape_record.keep_errors(H200, shape_record.read(H200, folder), lambda _: None)
     known = known_error(H200)
     assert known is not None
     assert folder.name not in known.drawn  # one is left to run
     meta["failed"] = {"second": "no room"}
     shape_record.store.save_run(folder, meta, {"first": [1.25 / speed]})
-    shape_record.keep_errors(H200, record, lambda _: None)
+    shape_record.keep_errors(H200, shape_record.read(H200, folder), lambda _: None)
     known = known_error(H200)
     assert known is not None
     assert known.drawn[folder.name] == {"first": pytest.approx(0.25, abs=1e-5)}

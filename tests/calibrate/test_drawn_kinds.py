@@ -15,7 +15,8 @@ import yaml
 from twin.calibrate import drawn, drawn_kinds, shape_record
 from twin.calibrate.drawn import drawn_runs
 from twin.calibrate.drawn_kinds import ATTENDED, FORMATS, STORED, dealt
-from twin.calibrate.heldout import TINY, HeldOut
+from twin.calibrate.experiment import Experiment
+from twin.calibrate.held_out import TINY
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.recorded import RUNS, recorded, written
 from twin.cli import main
@@ -68,7 +69,7 @@ def test_every_format_and_family_comes_once_before_any_comes_again(kind: ModelKi
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_all_models_are_planned_proven_and_held_by_the_device(kind: ModelKind) -> None:
-    """One seed, more models than cards. `HeldOut.plan` proves."""
+    """One seed, more models than cards. `Experiment.plan` proves."""
     count = len(CARDS[kind]) + 1
     runs = drawn_runs(H200, count, 11, kind=kind)
     assert len(runs) == 2 * count
@@ -169,7 +170,7 @@ def test_without_the_gpu_the_kind_is_part_of_what_to_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MONOTWIN_CALIBRATION", str(tmp_path))
-    run = HeldOut("s3-01-short", TINY, default_options(TINY, H200, max_context=256), 48, 8, 1)
+    run = Experiment("s3-01-short", TINY, default_options(TINY, H200, max_context=256), 48, 8, 1)
     monkeypatch.setattr(shape_record, "drawn_runs", lambda *_, kind: [run])
     monkeypatch.setattr("twin.commands.validate_shapes.present", lambda _: "no GPU here")
     command = ["validate", "1xh200", "--shapes", "1", "--seed", "3", "--kind", "few-bits"]

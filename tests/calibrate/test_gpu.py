@@ -19,10 +19,10 @@ from twin.calibrate import fit as fit_module
 from twin.calibrate import gpu_probes as gpu_probes_module
 from twin.calibrate import recipe as recipe_module
 from twin.calibrate.cross import Cross
+from twin.calibrate.experiment import Experiment
 from twin.calibrate.fit import stage_targets
-from twin.calibrate.gpu_heldout import gpu_held_out
 from twin.calibrate.gpu_probes import MOST_STEPS, gpu_probes
-from twin.calibrate.heldout import HeldOut
+from twin.calibrate.held_out import held_out
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.reading import steady
 from twin.calibrate.recipe import GPU_RECIPE, recipe_of
@@ -77,12 +77,12 @@ def h200() -> Node:
     return load_node("1xh200")
 
 
-def small_runs() -> list[HeldOut]:
+def small_runs() -> list[Experiment]:
     """Two engine runs of a shallow model."""
     spec = load_model("llama-3.2-1b")
     spec = replace(spec, name="shallow", layers=2, windows=(0, 0), vocab=8192)
     options = default_options(spec, h200(), context=40, max_context=64)
-    shallow = HeldOut("shallow", spec, options, 16, 48, 2, traced=True)
+    shallow = Experiment("shallow", spec, options, 16, 48, 2, traced=True)
     return [
         shallow,
         replace(shallow, name="shallow-b96", options=replace(options, blocks=96), traced=False),
@@ -116,7 +116,7 @@ def test_no_probe_takes_half_a_second() -> None:
 
 
 def test_held_out_runs_are_models_and_fit_one_gpu_together() -> None:
-    runs = gpu_held_out(h200())
+    runs = held_out(h200())
     assert len({run.name for run in runs}) == len(runs) >= 12
     assert {run.options.handoff.value for run in runs} == {"sentinel", "counter", "grid"}
     assert {run.options.execution.value for run in runs} == {"resident", "graph"}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from studies.common import held_out
+from tests.calibrate.ran import ran
 from tests.command_line import Twin
 from twin.calibrate import shape_record, store
-from twin.calibrate.compared import Compared
 from twin.calibrate.engine_runs import runs_of
 from twin.calibrate.fitted import moved_by
 from twin.calibrate.kernel_id import is_superseded, kernel_id
@@ -37,12 +37,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kept() -> None:
-    found = Validation(
-        "1xh200-sxm",
-        "r",
-        tuple(Compared(f"run{at}", speed, 100.0, 0.0, 1) for at, speed in enumerate(SPEEDS)),
-    )
-    keep(load_node("1xh200"), found, RECORD)
+    runs = tuple(ran(f"run{at}", speed) for at, speed in enumerate(SPEEDS))
+    keep(load_node("1xh200"), Validation(runs, node="1xh200-sxm", fit="r"), RECORD)
 
 
 def test_errors_are_read_as_they_were_kept_for_every_node_that_the_fit_serves(
@@ -104,11 +100,9 @@ def test_runs_of_a_kernel_that_is_no_more_are_not_compared(name: str) -> None:
     """Narrow residuals that threads gathered by eights."""
     node, known, record = on_file(name)
     (narrow,) = (run for run in runs_of(record, node) if run.name == "qwen2-0.5b")
-    assert is_superseded(record, narrow, node.device.name)
+    assert is_superseded(narrow, node.device.name)
     assert "qwen2-0.5b" not in known.errors
-    own = {**record.meta, store.KERNEL_ID: kernel_id(node.device)}
-    again = store.Run(record.folder, own, record.samples)
-    assert not is_superseded(again, narrow, node.device.name)
+    assert not is_superseded(replace(narrow, kernel=kernel_id(node.device)), node.device.name)
 
 
 def test_drawn_shapes_stay_beside_the_runs_of_the_same_fit_and_widen_the_interval(
@@ -186,16 +180,15 @@ def test_errors_of_drawn_shapes_on_file_are_what_the_twin_predicts(name: str, mo
     seen = []
     for drawn in known.drawn.keys() - moved_by(node).keys() if own else ():
         record = shape_record.read(node, store.runs_folder(node.name) / drawn)
-        samples, _ = shape_record.samples_of(record)
-        assert set(known.drawn[drawn]) <= set(samples)
+        ran_here = {run.name: run for run in record.measured.runs}
+        assert set(known.drawn[drawn]) <= set(ran_here)
         assert record.kind is known.kind
-        seen += [(run, drawn, samples) for run in record.runs if run.name in known.drawn[drawn]]
+        seen += [(ran_here[name], drawn) for name in known.drawn[drawn]]
     assert seen or not own
     if not seen:  # before the first of its kind has run
         return
-    run, drawn, samples = min(seen, key=lambda one: one[0].spec.layers * one[0].spec.hidden)
-    speed = simulate(run.plan(node.device.name), node).tokens_per_s
-    error = speed * statistics.median(samples[run.name]) - 1
+    run, drawn = min(seen, key=lambda one: one[0].spec.layers * one[0].spec.hidden)
+    error = simulate(run.plan(node.device.name), node).tokens_per_s * run.measured_s - 1
     assert error == pytest.approx(known.drawn[drawn][run.name], abs=1e-5), (
         f"keep them again: twin validate {name} with the shapes, seed and kind of {drawn}"
     )
@@ -213,7 +206,7 @@ def test_of_records_that_the_fit_rests_on_only_runs_of_kernels_in_force_count(
     errors = moved_by(node)
     for drawn in sorted(known.drawn.keys() & errors.keys())[:1]:
         record = shape_record.read(node, store.runs_folder(node.name) / drawn)
-        older = shape_record.of_older_kernels(node, record)
+        older = {run.name for run in record.runs if is_superseded(run, node.device.name)}
         assert known.drawn[drawn] == {n: e for n, e in errors[drawn].items() if n not in older}
 
 

@@ -18,7 +18,6 @@ from twin.calibrate import store
 from twin.calibrate.fit import fit_node
 from twin.calibrate.node import calibrated_node, uncalibrated_node
 from twin.calibrate.published import TRUST, Figure, Role, check_inputs, figures, role_of
-from twin.calibrate.published_errors import Beside
 from twin.calibrate.published_plans import predicted_s, probe, question
 from twin.calibrate.reading import Reading
 from twin.data import data_dir, read_yaml
@@ -210,7 +209,7 @@ def test_a_figure_is_read_in_seconds_and_told_in_its_unit(
 
 def test_an_error_is_of_the_speed_and_a_range_has_an_inside() -> None:
     one = Figure("x", "n", "K", "2026", "", (3000.0, 3300.0), "tokens/s", {})
-    slow, right = Beside(one, 1 / 2000), Beside(one, 1 / 3100)
+    slow, right = (replace(one, predicted_s=1 / speed) for speed in (2000, 3100))
     assert slow.error == pytest.approx(2000 / 3150 - 1, rel=0.01)
     assert (slow.inside, right.inside) == (False, True)
     assert one.shown() == "3,000 to 3,300 tokens/s"

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from twin.calibrate import store
-from twin.calibrate.engine_runs import held_out, runs_of
-from twin.calibrate.gpu_heldout import gpu_held_out
-from twin.calibrate.heldout import HeldOut, host_held_out
+from twin.calibrate.engine_runs import runs_of
+from twin.calibrate.experiment import Experiment
+from twin.calibrate.held_out import held_out
 from twin.calibrate.recorded import RUNS, recorded, written
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
@@ -22,17 +22,17 @@ from twin.models.load import load_model
 from twin.plan.types import Options
 
 HERE = Path("record")
-H200 = load_node("1xh200")
+HOST, H200 = load_node("1xhost"), load_node("1xh200")
 
 
-@pytest.mark.parametrize("run", [*host_held_out(), *gpu_held_out(H200)], ids=lambda run: run.name)
-def test_a_run_comes_back_as_it_was_written(run: HeldOut) -> None:
+@pytest.mark.parametrize("run", [*held_out(HOST), *held_out(H200)], ids=lambda run: run.name)
+def test_a_run_comes_back_as_it_was_written(run: Experiment) -> None:
     kept = yaml.safe_load(yaml.safe_dump({RUNS: {run.name: written(run)}}))
     assert recorded(HERE, kept) == [run]
 
 
 def test_a_model_on_file_is_called_by_name_and_options_are_whole() -> None:
-    (run,) = [run for run in gpu_held_out(H200) if run.name == "qwen3-8b-1k"]
+    (run,) = [run for run in held_out(H200) if run.name == "qwen3-8b-1k"]
     said = written(run)
     assert said["model"] == "qwen3-8b"
     assert set(said["options"]) == set(Options.__slots__)
@@ -41,7 +41,7 @@ def test_a_model_on_file_is_called_by_name_and_options_are_whole() -> None:
 def test_a_shape_that_cannot_be_written_out_is_refused() -> None:
     spec = replace(load_model("deepseek-v3"), name="x")
     with pytest.raises(CalibrationError, match="only a dense shape"):
-        written(HeldOut("x", spec, Options(), 16))
+        written(Experiment("x", spec, Options(), 16))
 
 
 def record(meta: dict[str, Any]) -> store.Run:

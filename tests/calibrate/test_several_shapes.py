@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.calibrate.ran import ran
 from tests.command_line import Twin
 from twin.calibrate import drawn, shape_record, store
 from twin.calibrate.all_held_out import all_held_out, together
-from twin.calibrate.compared import Compared
 from twin.calibrate.drawn import drawn_runs
-from twin.calibrate.engine_runs import held_out
+from twin.calibrate.experiment import Experiment
 from twin.calibrate.fitted import numbers_of
-from twin.calibrate.heldout import TINY, HeldOut
+from twin.calibrate.held_out import TINY, held_out
 from twin.calibrate.known_error import FEWEST, keep, keep_drawn, known_error
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.recorded import RUNS, recorded, written
@@ -44,7 +44,7 @@ DENSE = load_model("llama-3.2-1b")
 @pytest.mark.parametrize("kind", list(ModelKind), ids=lambda kind: kind.value)
 @pytest.mark.parametrize("name", NODES)
 def test_drawn_shapes_divide_over_the_gpus(name: str, kind: ModelKind) -> None:
-    """Heads, KV heads or copies of them, rows; `HeldOut.plan` proves."""
+    """Heads, KV heads or copies of them, rows; `Experiment.plan` proves."""
     node = calibrated_node(name)
     runs = drawn_runs(node, 5, 31, kind=kind)
     assert runs[: len(runs) // 5] == drawn_runs(node, 1, 31, kind=kind)
@@ -118,7 +118,7 @@ def test_emulated_gpus_are_predicted_run_and_judged(
     folder = tmp_path / "runs" / "2xhost" / "shapes-4-seed-5"
     really, ran = shape_record.timed, list[str]()
 
-    def seconds(node: Any, run: HeldOut, plan: Any) -> list[float]:
+    def seconds(node: Any, run: Experiment, plan: Any) -> list[float]:
         ran.append(run.name)
         if len(ran) == 3:
             raise KeyboardInterrupt
@@ -155,7 +155,7 @@ def test_without_enough_gpus_it_says_how_many(
 
     monkeypatch.setattr("twin.commands.validate_shapes.require", absent)
     node = calibrated_node("2xh100")
-    run = HeldOut("s3-01-short", TINY, default_options(TINY, node, max_context=256), 48, 8, 1)
+    run = Experiment("s3-01-short", TINY, default_options(TINY, node, max_context=256), 48, 8, 1)
     monkeypatch.setattr(shape_record, "drawn_runs", lambda *_, kind: [run])
     assert main(["validate", "2xh100", "--shapes", "1", "--seed", "3"]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -217,9 +217,9 @@ def fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Node
 
 def kept(name: str, speeds: dict[str, float], record: str) -> None:
     """Predicted speeds of 100 measured."""
-    runs = tuple(Compared(run, speed, 100.0, 0.0, 1) for run, speed in speeds.items())
+    runs = tuple(ran(run, speed) for run, speed in speeds.items())
     node = load_node(name)
-    keep(node, Validation(node.name, "fit", runs), store.Run(Path(record), {}, {}))
+    keep(node, Validation(runs, node=node.name, fit="fit"), store.Run(Path(record), {}, {}))
 
 
 def test_a_node_has_the_interval_of_its_own_runs_once_there_are_enough(

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from twin.calibrate.compared import Compared
+from tests.calibrate.ran import ran
 from twin.calibrate.validate import Validation
 from twin.commands.demo import page, text, ways
 from twin.commands.demo_model import PROMPT, RANDOM, DemoModel
@@ -15,10 +15,10 @@ from twin.engine.tokenizer import Tokenizer
 from twin.engine.weights import random_weights
 
 RUNS = (
-    Compared("one core", 80.0, 41.0, 0.02, 1),
-    Compared("all 2 cores", 81.0, 65.0, 0.03, 2),
+    ran("one core", 80.0, 41.0, 0.02),
+    ran("all 2 cores", 81.0, 65.0, 0.03, blocks=2),
 )
-QUIET = Validation("1xhost", "a run", RUNS)
+QUIET = Validation(RUNS, node="1xhost", fit="a run")
 BUSY = dataclasses.replace(QUIET, busy="other programs had 1.0 of 2 cores")
 FOUND = {"cpu": "a CPU", "cores": 2, "load_before": 0.1}
 

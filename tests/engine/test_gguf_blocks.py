@@ -16,7 +16,7 @@ from tests.engine.gguf_cases import named, write_case
 from tests.engine.hf_cases import weights
 from tests.engine.test_gguf import WIDE, stored
 from tests.refusals import refused
-from twin.calibrate.validate import calibrated_node
+from twin.calibrate.node import calibrated_node
 from twin.engine.gguf_weights import GgufWeights, open_gguf
 from twin.engine.host import HostEngine
 from twin.errors import CheckpointError, ConfigError

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.calibrate.ran import ran
 from tests.command_line import TINY
-from twin.calibrate.compared import Compared
 from twin.calibrate.validate import Validation
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
@@ -114,11 +114,8 @@ def simulated() -> Page:
     node = load_node("1xh200")
     plan = plan_for(TINY, node, blocks=8)
     result = simulate(plan, node, trace=True, blocks=traced_blocks(plan))
-    compared = Validation(
-        "host",
-        "a-run",
-        (Compared("a", 110.0, 100.0, 0.01, 1), Compared("b", 900.0, 1000.0, 0.02, 2)),
-    )
+    both = (ran("a", 110.0, 100.0, 0.01), ran("b", 900.0, 1000.0, 0.02))
+    compared = Validation(both, node="host", fit="a-run")
     effects = [
         Effect("device.memory.stream_bytes_per_s", "assumed", 1.0, 1.1, 11.0, 0.05),
         Effect("blocks", "option", 10, 11, 9.0, -0.02),

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import plotly.graph_objects
 import pytest
 
+from tests.calibrate.ran import ran
 from tests.command_line import TINY
 from twin.batching.prices import rates_of
-from twin.calibrate.compared import Compared
 from twin.calibrate.validate import Validation
 from twin.hardware.load import load_node
 from twin.kernel.defaults import plan_for
@@ -52,9 +52,7 @@ def page(plan: Plan, result: Result) -> Page:
 
 
 VALIDATION = Validation(
-    "1xhost",
-    "some-run",
-    (Compared("a", 110.0, 100.0, 0.01, 1), Compared("b<", 90.0, 100.0, 0.02, 2)),
+    (ran("a", 110.0, 100.0, 0.01), ran("b<", 90.0, 100.0, 0.02)), node="1xhost", fit="some-run"
 )
 EFFECTS = [
     Effect("device.memory.stream_bytes_per_s", "assumed", 1.0, 1.1, 11.0, 0.05),

@@ -21,7 +21,7 @@ from tests.gfx942.test_driver import Interpreted
 from tests.gfx942.timed import Timed, otherwise
 from tests.studies.scripts import loaded
 from twin.calibrate import engine_runs, store
-from twin.calibrate.amd_heldout import amd_held_out
+from twin.calibrate.held_out import held_out
 from twin.hardware.load import load_node
 
 SCRIPT = Path(__file__).resolve().parents[2] / "studies" / "mi300x" / "run.py"
@@ -113,7 +113,7 @@ def test_probes_runs_fit_and_validation_work_on_each_others_files(
     runtime = Timed(otherwise(node, HIDDEN))
     runtime.install(monkeypatch)
     install(runtime)
-    few = [run for run in amd_held_out(node) if run.name in FEW_RUNS]
+    few = [run for run in held_out(node) if run.name in FEW_RUNS]
     monkeypatch.setattr(engine_runs, "held_out", lambda node: few)
     setup = small_setup(script, tmp_path, monkeypatch)
     steps = ("about", "probes", "engine", "fit", "validate")

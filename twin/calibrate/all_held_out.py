@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twin.calibrate import shape_record, store
-from twin.calibrate.compared import Errors
+from twin.calibrate.experiment import Errors
 from twin.calibrate.known_error import FEWEST, kept_records, levels
 from twin.errors import HardwareError
 from twin.hardware.load import load_node
@@ -77,8 +77,7 @@ def _parts(node: Node) -> list[Part]:
 
 def _told(node: Node, record: str, errors: Mapping[str, float]) -> list[bool]:
     """By the intervals that were written before the runs."""
-    judged = shape_record.judged(shape_record.read(node, store.runs_folder(node.name) / record))
-    runs = judged.runs if judged else ()
+    runs = shape_record.read(node, store.runs_folder(node.name) / record).measured.runs
     return [run.held for run in runs if run.name in errors and run.held is not None]
 
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -36,12 +35,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.calibrate import store
+from twin.calibrate.experiment import Experiment
 from twin.calibrate.gpu_formats import CHOOSING, DECODING
 from twin.calibrate.gpu_layers import CHAIN
-from twin.calibrate.heldout import HeldOut
 from twin.calibrate.kernel_id import is_superseded
 from twin.calibrate.recipe import recipe_of
-from twin.calibrate.recorded import recorded
+from twin.calibrate.recorded import measured, recorded
 from twin.errors import CalibrationError, InvalidPlan
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Node, Number
@@ -73,11 +72,10 @@ INTERVAL = (5.0, 95.0)  # percent
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A run of a record, its median seconds of a step, and what is simulated for its slopes."""
+    """A run of a record, and what is simulated for its slopes."""
 
     record: str
-    run: HeldOut
-    seconds: float
+    run: Experiment
     plan: Plan
     short: tuple[Plan, ...]  # at two numbers of layers; the plan itself where layers do not repeat
     depths: tuple[int, int] | None
@@ -120,8 +118,8 @@ def timed_runs(node: Node, records: Sequence[store.Run]) -> list[Timed]:
                 "that node, or another folder"
             )
         own = []
-        for run in recorded(record.folder, record.meta) or ():
-            if run.name not in record.samples or is_superseded(record, run, node.device.name):
+        for run in measured(recorded(record.folder, record.meta) or (), record):
+            if is_superseded(run, node.device.name):
                 continue
             try:
                 plan = run.plan(node.device.name)
@@ -133,8 +131,7 @@ def timed_runs(node: Node, records: Sequence[store.Run]) -> list[Timed]:
                 if depths
                 else (plan,)
             )
-            seconds = statistics.median(record.samples[run.name])
-            own.append(Timed(record.id, run, seconds, plan, short, depths))
+            own.append(Timed(record.id, run, plan, short, depths))
         if not own:
             raise CalibrationError(
                 f"{record.folder}: holds no engine run that says what it was; name a folder of "
@@ -144,7 +141,7 @@ def timed_runs(node: Node, records: Sequence[store.Run]) -> list[Timed]:
     return found
 
 
-def _cut(run: HeldOut, layers: int) -> HeldOut:
+def _cut(run: Experiment, layers: int) -> Experiment:
     return replace(run, spec=first_layers(run.spec, layers))
 
 
@@ -161,7 +158,7 @@ def move(
     with _simulators(runs) as simulated:
         progress(f"simulating {len(runs)} engine runs")
         base = np.log(simulated(apply_fit(node, fit), False))
-        errors = np.log([one.seconds for one in runs]) - base
+        errors = np.log([one.run.measured_s for one in runs]) - base
         slopes = _slopes(node, fit, paths, simulated, progress)
         seen = [at for at in range(len(paths)) if np.abs(slopes[:, at]).max() > 1e-3]
         paths, slopes = [paths[at] for at in seen], slopes[:, seen]
@@ -180,12 +177,12 @@ def move(
         rest = ~left
         crossed[left] = errors[left] - slopes[left] @ both.least(errors, rest)
     # what the straight line misses of the numbers that were found
-    crossed += np.log([one.seconds for one in runs]) - after - (errors - slopes @ found)
+    crossed += np.log([one.run.measured_s for one in runs]) - after - (errors - slopes @ found)
     return Moved(
         numbers,
         {**together, **factors},
         _by_record(runs, errors),
-        _by_record(runs, np.log([one.seconds for one in runs]) - after),
+        _by_record(runs, np.log([one.run.measured_s for one in runs]) - after),
         _by_record(runs, crossed),
     )
 

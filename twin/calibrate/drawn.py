@@ -18,7 +18,7 @@ from twin.calibrate.drawn_kinds import (
     log_between,
     one_of,
 )
-from twin.calibrate.heldout import HeldOut
+from twin.calibrate.experiment import Experiment
 from twin.errors import CalibrationError, ConfigError, TwinError
 from twin.hardware.types import HOST, Node
 from twin.kernel.defaults import default_options
@@ -93,7 +93,7 @@ def drawn_runs(
     progress: Callable[[str], None] = lambda _: None,
     *,
     kind: ModelKind = ModelKind.DENSE,
-) -> list[HeldOut]:
+) -> list[Experiment]:
     """Runs of each of `count` models: two contexts, and of dense ones the other two hand-offs in
     the short one.
 
@@ -109,7 +109,7 @@ def drawn_runs(
         if not least <= value <= most:
             raise ConfigError(f"{name} {value}: from {least} to {most}")
     scope = CPU if node.device.isa == HOST else GPU
-    runs: list[HeldOut] = []
+    runs: list[Experiment] = []
     generator = np.random.default_rng(seed)
     for number in range(count):
         progress(f"drawing shapes for {node.name}: {number + 1}/{count}")
@@ -157,7 +157,7 @@ def _models(
     )
 
 
-def _runs(scope: Scope, node: Node, spec: ModelSpec, kind: ModelKind) -> list[HeldOut]:
+def _runs(scope: Scope, node: Node, spec: ModelSpec, kind: ModelKind) -> list[Experiment]:
     prompts = dict(zip((SHORTEST, LONGEST), scope.prompts, strict=True))
     wanted = [(where, HandOffKind.SENTINEL) for where in prompts]
     if kind is ModelKind.DENSE:
@@ -167,7 +167,7 @@ def _runs(scope: Scope, node: Node, spec: ModelSpec, kind: ModelKind) -> list[He
 
 def _run(
     scope: Scope, node: Node, spec: ModelSpec, where: str, prompt: int, handoff: HandOffKind
-) -> HeldOut:
+) -> Experiment:
     """Default options. Raises TwinError for a shape that the device does not hold, or whose plan
     breaks a law.
     """
@@ -182,7 +182,7 @@ def _run(
         chosen["blocks"] = _host_blocks(spec, node)
     options = default_options(spec, node, **chosen)
     name = f"{spec.name}-{where}" + ("" if handoff is HandOffKind.SENTINEL else f"-{handoff.value}")
-    run = HeldOut(name, spec, options, prompt, scope.tokens, scope.repeats)
+    run = Experiment(name, spec, options, prompt, scope.tokens, scope.repeats)
     check_room(run.plan(node.device.name), node)
     return run
 

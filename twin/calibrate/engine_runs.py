@@ -7,44 +7,28 @@ from contextlib import ExitStack
 from typing import Any
 
 from twin.calibrate import store
-from twin.calibrate.amd_heldout import amd_held_out
-from twin.calibrate.gpu_heldout import gpu_held_out, several_held_out
-from twin.calibrate.heldout import HeldOut, host_held_out
+from twin.calibrate.experiment import Experiment
+from twin.calibrate.held_out import held_out
 from twin.calibrate.kernel_id import kernel_id
 from twin.calibrate.measure import Keep, Progress, require
 from twin.calibrate.recipe import recipe_of
-from twin.calibrate.recorded import RUNS, recorded, written
+from twin.calibrate.recorded import RUNS, measured, recorded, written
 from twin.calibrate.tracing import SEED, WARMUP_TOKENS, prompt_of, traced_stages
 from twin.engine.choose import compile_all, open_random
 from twin.engine.session import Session
 from twin.errors import CalibrationError, TwinError
-from twin.hardware.types import HOST, Node
+from twin.hardware.types import Node
 
 
-def held_out(node: Node) -> list[HeldOut]:
-    """The held-out runs of a node. Raises CalibrationError for several devices that have none."""
-    if node.gpus > 1:
-        if node.device.nvidia:
-            return several_held_out(node)
-        raise CalibrationError(
-            f"{node.name}: engine runs of several are defined for NVIDIA GPUs alone; draw shapes "
-            f"with --shapes N --seed S, or name 1x{node.device.name}"
-        )
-    if node.device.isa == HOST:
-        return host_held_out()
-    return amd_held_out(node) if node.device.amd else gpu_held_out(node)
-
-
-def runs_of(record: store.Run, node: Node) -> list[HeldOut]:
-    """What a record of engine runs ran: as it says itself, else the node's held-out runs of the
-    same names. Those with samples only.
+def runs_of(record: store.Run, node: Node) -> list[Experiment]:
+    """What a record of engine runs ran and measured: as it says itself, else the node's held-out
+    runs of the same names.
     """
-    runs = recorded(record.folder, record.meta) or held_out(node)
-    return [run for run in runs if run.name in record.samples]
+    return measured(recorded(record.folder, record.meta) or held_out(node), record)
 
 
 def measure_held_out(
-    node: Node, progress: Progress, keep: Keep, runs: Sequence[HeldOut] | None = None
+    node: Node, progress: Progress, keep: Keep, runs: Sequence[Experiment] | None = None
 ) -> tuple[store.StageTimes, ...]:
     """Quiet seconds of a decoded token of every run, in rounds over all of them; then the stages of
     those that are traced.
@@ -102,7 +86,7 @@ def measure_held_out(
     return stages
 
 
-def _step_seconds(run: HeldOut, engine: Session) -> Any:
+def _step_seconds(run: Experiment, engine: Session) -> Any:
     made = engine.generate(prompt_of(run), max_tokens=run.tokens + WARMUP_TOKENS)
     if made.stop_reason == "cancelled":
         raise KeyboardInterrupt

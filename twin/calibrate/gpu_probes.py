@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from twin.calibrate.experiment import Experiment
 from twin.calibrate.gpu_designed import PREFIX, designed
 from twin.calibrate.gpu_formats import CODED, ROUTED, formats
 from twin.calibrate.gpu_layers import CHAIN, TOKENS, chains
 from twin.calibrate.gpu_mixers import CHOICE, STATES, mixers
-from twin.calibrate.heldout import HeldOut
 from twin.calibrate.probes import COPIES, Probe
 from twin.models.spec import DType
 from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling, StageKind
@@ -142,11 +142,11 @@ QUICK = (
 Question = tuple[str, str, Plan]  # name, group, plan
 
 
-def traced(probes: Iterable[Probe]) -> list[HeldOut]:
+def traced(probes: Iterable[Probe]) -> list[Experiment]:
     """Those whose stages are timed one by one as well."""
     plans = {probe.name: probe.plan for probe in probes if _is_traced(probe)}
     return [
-        HeldOut(
+        Experiment(
             name, plan.spec, plan.options, plan.options.context - TOKENS // 2, TOKENS, traced=True
         )
         for name, plan in plans.items()

@@ -24,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from twin import kernel, schedule
-from twin.calibrate.heldout import HeldOut
+from twin.calibrate.experiment import Experiment
 from twin.calibrate.store import KERNEL_ID, Run, home, measured_on, read_run
 from twin.data import data_dir
 from twin.errors import InvalidPlan
@@ -124,11 +124,11 @@ CHANGES: Mapping[str, Callable[[Plan], bool]] = {
 }
 
 
-def is_superseded(record: Run, run: HeldOut, device: str) -> bool:
-    """Does the kernel in force run the plan of a record's run otherwise than the record's kernel?
-    False for a kernel that is not on file.
+def is_superseded(run: Experiment, device: str) -> bool:
+    """Does the kernel in force run the plan of a run otherwise than the run's kernel? False for a
+    kernel that is not on file.
     """
-    found = kernel_of(record)
+    found = next((row for row in kernels() if row.id == run.kernel), None)
     if found is None or not found.lacks:
         return False
     # slots of the usual size hold tiles of whole teams: no plan is built to learn that
@@ -150,13 +150,13 @@ class Kernel:
     lacks: tuple[str, ...]  # names of CHANGES
 
 
-def kernel_of(record: Run) -> Kernel | None:
-    """By its id, else by its commit; None where the table has neither."""
+def kernel_of(record: Run) -> str:
+    """The id of a record's kernel, by its commit where it holds none; empty for one that is not on
+    file.
+    """
     own, commit = record.meta.get(KERNEL_ID), record.meta.get("commit")
-    for row in kernels():
-        if row.id == own or (own is None and commit in row.commits):
-            return row
-    return None
+    by_commit = (row.id for row in kernels() if commit in row.commits)
+    return str(own) if own is not None else next(by_commit, "")
 
 
 @lru_cache(maxsize=1)

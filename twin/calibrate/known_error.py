@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twin.calibrate import store
-from twin.calibrate.compared import Errors
+from twin.calibrate.experiment import Errors
 from twin.calibrate.fitted import fit_of, numbers_of
 from twin.calibrate.node import fits_of
 from twin.calibrate.seen import (
@@ -31,7 +31,7 @@ from twin.models.kind import ModelKind, kind_of
 from twin.models.spec import ModelSpec
 
 if TYPE_CHECKING:  # who asks for an error needs neither the engine nor its runs
-    from twin.calibrate.heldout import HeldOut
+    from twin.calibrate.experiment import Experiment
     from twin.calibrate.validate import Validation
 
 DRAWN = "drawn"  # what a kept file calls the errors of a seed's shapes
@@ -111,7 +111,7 @@ def keep(node: Node, found: Validation, record: store.Run) -> None:
     store.write_held_out(node.name, _with_sizes(about, record.id, sizes))
 
 
-def sizes_of(node: Node, runs: Iterable[HeldOut]) -> dict[str, float]:
+def sizes_of(node: Node, runs: Iterable[Experiment]) -> dict[str, float]:
     """Bytes a step and GPU of each shape that ran."""
     return {shape_of(run.name): float(round(bytes_of(run.spec, node))) for run in runs}
 

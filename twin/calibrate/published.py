@@ -6,9 +6,10 @@ publication is one or the other: nothing that cites a held-out one may be fitted
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,7 +37,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One published quantity, or the ends of a published range."""
+    """One published quantity, or the ends of a published range; and what the twin predicts."""
 
     name: str
     node: str  # that it was measured on
@@ -48,6 +49,7 @@ class Figure:
     asks: Mapping[str, Any]  # what the twin is asked: twin.calibrate.published_plans
     group: str = ""  # of an input: the numbers that it settles
     note: str = ""  # what the twin's plan leaves out or takes otherwise
+    predicted_s: float = field(default=math.nan, compare=False)
 
     @property
     def seconds(self) -> tuple[float, ...]:
@@ -63,6 +65,23 @@ class Figure:
     @property
     def middle_s(self) -> float:
         return statistics.median(self.seconds)
+
+    @property
+    def predicted(self) -> float:
+        """In the figure's unit."""
+        return self.in_unit(self.predicted_s)
+
+    @property
+    def error(self) -> float:
+        """Of the speed against the middle of what was published, positive where the twin is too
+        fast.
+        """
+        return self.middle_s / self.predicted_s - 1.0
+
+    @property
+    def inside(self) -> bool:
+        """Does the prediction lie in the range that was published?"""
+        return min(self.seconds) <= self.predicted_s <= max(self.seconds)
 
     def shown(self) -> str:
         """As it was published: "7.59 to 7.88 us"."""

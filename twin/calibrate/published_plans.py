@@ -1,4 +1,4 @@
-"""What the twin is asked about a published figure: a plan, and which of its times is meant."""
+"""Predictions of published figures: a plan of each, and which of its times is meant."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.probes import Probe
-from twin.calibrate.published import Figure
+from twin.calibrate.published import Figure, figures
 from twin.calibrate.reading import Reading
 from twin.calibrate.recorded import options_of, shape_of
 from twin.calibrate.simulated import simulated
+from twin.calibrate.store import Run
 from twin.errors import CalibrationError, ConfigError
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
@@ -24,11 +25,13 @@ from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Opti
 from twin.schedule.probe import exchange_probe, stream_probe
 from twin.sim.batch import planned
 from twin.text import said, shown
+from twin.workers import each
 
 COLS = 2048
 SLOT_BYTES, RING_SLOTS = 16 * 2**10, 10  # as the probes' (gpu_probes.py)
 FLOAT_BYTES = 4
 STAGES = 15
+FEW = 4  # figures that one process predicts sooner than it starts others
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,16 @@ def predicted_s(figure: Figure, node: Node | None = None) -> float:
     asked, node = question(figure), node or calibrated_node(figure.node)
     found = simulated(asked.plan, node, reading=asked.reading).step_s
     return asked.times * found + asked.beside_s
+
+
+def compared(record: Run, progress: Callable[[str], None]) -> list[Figure]:
+    """Every figure of a record with its prediction, in its order, on all cores."""
+    asked = figures(record.folder, record.meta)
+    found: list[Figure] = []
+    for figure, seconds in zip(asked, each(predicted_s, asked, few=FEW), strict=True):
+        progress(f"predicting published figures: {len(found) + 1}/{len(asked)} {figure.name}")
+        found.append(dataclasses.replace(figure, predicted_s=seconds))
+    return found
 
 
 # ---- questions -----------------------------------------------------------------------------------

@@ -1,18 +1,20 @@
-"""Held-out runs as plain data: a record of engine runs holds what it ran, so that it can be
-predicted and repeated from itself.
+"""Engine runs as plain data: a record holds what ran, so that it can be predicted and repeated from
+itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import convert
 
-from twin.calibrate.heldout import HeldOut
+from twin.calibrate.experiment import Experiment
+from twin.calibrate.kernel_id import kernel_of
+from twin.calibrate.store import Run
 from twin.errors import CalibrationError, ConfigError
 from twin.models.feeds import ExpertFeed
 from twin.models.formats import Formats, Role, format_named
@@ -29,7 +31,7 @@ RUNS = "runs"  # in the meta data of a record
 ATTENTION, EXPERTS, STORED = "attention", "experts", "stored"  # of a shape that is not dense
 
 
-def written(run: HeldOut) -> dict[str, Any]:
+def written(run: Experiment) -> dict[str, Any]:
     """One run. A model on file is called by its name, any other shape is written out; options are
     written out whole: defaults change.
     """
@@ -45,7 +47,7 @@ def written(run: HeldOut) -> dict[str, Any]:
     }
 
 
-def recorded(folder: Path, meta: Mapping[str, Any]) -> list[HeldOut] | None:
+def recorded(folder: Path, meta: Mapping[str, Any]) -> list[Experiment] | None:
     """The runs that a record says it made; None for one of 2026-11, which names them only. Raises
     CalibrationError.
     """
@@ -60,6 +62,16 @@ def recorded(folder: Path, meta: Mapping[str, Any]) -> list[HeldOut] | None:
         ) from error
 
 
+def measured(runs: Iterable[Experiment], record: Run) -> list[Experiment]:
+    """Those of `runs` that the record has samples of, with these and the kernel."""
+    kernel = kernel_of(record)
+    return [
+        dataclasses.replace(run, kernel=kernel, samples=tuple(record.samples[run.name]))
+        for run in runs
+        if run.name in record.samples
+    ]
+
+
 def options_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """Chosen options as a record spells them, by field. Raises ConfigError."""
     whole = _built(Options, data)
@@ -71,10 +83,10 @@ def shape_of(like: ModelSpec, data: Mapping[str, Any]) -> ModelSpec:
     return _shaped({**_shape(like), **data, "windows": [0] * data.get("layers", like.layers)})
 
 
-def _read(name: str, one: Mapping[str, Any]) -> HeldOut:
+def _read(name: str, one: Mapping[str, Any]) -> Experiment:
     model = one["model"]
     spec = load_model(model) if isinstance(model, str) else _shaped(model)
-    return HeldOut(
+    return Experiment(
         name,
         spec,
         _built(Options, one["options"]),

@@ -9,24 +9,22 @@ whoever stops goes on where it stopped.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from twin.calibrate import store
-from twin.calibrate.compared import Compared, Runs
 from twin.calibrate.drawn import drawn_runs
+from twin.calibrate.experiment import Experiment, Runs
 from twin.calibrate.fitted import moved_by, numbers_of
-from twin.calibrate.heldout import HeldOut
 from twin.calibrate.kernel_id import is_superseded, kernel_id
 from twin.calibrate.known_error import keep_drawn, known_error, sizes_of
 from twin.calibrate.measure import Progress, require
 from twin.calibrate.node import calibrated_node, fits_of
 from twin.calibrate.packed import unpacked
 from twin.calibrate.recipe import recipe_of
-from twin.calibrate.recorded import RUNS, recorded, written
+from twin.calibrate.recorded import RUNS, measured, recorded, written
 from twin.calibrate.tracing import SEED, WARMUP_TOKENS, prompt_of
 from twin.engine.choose import compiled_in_turn, open_random
 from twin.errors import CalibrationError, ConfigError, EngineError, InvalidPlan, TwinError
@@ -41,14 +39,14 @@ COMPILED_TOGETHER = 96  # runs whose plans the compilers are given at once
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a seed drew and what the twin says of it, as it lies in `folder`."""
+    """What a seed drew, what the twin predicted of it, and what was measured so far."""
 
     folder: Path
     node: str
     fit: str  # the probing run behind the fit, or why there is none
     date: str  # of the predictions
-    runs: tuple[HeldOut, ...]
-    predicted: Mapping[str, Compared]
+    runs: tuple[Experiment, ...]
+    failed: Mapping[str, str]  # what did not run, and why
 
     @property
     def kind(self) -> ModelKind:
@@ -58,14 +56,16 @@ class Record:
     @property
     def has_intervals(self) -> bool:
         """Were held-out errors of the fit on file when it was predicted?"""
-        return any(one.p10 is not None for one in self.predicted.values())
+        return any(run.p10 is not None for run in self.runs)
 
+    @property
+    def measured(self) -> Runs:
+        return Runs(tuple(run for run in self.runs if run.samples))
 
-@dataclass(frozen=True, slots=True)
-class Judged(Runs):
-    """Runs of a record, or some of them."""
-
-    failed: Mapping[str, str]
+    @property
+    def left(self) -> list[Experiment]:
+        """Runs that neither have samples nor failed."""
+        return [run for run in self.runs if not run.samples and run.name not in self.failed]
 
 
 def folder_of(node: Node, count: int, seed: int, kind: ModelKind = ModelKind.DENSE) -> Path:
@@ -106,7 +106,7 @@ def opened(
 
 
 def predict(
-    node: Node, runs: Sequence[HeldOut], about: Mapping[str, Any], file: Path, progress: Progress
+    node: Node, runs: Sequence[Experiment], about: Mapping[str, Any], file: Path, progress: Progress
 ) -> None:
     """Simulates every run by the fits in force, and writes what it says."""
     from twin.sim.run import simulate  # a machine that only measures has no simulator
@@ -150,44 +150,51 @@ def _fit_of(node: Node) -> dict[str, str]:
 
 def read(node: Node, folder: Path) -> Record:
     """Raises CalibrationError for a file that holds no predictions of this node."""
-    file = unpacked(folder) / PREDICTIONS
+    here = unpacked(folder)
+    file = here / PREDICTIONS
     try:
         text = read_json(file, MOST_RECORD_BYTES)
-        runs = recorded(folder, text)
-        predicted = {name: _predicted(name, one) for name, one in text["predicted"].items()}
-        record = Record(
-            folder,
-            str(text["node"]),
-            str(text["fit"]["run"]),
-            str(text["date"]),
-            tuple(runs or ()),
-            predicted,
-        )
+        runs = [
+            replace(
+                run,
+                predicted_tokens_per_s=float(told["tokens_per_s"]),
+                p10=_level(told["p10"]),
+                p90=_level(told["p90"]),
+            )
+            for run in recorded(folder, text) or ()
+            for told in [text["predicted"][run.name]]
+        ]
+        named = len(text["predicted"])
+        of, fit, date = str(text["node"]), str(text["fit"]["run"]), str(text["date"])
     except (ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CalibrationError(
             f"{file}: holds no predictions ({shown(str(error))}); move it away, or take another "
             "seed"
         ) from error
-    if record.node != node.name or not runs or {run.name for run in runs} != set(predicted):
+    if of != node.name or not runs or len(runs) != named:
         raise CalibrationError(
-            f"{file}: was made for {record.node} or is not whole; name that node, or take another "
-            "seed"
+            f"{file}: was made for {of} or is not whole; name that node, or take another seed"
         )
-    return record
+    failed: Mapping[str, str] = {}
+    if (here / store.SAMPLES).exists():
+        kept = store.read_run(folder)
+        found = {run.name: run for run in measured(runs, kept)}
+        runs = [found.get(run.name, run) for run in runs]
+        failed = dict(kept.meta.get("failed") or {})
+    return Record(folder, of, fit, date, tuple(runs), failed)
 
 
-def _predicted(name: str, one: Mapping[str, Any]) -> Compared:
-    low, high = (None if one[level] is None else float(one[level]) for level in ("p10", "p90"))
-    return Compared(name, float(one["tokens_per_s"]), p10=low, p90=high)
+def _level(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
-def measure(node: Node, record: Record, progress: Progress) -> None:
+def measure(node: Node, record: Record, progress: Progress) -> Record:
     """Times every run of the record that has no samples yet; keeps them after each run."""
     device = node.device
     recipe = recipe_of(device)
     require(device, node.gpus)
-    samples, failed = samples_of(record)
-    left = [run for run in record.runs if run.name not in samples and run.name not in failed]
+    samples = {run.name: list(run.samples) for run in record.measured.runs}
+    failed, left = dict(record.failed), record.left
     meta: dict[str, Any] = {
         **store.conditions(),
         **recipe.conditions(),
@@ -212,9 +219,10 @@ def measure(node: Node, record: Record, progress: Progress) -> None:
                 except TwinError as error:
                     failed[run.name] = str(error)
             store.save_run(record.folder, meta, samples)
+    return read(node, record.folder)
 
 
-def timed(node: Node, run: HeldOut, plan: Any) -> list[float]:
+def timed(node: Node, run: Experiment, plan: Any) -> list[float]:
     """Of a step, of each repeat; the engine holds one model at a time. Raises EngineError where
     repeats give different tokens.
     """
@@ -235,23 +243,8 @@ def timed(node: Node, run: HeldOut, plan: Any) -> list[float]:
     return took
 
 
-def samples_of(record: Record) -> tuple[store.Samples, dict[str, str]]:
-    """What has been measured so far, and what failed."""
-    if not (unpacked(record.folder) / store.SAMPLES).exists():
-        return {}, {}
-    kept = store.read_run(record.folder)
-    return dict(kept.samples), dict(kept.meta.get("failed") or {})
-
-
-def of_older_kernels(node: Node, record: Record) -> frozenset[str]:
-    """Names of the runs whose kernel the engine no longer has."""
-    measured = store.read_run(record.folder)
-    device = node.device.name
-    return frozenset(run.name for run in record.runs if is_superseded(measured, run, device))
-
-
 def keep_errors(node: Node, record: Record, progress: Progress) -> None:
-    """How far the fit in force is from the record's runs, kept beside its held-out ones; nothing
+    """How far the fit in force is from the record's runs, kept next to its held-out ones; nothing
     without these, or while runs are left. The predictions on file may be of another fit or of other
     laws. Runs whose plan the kernel refuses are left out: one that needed less memory made them. So
     are those of older kernels; of a record that moved the fit's numbers, errors are those by what
@@ -259,34 +252,35 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     """
     from twin.sim.run import simulate  # a machine that only measures has no simulator
 
-    samples, failed = samples_of(record)
-    if len(samples) + len(failed) < len(record.runs):
+    if record.left:
         return
-    older = of_older_kernels(node, record)
-    if left_out := moved_by(node).get(record.folder.name):
-        left_out = {name: error for name, error in left_out.items() if name not in older}
-        keep_drawn(node, record.folder.name, left_out, record.kind, sizes_of(node, record.runs))
+    ran = [run for run in record.measured.runs if not is_superseded(run, node.device.name)]
+    name, sizes = record.folder.name, sizes_of(node, record.runs)
+    if moved := moved_by(node).get(name):
+        gone = {run.name for run in record.measured.runs} - {run.name for run in ran}
+        errors = {run: error for run, error in moved.items() if run not in gone}
+        keep_drawn(node, name, errors, record.kind, sizes)
         return
     if known_error(node) is None:
         return
     errors = {}
-    for done, run in enumerate(record.runs, start=1):
-        if run.name in samples and run.name not in older:
-            progress(f"predicting by the fit in force: {done}/{len(record.runs)} {run.name}")
-            try:
-                plan = run.plan(node.device.name)
-            except InvalidPlan:
-                continue
-            speed = simulate(plan, calibrated_node(node.name)).tokens_per_s
-            errors[run.name] = speed * statistics.median(samples[run.name]) - 1
-    keep_drawn(node, record.folder.name, errors, record.kind, sizes_of(node, record.runs))
+    for done, run in enumerate(ran, start=1):
+        progress(f"predicting by the fit in force: {done}/{len(ran)} {run.name}")
+        try:
+            plan = run.plan(node.device.name)
+        except InvalidPlan:
+            continue
+        errors[run.name] = (
+            simulate(plan, calibrated_node(node.name)).tokens_per_s * run.measured_s - 1
+        )
+    keep_drawn(node, name, errors, record.kind, sizes)
 
 
-def groups(record: Record) -> dict[str, list[str]]:
-    """Names of the runs, by what is told apart among models of their kind: the stored format, of
-    experts the family too, of dense ones nothing; on several devices their hand-off and lanes.
+def groups(record: Record) -> dict[str, list[Experiment]]:
+    """Its runs, by what is told apart among models of their kind: the stored format, of experts the
+    family too, of dense ones nothing; on several devices their hand-off and lanes.
     """
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[Experiment]] = {}
     for run in record.runs:
         if record.kind is ModelKind.DENSE:
             several = f"{run.options.handoff.value}{', lanes' if run.spec.lanes else ''}"
@@ -295,22 +289,5 @@ def groups(record: Record) -> dict[str, list[str]]:
             label = f"{run.spec.family} {stored_as(run.spec)}"
         else:
             label = stored_as(run.spec)
-        found.setdefault(label, []).append(run.name)
+        found.setdefault(label, []).append(run)
     return dict(sorted(found.items()))
-
-
-def part(found: Judged, names: Sequence[str]) -> Judged | None:
-    """Those of some names; None where none of them ran."""
-    runs = tuple(run for run in found.runs if run.name in names)
-    return Judged(runs, {}) if runs else None
-
-
-def judged(record: Record) -> Judged | None:
-    """None where nothing is measured."""
-    samples, failed = samples_of(record)
-    runs = [
-        replace(one, measured_tokens_per_s=1 / statistics.median(samples[one.name]))
-        for one in (record.predicted[run.name] for run in record.runs)
-        if one.name in samples
-    ]
-    return Judged(tuple(runs), failed) if runs else None

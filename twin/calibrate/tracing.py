@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from twin.calibrate.heldout import HeldOut
+from twin.calibrate.experiment import Experiment
 from twin.calibrate.stages import stage_times
 from twin.calibrate.store import StageTimes
 from twin.engine.choose import compile_all, open_random
@@ -18,12 +18,15 @@ TRACED_TOKENS = 48
 SEED = 20261121
 
 
-def prompt_of(run: HeldOut) -> list[int]:
+def prompt_of(run: Experiment) -> list[int]:
     return [7 + position % 97 for position in range(run.prompt)]
 
 
 def traced_stages(
-    device: Device, runs: Sequence[HeldOut], failed: dict[str, str], progress: Callable[[str], None]
+    device: Device,
+    runs: Sequence[Experiment],
+    failed: dict[str, str],
+    progress: Callable[[str], None],
 ) -> tuple[StageTimes, ...]:
     """Every run once; what does not compile or run is added to `failed`."""
     if not runs:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import statistics
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from twin.calibrate import store
-from twin.calibrate.compared import Compared, Errors
 from twin.calibrate.engine_runs import runs_of
+from twin.calibrate.experiment import Experiment, Runs
 from twin.calibrate.fitted import fit_of
-from twin.calibrate.heldout import HeldOut
 from twin.calibrate.kernel_id import is_superseded
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.simulated import Simulated, simulated
 from twin.errors import CalibrationError
 from twin.hardware.types import Node
-
-__all__ = ["Compared", "StageCompared", "Validation", "calibrated_node", "compare"]
+from twin.workers import each
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +35,21 @@ class StageCompared:
         return self.predicted_s / self.measured_s - 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Validation(Errors):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation(Runs):
+    """Runs and traced stages by the fit in force."""
+
     node: str
     fit: str  # the probing run behind the fit
-    runs: tuple[Compared, ...]
     stages: tuple[StageCompared, ...] = ()
     failed: tuple[tuple[str, str], ...] = ()  # runs that the engine could not do, and why
-    busy: str | None = None  # why no error can be told: something else used the computer
-
-    @property
-    def every(self) -> Sequence[float]:
-        return [run.error for run in self.runs]
+    busy: str | None = None  # why errors say nothing: something else used the computer
 
     def to_json(self) -> dict[str, Any]:
         rows = [
             {
                 "name": r.name,
-                "blocks": r.blocks,
+                "blocks": r.options.blocks,
                 "predicted_tokens_per_s": r.predicted_tokens_per_s,
                 "measured_tokens_per_s": r.measured_tokens_per_s,
                 "error": r.error,
@@ -97,29 +89,26 @@ def compare(node: Node, measured: store.Run, progress: Callable[[str], None]) ->
     if fit is None:
         raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
     device = node.device.name
-    runs = [r for r in runs_of(measured, node) if not is_superseded(measured, r, device)]
+    runs = [run for run in runs_of(measured, node) if not is_superseded(run, device)]
     if not runs:
         raise CalibrationError(
             f"{measured.folder} holds none of the held-out runs of {node.name}: measure them with "
             f"`twin validate {node.name}`"
         )
-    predicted = {}
-    for done, (name, guess) in enumerate(_predictions(node.device.name, runs, measured), start=1):
-        progress(f"predicting held-out runs: {done}/{len(runs)} {name}")
-        predicted[name] = guess
+    traced = {one.run for one in measured.stages}
+    work = [(device, run, run.name in traced) for run in runs]
+    predicted: dict[str, Simulated] = {}
+    for run, guess in zip(runs, each(_predict, work), strict=True):
+        predicted[run.name] = guess
+        progress(f"predicting held-out runs: {len(predicted)}/{len(runs)} {run.name}")
     return Validation(
-        node.name,
-        fit,
-        tuple(_compared(run, predicted[run.name], measured.samples[run.name]) for run in runs),
-        tuple(stages_compared(measured.stages, predicted)),
-        tuple((measured.meta.get("failed") or {}).items()),
-    )
-
-
-def _compared(run: HeldOut, guess: Simulated, took: Sequence[float]) -> Compared:
-    middle = statistics.median(took)
-    return Compared(
-        run.name, 1 / guess.step_s, 1 / middle, (max(took) - min(took)) / middle, run.options.blocks
+        runs=tuple(
+            replace(run, predicted_tokens_per_s=1 / predicted[run.name].step_s) for run in runs
+        ),
+        node=node.name,
+        fit=fit,
+        stages=tuple(stages_compared(measured.stages, predicted)),
+        failed=tuple((measured.meta.get("failed") or {}).items()),
     )
 
 
@@ -134,21 +123,7 @@ def stages_compared(
             )
 
 
-def _predictions(
-    device: str, runs: Sequence[HeldOut], measured: store.Run
-) -> Iterator[tuple[str, Simulated]]:
-    """Every run's name and prediction, on all cores."""
-    traced = {one.run for one in measured.stages}
-    work = [(device, run, run.name in traced) for run in runs]
-    workers = min(len(work), len(os.sched_getaffinity(0)))
-    if workers <= 1:
-        yield from ((one[1].name, _predict(one)) for one in work)
-        return
-    with ProcessPoolExecutor(workers) as pool:
-        yield from zip((run.name for run in runs), pool.map(_predict, work), strict=True)
-
-
-def _predict(work: tuple[str, HeldOut, bool]) -> Simulated:
+def _predict(work: tuple[str, Experiment, bool]) -> Simulated:
     device, run, traced = work
     plan, node = run.plan(device), calibrated_node(f"{run.options.gpus}x{device}")
     return simulated(plan, node, stages=traced)

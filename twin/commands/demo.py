@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from twin.calibrate.busy import COUNTED, busy
-from twin.calibrate.compared import Compared
+from twin.calibrate.experiment import Experiment
 from twin.calibrate.node import calibrated_node, uncalibrated_node
 from twin.calibrate.reading import quiet
 from twin.calibrate.store import conditions, fit_file, runs_folder
@@ -146,9 +145,8 @@ def _this_computer(args: argparse.Namespace, others: int) -> tuple[Validation, D
         why = busy(probed.meta) or "the probes' times do not belong together"
         known = calibrated_node("1xhost")
     rounds = probed.meta[COUNTED]
-    return Validation(
-        "1xhost", probed.id, tuple(one.compared(known, rounds) for one in runs), busy=why
-    ), model
+    ran = tuple(one.compared(known, rounds) for one in runs)
+    return Validation(ran, node="1xhost", fit=probed.id, busy=why), model
 
 
 def ways(cores: int) -> list[tuple[str, dict[str, Any]]]:
@@ -207,12 +205,17 @@ class Measured:
             raise KeyboardInterrupt
         self.step_s.append(quiet(made.step_ns[1:] * 1e-9))
 
-    def compared(self, node: Node, rounds: Sequence[int]) -> Compared:
-        took = [self.step_s[at] for at in rounds]
-        middle = statistics.median(took)
-        predicted = simulate(self.plan, node).tokens_per_s
-        spread = (max(took) - min(took)) / middle
-        return Compared(self.way, predicted, 1 / middle, spread, self.plan.options.blocks)
+    def compared(self, node: Node, rounds: Sequence[int]) -> Experiment:
+        assert self.plan.spec is not None
+        return Experiment(
+            self.way,
+            self.plan.spec,
+            self.plan.options,
+            len(self.prompt),
+            TOKENS_A_ROUND,
+            predicted_tokens_per_s=simulate(self.plan, node).tokens_per_s,
+            samples=tuple(self.step_s[at] for at in rounds),
+        )
 
 
 def _study(name: str) -> tuple[Node, dict[str, Result]]:

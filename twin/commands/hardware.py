@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from twin.calibrate.validate import calibrated_node
+from twin.calibrate.node import calibrated_node
 from twin.commands.arguments import Subparsers, command, file_to_write
 from twin.commands.output import emit
 from twin.errors import ConfigError, HardwareError

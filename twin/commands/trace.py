@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from twin.calibrate.validate import calibrated_node
+from twin.calibrate.node import calibrated_node
 from twin.commands.arguments import Subparsers, add_node, command, file_to_write, whole
 from twin.commands.output import emit, say
 from twin.files import write

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twin.calibrate import store
-from twin.calibrate.engine_runs import held_out, measure_held_out
-from twin.calibrate.heldout import HeldOut
+from twin.calibrate.engine_runs import measure_held_out
+from twin.calibrate.experiment import Experiment
+from twin.calibrate.held_out import held_out
 from twin.calibrate.node import fits_of
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import recorded
@@ -116,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def repeated(folder: Path, node: Node) -> list[HeldOut]:
+def repeated(folder: Path, node: Node) -> list[Experiment]:
     """The runs of a record, to be measured again. Raises CalibrationError for one that does not say
     what they were.
     """
@@ -130,7 +131,7 @@ def repeated(folder: Path, node: Node) -> list[HeldOut]:
     return found
 
 
-def measure(node: Node, folder: Path | None, runs: Sequence[HeldOut] | None = None) -> store.Run:
+def measure(node: Node, folder: Path | None, runs: Sequence[Experiment] | None = None) -> store.Run:
     """Run the engine, with progress on stderr; the samples lie in `folder`, else among the device's
     runs.
     """
@@ -170,7 +171,9 @@ def text(validation: Validation) -> str:
     rows = []
     for r in validation.runs:
         speeds = (count(r.predicted_tokens_per_s), count(r.measured_tokens_per_s))
-        rows.append((r.name, r.blocks, *speeds, percent(r.error, signed=True), percent(r.spread)))
+        rows.append(
+            (r.name, r.options.blocks, *speeds, percent(r.error, signed=True), percent(r.spread))
+        )
     head = ("run", "blocks", "predicted tokens/s", "measured tokens/s", "error", "measured spread")
     parts = [table(head, rows)]
     if validation.stages:

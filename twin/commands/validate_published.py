@@ -6,17 +6,14 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twin.calibrate import store
-from twin.calibrate.published import Role, is_published, role_of
+from twin.calibrate.published import Figure, Role, is_published, role_of
 from twin.commands.output import done, emit, progress
 from twin.errors import CalibrationError, ConfigError
 from twin.hardware.load import load_node
 from twin.report.tables import percent, table
-
-if TYPE_CHECKING:
-    from twin.calibrate.published_errors import Beside
 
 
 def asked(folder: Path | None) -> bool:
@@ -42,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.measured} holds figures of {store.measured_on(record.meta)}, not of "
             f"{store.name_of(node.name)}: name that node, or another folder"
         )
-    from twin.calibrate.published_errors import compared  # the simulator: only where it is asked
+    from twin.calibrate.published_plans import compared  # the simulator: only where it is asked
 
     try:
         found = compared(record, progress())
@@ -53,15 +50,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def to_json(node: str, record: str, role: Role, found: Sequence[Beside]) -> dict[str, Any]:
+def to_json(node: str, record: str, role: Role, found: Sequence[Figure]) -> dict[str, Any]:
     rows = [
         {
-            "name": one.figure.name,
-            "node": one.figure.node,
-            "publication": one.figure.publication,
-            "date": one.figure.date,
-            "published": list(one.figure.values),
-            "unit": one.figure.unit,
+            "name": one.name,
+            "node": one.node,
+            "publication": one.publication,
+            "date": one.date,
+            "published": list(one.values),
+            "unit": one.unit,
             "predicted": one.predicted,
             "error": one.error,
         }
@@ -70,13 +67,13 @@ def to_json(node: str, record: str, role: Role, found: Sequence[Beside]) -> dict
     return {"node": node, "record": record, "role": role.value, "figures": rows}
 
 
-def text(record: str, role: Role, found: Sequence[Beside]) -> str:
+def text(record: str, role: Role, found: Sequence[Figure]) -> str:
     rows = [
         (
-            one.figure.name,
-            one.figure.node,
-            one.figure.publication,
-            one.figure.shown(),
+            one.name,
+            one.node,
+            one.publication,
+            one.shown(),
             f"{one.predicted:,.4g}",
             "inside" if one.inside else percent(one.error, signed=True),
         )

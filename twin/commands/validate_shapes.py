@@ -8,20 +8,10 @@ import argparse
 from typing import Any
 
 from twin.calibrate.drawn import MOST_SEED, MOST_SHAPES
+from twin.calibrate.experiment import Experiment, Runs
 from twin.calibrate.measure import require
 from twin.calibrate.recipe import recipe_of
-from twin.calibrate.shape_record import (
-    Judged,
-    Record,
-    folder_of,
-    groups,
-    judged,
-    keep_errors,
-    measure,
-    opened,
-    part,
-    samples_of,
-)
+from twin.calibrate.shape_record import Record, folder_of, groups, keep_errors, measure, opened
 from twin.commands.arguments import check_compiler, whole
 from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError, ConfigError
@@ -93,18 +83,16 @@ def run(args: argparse.Namespace, node: Node) -> int:
                 f"were on file; `twin validate {node.name}`, or with --from one of its records, "
                 "puts them there, before the next seed"
             )
-        left = len(record.runs) - sum(len(part) for part in samples_of(record))
-        here = present(node) if left else None
-        if left and here is None:
+        here = present(node) if record.left else None
+        if record.left and here is None:
             check_compiler(node)
             warn_if_busy()
-            measure(node, record, progress())
+            record = measure(node, record, progress())
         if not without_twin():
             keep_errors(node, record, progress())
     finally:
         done()
-    found = judged(record)
-    emit(args, to_json(record, found), text(record, found, advice(args, node, here)))
+    emit(args, to_json(record), text(record, advice(args, node, here)))
     return 0
 
 
@@ -132,24 +120,23 @@ def advice(args: argparse.Namespace, node: Node, here: str | None) -> str:
     )
 
 
-def to_json(record: Record, found: Judged | None) -> dict[str, Any]:
-    measured = {run.name: run for run in found.runs} if found else {}
+def to_json(record: Record) -> dict[str, Any]:
     rows = []
     for run in record.runs:
-        said, did = record.predicted[run.name], measured.get(run.name)
         rows.append(
             {
                 "name": run.name,
                 "shape": shape(run.spec),
                 "context": run.options.context,
                 "handoff": run.options.handoff.value,
-                "predicted_tokens_per_s": said.predicted_tokens_per_s,
-                "p10": said.p10,
-                "p90": said.p90,
-                "measured_tokens_per_s": did.measured_tokens_per_s if did else None,
-                "error": did.error if did else None,
+                "predicted_tokens_per_s": run.predicted_tokens_per_s,
+                "p10": run.p10,
+                "p90": run.p90,
+                "measured_tokens_per_s": run.measured_tokens_per_s if run.samples else None,
+                "error": run.error if run.samples else None,
             }
         )
+    found = record.measured if record.measured.runs else None
     return {
         "node": record.node,
         "kind": record.kind.value,
@@ -157,7 +144,7 @@ def to_json(record: Record, found: Judged | None) -> dict[str, Any]:
         "fit": record.fit,
         "predicted": record.date,
         "runs": rows,
-        "failed": dict(found.failed) if found else {},
+        "failed": dict(record.failed),
         "median_abs_error": found.median if found else None,
         "worst_error": found.worst if found else None,
         "share_inside_p10_p90": found.share_held if found else None,
@@ -168,17 +155,18 @@ def to_json(record: Record, found: Judged | None) -> dict[str, Any]:
                 "worst_error": some.worst,
                 "share_inside_p10_p90": some.share_held,
             }
-            for label, some in grouped(record, found)
+            for label, some in grouped(record)
         },
     }
 
 
-def grouped(record: Record, found: Judged | None) -> list[tuple[str, Judged]]:
-    """By format, of experts by family too."""
-    if found is None:
-        return []
-    parts = [(label, part(found, names)) for label, names in groups(record).items()]
-    return [(label, some) for label, some in parts if some]
+def grouped(record: Record) -> list[tuple[str, Runs]]:
+    """Of the runs that were measured, by format, of experts by family too."""
+    parts = [
+        (label, Runs(tuple(run for run in runs if run.samples)))
+        for label, runs in groups(record).items()
+    ]
+    return [(label, some) for label, some in parts if some.runs]
 
 
 def shape(spec: ModelSpec) -> str:
@@ -196,22 +184,7 @@ def shape(spec: ModelSpec) -> str:
     )
 
 
-def text(record: Record, found: Judged | None, where: str) -> str:
-    measured = {run.name: run for run in found.runs} if found else {}
-    rows = []
-    for run in record.runs:
-        said, did = record.predicted[run.name], measured.get(run.name)
-        interval = (
-            f"{count(said.p10)} to {count(said.p90)}"
-            if said.p10 is not None and said.p90 is not None
-            else "unknown"
-        )
-        speeds = (
-            (count(did.measured_tokens_per_s), percent(did.error, signed=True)) if did else ("", "")
-        )
-        rows.append(
-            (run.name, shape(run.spec), count(said.predicted_tokens_per_s), interval, *speeds)
-        )
+def text(record: Record, where: str) -> str:
     head = (
         "run",
         "layers x hidden, heads, feed-forward, words",
@@ -220,13 +193,14 @@ def text(record: Record, found: Judged | None, where: str) -> str:
         "measured",
         "error",
     )
-    parts = [table(head, rows, text_columns=2)]
-    if found:
+    parts = [table(head, [_row(run) for run in record.runs], text_columns=2)]
+    if record.measured.runs:
+        found = record.measured
         told = record.kind is not ModelKind.DENSE or len(groups(record)) > 1
-        parts += [groups_text(record, found)] if told else []
+        parts += [groups_text(record)] if told else []
         held = "" if found.share_held is None else f", {percent(found.share_held)} inside p10-p90"
         parts += [
-            f"{name} was not run: {said.splitlines()[0]}" for name, said in found.failed.items()
+            f"{name} was not run: {said.splitlines()[0]}" for name, said in record.failed.items()
         ]
         parts.append(
             f"{len(found.runs)} of {len(record.runs)} runs: median error {percent(found.median)}, "
@@ -235,7 +209,21 @@ def text(record: Record, found: Judged | None, where: str) -> str:
     return "\n\n".join([*parts, *([where] if where else [])])
 
 
-def groups_text(record: Record, found: Judged) -> str:
+def _row(run: Experiment) -> tuple[str, ...]:
+    interval = (
+        f"{count(run.p10)} to {count(run.p90)}"
+        if run.p10 is not None and run.p90 is not None
+        else "unknown"
+    )
+    speeds = (
+        (count(run.measured_tokens_per_s), percent(run.error, signed=True))
+        if run.samples
+        else ("", "")
+    )
+    return (run.name, shape(run.spec), count(run.predicted_tokens_per_s), interval, *speeds)
+
+
+def groups_text(record: Record) -> str:
     rows = [
         (
             label,
@@ -244,7 +232,7 @@ def groups_text(record: Record, found: Judged) -> str:
             percent(some.worst, signed=True),
             "" if some.share_held is None else percent(some.share_held),
         )
-        for label, some in grouped(record, found)
+        for label, some in grouped(record)
     ]
     what = "hand-off" if record.kind is ModelKind.DENSE else "stored as"
     return table((what, "runs", "median error", "worst", "inside p10 to p90"), rows)

@@ -20,7 +20,7 @@ from twin.sim.trace import CRITICAL
 from twin.units import format_quantity
 
 if TYPE_CHECKING:  # pages of one simulation need neither
-    from twin.calibrate.compared import Compared
+    from twin.calibrate.experiment import Experiment
     from twin.calibrate.validate import Validation
     from twin.study.beside import Comparison
     from twin.study.sensitivity import Effect
@@ -182,7 +182,7 @@ def validation(result: Validation) -> Section:
     return Section("Prediction against measurement", text, (figure,), table)
 
 
-def error_of(result: Validation, run: Compared) -> str:
+def error_of(result: Validation, run: Experiment) -> str:
     """A run's error as it is shown."""
     return "busy" if result.busy else percent(run.error, signed=True)
 

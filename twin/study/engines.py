@@ -8,7 +8,7 @@ from typing import Any
 from twin.plan.types import Execution, HandOffKind
 from twin.sim.run import Result
 from twin.study.case import Case
-from twin.study.parallel import each
+from twin.workers import each
 
 # What a kernel border or a barrier decides by itself is not the user's to choose here.
 DECIDED = ("execution", "handoff", "collective")
@@ -24,12 +24,11 @@ def compare_engines(case: Case, progress: Callable[[str], None]) -> dict[str, Re
     """All four, in the order of ENGINES."""
     kept = {name: value for name, value in case.chosen.items() if name not in DECIDED}
     cases = [Case(case.spec, case.node, kept | engine) for engine in ENGINES.values()]
-    names = list(ENGINES)
     found: dict[str, Result] = {}
-    for index, result in each(Case.simulate, cases):
-        found[names[index]] = result
+    for name, result in zip(ENGINES, each(Case.simulate, cases), strict=True):
+        found[name] = result
         progress(
-            f"{case.spec.name} on {case.node.name}: {len(found)}/{len(names)} engines simulated "
-            f"({names[index]})"
+            f"{case.spec.name} on {case.node.name}: {len(found)}/{len(cases)} engines simulated "
+            f"({name})"
         )
-    return {name: found[name] for name in names}
+    return found
