@@ -42,7 +42,7 @@ def bars(chart: Bars) -> str:
     height = top + (each + GAP) * len(chart.names)
     scale = _Scale.of(_reach(chart), left, WIDTH - RIGHT, log=chart.log)
     parts = [*legend, *_grid(scale, top, height, axis_title(chart.axis, log=chart.log))]
-    forms = mark_forms([series.marks for series in chart.series])
+    forms = mark_forms(chart.series)
     for at, name in enumerate(chart.names):
         y = top + at * (each + GAP) + GAP / 2
         parts.append(_text(left - 6, y + each / 2 + 3, name, "end"))
@@ -136,7 +136,7 @@ def lines(chart: Lines) -> str:
         parts.append(_text(along.at(place), bottom + 14, name, "middle"))
     x_axis = axis_title(chart.x_axis, log=along.log)
     parts.append(_text((left + WIDTH) / 2, bottom + 30, x_axis, "middle"))
-    forms = mark_forms([series.marks for series in chart.series])
+    forms = mark_forms(chart.series)
     for at, series in enumerate(chart.series):
         points = [
             (along.at(x), up.at(y))
@@ -251,7 +251,7 @@ def _legend(
     """The names of several series with their looks, and where the plot may begin below them."""
     if len(series) < 2:
         return [], float(TOP)
-    forms = mark_forms([one.marks for one in series])
+    forms = mark_forms(series)
     parts, x, y = [], left, float(TOP)
     for at, one in enumerate(series):
         label = spoken(one.label)

@@ -11,7 +11,7 @@ import pytest
 from studies.common import svg
 from tests.command_line import Twin
 from tests.refusals import refused_command
-from twin.report import study_figures
+from twin.report import figures
 from twin.study import heat
 from twin.study.grid import Axis, Grid, Model
 from twin.study.outcome import Heat
@@ -119,7 +119,7 @@ def test_a_sweep_of_two_numbers_is_a_map_with_its_gaps() -> None:
     assert isinstance(chart, Heat)
     assert chart.values[1][1] == rows[4].tokens_per_s
     assert chart.values[0][2] is None, "more blocks than the device has"
-    shown = study_figures.figure(chart)["data"][0]
+    shown = figures.figure(chart)["data"][0]
     assert [len(row) for row in shown["z"]] == [3, 3]
     assert svg.figure(chart).count("<rect") == 1 + 6
     assert heat.part(Grid(GRID.models, GRID.nodes, GRID.axes[:1], (), ()), rows) is None

@@ -17,7 +17,7 @@ TEXTS = "[...document.querySelectorAll('.figure text')].map(e => getComputedStyl
 
 def test_a_page_is_readable_in_light_and_dark(tmp_path: Path) -> None:
     table = html_table(("a", "b"), [("x", Chip("assumed")), ("y", Chip("measured"))])
-    figure = figures.attribution({"a": {"streaming": 1.0, "hand_off": 2.0}})
+    figure = figures.figure(figures.causes_chart({"a": {"streaming": 1.0, "hand_off": 2.0}}))
     page = Page("A page", "of a test", (("1", "card"),), (Section("S", "text", (figure,), table),))
     file = page.write(tmp_path / "page.html")
     seen = {}

@@ -13,7 +13,7 @@ import pytest
 
 from twin.plan.types import StageKind
 from twin.report import outcome as report
-from twin.report.study_figures import figure
+from twin.report.figures import figure
 from twin.study.kinds import Study
 from twin.study.outcome import Bars, Column, Lines, Outcome, Part, Series, Shown, Table, Waterfall
 from twin.study.runner import Runner

@@ -26,6 +26,7 @@ from twin.report.html import Chip, Page, Section, html_table
 from twin.sim.run import Result, simulate
 from twin.sim.trace import Trace, named_track, span
 from twin.study.beside import Beside, Comparison
+from twin.study.outcome import Bars, Series
 from twin.study.sensitivity import Effect
 
 NODE = load_node("1xh200")
@@ -103,7 +104,9 @@ def test_figures_are_valid_for_plotly(page: Page) -> None:
 
 
 def test_figure_data_cannot_end_its_script() -> None:
-    section = Section("t", "", (figures.attribution({"</script>": {"streaming": 1.0}}),))
+    section = Section(
+        "t", "", (figures.figure(Bars(("</script>",), (Series("a", (1.0,)),), "us")),)
+    )
     html = Page("t", "", (), (section,)).html()
     data = re.search(r"data-figure='figure-0-0'>(.*?)</script>", html, re.DOTALL)
     assert data
@@ -123,7 +126,7 @@ def test_a_legend_is_text_above_its_figure_with_a_name_for_each_colour(
 
 
 def test_a_figure_of_one_series_has_no_legend() -> None:
-    section = Section("t", "", (figures.attribution({"a": {"streaming": 1.0}}),))
+    section = Section("t", "", (figures.figure(Bars(("a",), (Series("b", (1.0,)),), "us")),))
     assert "class='legend'" not in Page("t", "", (), (section,)).html()
 
 

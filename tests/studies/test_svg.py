@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from studies.common.svg import WIDTH, figure
-from twin.report import study_figures
+from twin.report import figures
 from twin.study.outcome import Bars, Chart, Lines, Series, Waterfall
 
 CHARTS: dict[str, Chart] = {
@@ -73,7 +73,7 @@ def test_four_series_of_marks_have_four_forms() -> None:
         Lines((1, 10, 100), MARKED, "load", "s", log_x=True, log_y=True),
         Bars(("x", "y", "z"), (Series("ours", (1.0, 2.0, 3.0)), *MARKED), "us", log=True),
     ):
-        drawn = study_figures.figure(chart)["data"]
+        drawn = figures.figure(chart)["data"]
         marks = [
             trace for trace in drawn if trace["mode" if "mode" in trace else "type"] == "markers"
         ]
@@ -84,7 +84,7 @@ def test_four_series_of_marks_have_four_forms() -> None:
 
 @pytest.mark.parametrize("chart", [MARKS, CHARTS["lines"], CHARTS["words"], CHARTS["logarithmic"]])
 def test_a_logarithmic_axis_says_so_and_has_labelled_ticks(chart: Bars | Lines) -> None:
-    layout = study_figures.figure(chart)["layout"]
+    layout = figures.figure(chart)["layout"]
     axes = [axis for axis in (layout["xaxis"], layout["yaxis"]) if axis.get("type") == "log"]
     assert axes
     for axis in axes:

@@ -22,7 +22,7 @@ from twin.models.layers import Layer
 from twin.models.load import load_model, model_names
 from twin.models.mixers import GroupedAttention
 from twin.models.spec import ModelSpec
-from twin.plan.types import Options
+from twin.plan.types import Limits, Options
 from twin.reading import read
 from twin.text import said
 
@@ -36,10 +36,9 @@ def written(run: Experiment) -> dict[str, Any]:
     written out whole: defaults change.
     """
     known = run.spec.name in model_names() and load_model(run.spec.name) == run.spec
-    options = {name: _plain(getattr(run.options, name)) for name in Options.__slots__}
     return {
-        "model": run.spec.name if known else _shape(run.spec),
-        "options": options,
+        "model": run.spec.name if known else shape(run.spec),
+        "options": whole(run.options),
         "prompt": run.prompt,
         "tokens": run.tokens,
         "repeats": run.repeats,
@@ -74,22 +73,22 @@ def measured(runs: Iterable[Experiment], record: Run) -> list[Experiment]:
 
 def options_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """Chosen options as a record spells them, by field. Raises ConfigError."""
-    whole = _built(Options, data)
+    whole = built(Options, data)
     return {name: getattr(whole, name) for name in data}
 
 
 def shape_of(like: ModelSpec, data: Mapping[str, Any]) -> ModelSpec:
     """A dense model with some numbers of its own, full attention in every layer."""
-    return _shaped({**_shape(like), **data, "windows": [0] * data.get("layers", like.layers)})
+    return shaped({**shape(like), **data, "windows": [0] * data.get("layers", like.layers)})
 
 
 def _read(name: str, one: Mapping[str, Any]) -> Experiment:
     model = one["model"]
-    spec = load_model(model) if isinstance(model, str) else _shaped(model)
+    spec = load_model(model) if isinstance(model, str) else shaped(model)
     return Experiment(
         name,
         spec,
-        _built(Options, one["options"]),
+        built(Options, one["options"]),
         one["prompt"],
         one["tokens"],
         one["repeats"],
@@ -97,7 +96,7 @@ def _read(name: str, one: Mapping[str, Any]) -> Experiment:
     )
 
 
-def _shape(spec: ModelSpec) -> dict[str, Any]:
+def shape(spec: ModelSpec) -> dict[str, Any]:
     """A dense shape's fields; of experts, besides, what all layers have but for their windows; the
     formats by their names.
     """
@@ -132,19 +131,24 @@ def _layout(spec: ModelSpec, attention: Any, experts: Any) -> tuple[Layer, ...]:
     )
 
 
-def _shaped(model: Mapping[str, Any]) -> ModelSpec:
-    """The reverse of _shape."""
+def shaped(model: Mapping[str, Any]) -> ModelSpec:
+    """The reverse of `shape`. Raises ConfigError."""
     plain = {name: value for name, value in model.items() if name not in (ATTENTION, EXPERTS)}
     stored = plain.pop(STORED, None)
-    spec: ModelSpec = _built(ModelSpec, plain)
+    spec: ModelSpec = built(ModelSpec, plain)
     if ATTENTION in model:
-        attention: GroupedAttention = _built(GroupedAttention, model[ATTENTION])
-        experts: ExpertFeed = _built(ExpertFeed, model[EXPERTS])
+        attention: GroupedAttention = built(GroupedAttention, model[ATTENTION])
+        experts: ExpertFeed = built(ExpertFeed, model[EXPERTS])
         spec = dataclasses.replace(spec, layout=_layout(spec, attention, experts))
     if stored is None:
         return spec
     chosen = tuple((Role(role), format_named(name)) for role, name in stored["chosen"])
     return dataclasses.replace(spec, stored=Formats(format_named(stored["rest"]), chosen))
+
+
+def whole(value: Options | Limits) -> dict[str, Any]:
+    """All fields: defaults change."""
+    return {name: _plain(getattr(value, name)) for name in type(value).__slots__}
 
 
 def _plain(value: object) -> object:
@@ -159,6 +163,6 @@ def _plain(value: object) -> object:
     return value
 
 
-def _built(cls: type[T], data: Any) -> T:
+def built(cls: type[T], data: Any) -> T:
     """The reverse of _plain. Raises ConfigError."""
     return read(data, cls, cls.__name__, own={str: lambda _, text, at: convert(text, str)})

@@ -12,7 +12,7 @@ from typing import Any
 
 from twin.files import csv_text
 from twin.files import write as write_files
-from twin.report import study_figures
+from twin.report.figures import figure
 from twin.report.html import Chip, Page, Section, html_table, words_section
 from twin.report.tables import count, percent, table
 from twin.study.kinds import Study
@@ -159,7 +159,7 @@ def page(study: Study, outcome: Outcome) -> Page:
 
 
 def _section(part: Part) -> Section:
-    figures = tuple(study_figures.figure(chart) for chart in part.charts)
+    figures = tuple(map(figure, part.charts))
     return Section(part.title, part.text, figures, "".join(_html_tables(part)), long=part.long)
 
 

@@ -117,7 +117,7 @@ def attribution(result: Result) -> Section:
         "Where the time goes",
         "Each microsecond of the step on the critical path has one cause: bytes that had not "
         "arrived, a hand-off or another GPU that was waited for, arithmetic, a launch.",
-        (figures.attribution(kinds),),
+        (figures.figure(figures.causes_chart(kinds)),),
         html_table(("cause", "us a step", "share"), rows),
     )
 
@@ -155,7 +155,9 @@ def engines(
         for name, r in results.items()
     ]
     head = ("engine", "tokens/s, predicted", "us a step", "stream fraction", "mostly")
-    return Section(title, "", (figures.attribution(parts),), html_table(head, rows))
+    return Section(
+        title, "", (figures.figure(figures.causes_chart(parts)),), html_table(head, rows)
+    )
 
 
 def validation(result: Validation) -> Section:
@@ -221,16 +223,12 @@ def _measured_under(conditions: Mapping[str, object]) -> Section:
 
 def sensitivity(effects: Sequence[Effect], step: float) -> Section:
     """What each number alone does to the speed."""
+    from twin.study.sensitivity import effects_chart  # as above
+
     strong = [e for e in effects if e.tokens_per_s is not None and abs(e.effect) >= 5e-5][
         :STRONGEST
     ]
-    axis = f"% of tokens/s for +{100 * step:.0f}% of the number"
-    figure = figures.tornado(
-        [e.label for e in strong],
-        [e.effect for e in strong],
-        [e.assumed for e in strong],
-        axis=axis,
-    )
+    figure = figures.figure(effects_chart(strong, step))
     rest = len(effects) - len(strong)
     text = (
         f"Each hardware number and engine option raised by {100 * step:.0f}%, one at a time; "

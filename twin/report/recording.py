@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
 import zipfile
 import zlib
-from enum import Enum
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.calibrate.recorded import built, shape, shaped, whole
 from twin.engine.session import Generation
-from twin.errors import CalibrationError
-from twin.models.spec import ModelSpec
+from twin.errors import CalibrationError, ConfigError
 from twin.plan.types import Limits, Options, Plan
 from twin.schedule.plans import build
 
@@ -33,10 +31,9 @@ DAMAGED = (
     NotImplementedError,
     zipfile.BadZipFile,
     zlib.error,
+    ConfigError,
 )
 STEPS = 32  # kept around the context that the plan is timed at
-# what a plan is built from, and rebuilt from
-PLANNED = {"spec": ModelSpec, "options": Options, "limits": Limits}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +50,12 @@ class Recording:
     conditions: dict[str, Any]
 
     def save(self, path: Path) -> None:
-        identity = {name: _encode(getattr(self.plan, name)) for name in PLANNED}
+        assert self.plan.spec is not None
+        identity = {
+            "spec": shape(self.plan.spec),
+            "options": whole(self.plan.options),
+            "limits": whole(self.plan.limits),
+        }
         np.savez_compressed(
             path,
             marks=self.marks,
@@ -104,7 +106,8 @@ def load(path: Path) -> Recording:
                 json.loads(str(stored["identity"])),
                 json.loads(str(stored["conditions"])),
             )
-        parts = {name: _decode(kind, identity[name]) for name, kind in PLANNED.items()}
+        spec = shaped(identity["spec"])
+        options, limits = built(Options, identity["options"]), built(Limits, identity["limits"])
     except OSError as error:
         raise CalibrationError(
             f"{path}: cannot be read ({error.strerror or error}); record steps first: "
@@ -114,7 +117,7 @@ def load(path: Path) -> Recording:
         raise CalibrationError(
             f"{path}: is no recording of this version ({error}); record the steps again"
         ) from error
-    plan = build(parts["spec"], parts["options"], parts["limits"])
+    plan = build(spec, options, limits)
     wanted = (plan.ranks, plan.blocks, len(plan.stages), 2)
     if (
         marks.ndim != 5
@@ -132,45 +135,3 @@ def load(path: Path) -> Recording:
 def _rebuilt(plan: Plan) -> Plan:
     assert plan.spec is not None
     return build(plan.spec, plan.options, plan.limits)
-
-
-# ---- frozen data as JSON -------------------------------------------------------------------------
-
-
-def _encode(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if dataclasses.is_dataclass(value):
-        return {
-            field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
-    return [_encode(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _decode(kind: Any, value: Any) -> Any:
-    """The inverse, by the declared types. Raises KeyError, TypeError or ValueError when they do not
-    fit.
-    """
-    if get_origin(kind) in (Union, types.UnionType):
-        return None if value is None else _decode(_meant(kind, value), value)
-    if get_origin(kind) is tuple:
-        kinds = get_args(kind)
-        if kinds[-1] is Ellipsis:
-            return tuple(_decode(kinds[0], item) for item in value)
-        return tuple(_decode(one, item) for one, item in zip(kinds, value, strict=True))
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        hints = get_type_hints(kind)
-        if not isinstance(value, dict) or value.keys() - hints.keys():
-            raise ValueError(f"{kind.__name__} has other fields")
-        return kind(**{name: _decode(hints[name], item) for name, item in value.items()})
-    return kind(value)
-
-
-def _meant(union: Any, value: Any) -> Any:
-    """The type of a union that the value is one of: of data classes the one with its fields."""
-    kinds = [kind for kind in get_args(union) if kind is not type(None)]
-    if isinstance(value, dict):
-        for kind in kinds:
-            if dataclasses.is_dataclass(kind) and get_type_hints(kind).keys() == value.keys():
-                return kind
-    return kinds[0]

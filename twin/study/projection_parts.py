@@ -28,7 +28,7 @@ from twin.study.outcome import (
 )
 from twin.study.outcome import Cell as Entry
 from twin.study.point import Row
-from twin.study.sensitivity import STEP, Effect
+from twin.study.sensitivity import STEP, Effect, effects_chart
 from twin.units import format_quantity, unit_of
 
 US = 1e6
@@ -505,10 +505,6 @@ def _sensitivity(close: Close) -> Part:
     strong = [e for e in close.effects if e.tokens_per_s is not None and abs(e.effect) >= 5e-4][
         :STRONGEST
     ]
-    labels = tuple(e.label for e in strong)
-    chart = Bars(
-        labels, tuple(_kinds_of(strong)), f"change of tokens/s for +{STEP:.0%} of the number"
-    )
     head = (
         Column("number", Shown.TEXT),
         Column("kind", Shown.CHIP),
@@ -527,16 +523,9 @@ def _sensitivity(close: Close) -> Part:
     return Part(
         f"Sensitivity: {close.cell}",
         text,
-        (chart,),
+        (effects_chart(strong),),
         (Table(table_of(SENSITIVITY, close.cell), head, rows),),
     )
-
-
-def _kinds_of(effects: Sequence[Effect]) -> Iterator[Series]:
-    for label, assumed in (("has a source", False), ("assumed", True)):
-        values = tuple(e.effect if e.assumed is assumed else None for e in effects)
-        if any(value is not None for value in values):
-            yield Series(label, values)
 
 
 def _carriers(possible: Sequence[Answer], draws: Draws) -> Part:

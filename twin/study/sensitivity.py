@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from twin.hardware.override import numbers
 from twin.hardware.types import Kind, Number
 from twin.study.depth import Depths, Time, times
+from twin.study.outcome import Bars, Series
 from twin.study.point import Point
 from twin.study.runner import Runner
 from twin.units import unit_of
@@ -38,6 +39,17 @@ class Effect:
     @property
     def assumed(self) -> bool:
         return self.kind in (Kind.ASSUMED.value, Kind.UNBOUND.value)
+
+
+def effects_chart(effects: Sequence[Effect], step: float = STEP) -> Bars:
+    """Relative change of tokens/s by each number alone; those that nobody measured stand out."""
+    series = []
+    for label, assumed in (("has a source", False), ("assumed", True)):
+        values = tuple(e.effect if e.assumed is assumed else None for e in effects)
+        if any(value is not None for value in values):
+            series.append(Series(label, values))
+    axis = f"change of tokens/s for +{step:.0%} of the number"
+    return Bars(tuple(e.label for e in effects), tuple(series), axis)
 
 
 @dataclass(frozen=True, slots=True)
