@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from twin.errors import ConfigError
 from twin.text import shown
@@ -86,3 +87,16 @@ def markdown_table(
     lines = [list(head), ["---" if at < text_columns else "---:" for at in range(len(head))]]
     lines += [["" if cell is None else str(cell) for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def table_of(
+    rows: Iterable[Any], columns: Mapping[str, str | Callable[[Any], object]], *, texts: int = 1
+) -> str:
+    """The same of records: each column by its heading is a format with the row as `r`, such as
+    "{r.error:+.1%}", or a function of the row.
+    """
+    kinds = columns.values()
+    cells = [
+        [one.format(r=row) if isinstance(one, str) else one(row) for one in kinds] for row in rows
+    ]
+    return markdown_table(tuple(columns), cells, text_columns=texts)

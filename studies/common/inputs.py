@@ -76,6 +76,16 @@ def files_digest(files: Iterable[Path]) -> str:
     return digest(file.read_bytes() for file in files)
 
 
+def numbers_digest(nodes: Iterable[str], *others: str) -> str:
+    """Of all numbers of these nodes, and of `others`."""
+    known = (
+        f"{name} {path} {number.value!r}"
+        for name in nodes
+        for path, number in sorted(numbers(node_on_file(name)).items())
+    )
+    return digest(one.encode() for one in (*others, *known))
+
+
 def _words(asked: Any) -> Iterator[str]:
     """Every text and key of nested plain data."""
     if isinstance(asked, str):

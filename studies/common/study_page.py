@@ -24,7 +24,7 @@ from twin.files import write
 from twin.report import outcome as report
 from twin.report.outcome import shown as as_read
 from twin.study.kinds import FILE, Study, read_study
-from twin.study.outcome import Cell, Chart, Outcome, Table
+from twin.study.outcome import Bars, Cell, Chart, Outcome, Series, Table
 from twin.study.runner import Runner
 from twin.study.store import Store, default_folder
 from twin.text import shown
@@ -85,6 +85,13 @@ def write_page(folder: Path, stamp: Stamp, bodies: Mapping[str, str], chart: Cha
         raise ConfigError(f"{page}: block {shown(unknown[0])}; there are {', '.join(bodies)}")
     figure = f"<!-- {stamp.words()} -->\n{svg.figure(chart)}"
     write({page: filled(text, lambda block: bodies[block.name], stamp), folder / FIGURE: figure})
+
+
+def errors_chart(names: Sequence[str], errors: Mapping[str, Sequence[float]]) -> Bars:
+    """Errors of predicted speeds: runs by their names, a series a label."""
+    series = tuple(Series(label, tuple(some)) for label, some in errors.items())
+    axis = "error of the predicted speed (right: the twin is too fast)"
+    return Bars(tuple(names), series, axis)
 
 
 def body(made: Made, block: Block) -> str:

@@ -8,7 +8,7 @@ import csv
 import statistics
 from pathlib import Path
 
-from studies.common.blocks import Stamp, markdown_table
+from studies.common.blocks import Stamp, table_of
 from studies.common.inputs import NO_FIT, files_digest
 from studies.common.study_page import write_page
 from twin.study.outcome import Bars, Series
@@ -17,6 +17,14 @@ HERE = Path(__file__).resolve().parent
 POINTS, AGREE = HERE / "points.csv", HERE / "agree.csv"
 WAITING = ("execution=graph", "execution=stream")
 EDGES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5)  # core-seconds
+COLUMNS = {  # of a kind of points and the core-seconds of each, in order
+    "points": "{r[0]}",
+    "count": lambda row: len(row[1]),
+    "core time, s": lambda row: f"{sum(row[1]):,.0f}",
+    "median, s": lambda row: f"{statistics.median(row[1]):.2f}",
+    "90 of 100, s": lambda row: f"{statistics.quantiles(row[1], n=10)[-1]:.2f}",
+    "most, s": lambda row: f"{row[1][-1]:.2f}",
+}
 
 
 def stamp() -> Stamp:
@@ -26,40 +34,36 @@ def stamp() -> Stamp:
 
 def main() -> None:
     rows = [row for row in _read(POINTS) if row["tokens_per_s"]]
+    took = [float(row["cpu_s"]) for row in rows]
+    counts = (
+        float(sum(low <= one < high for one in took))
+        for low, high in zip((0.0, *EDGES), EDGES, strict=False)
+    )
     chart = Bars(
         tuple(f"below {edge:g} s" for edge in EDGES),
-        (Series("points", _counts(rows)),),
+        (Series("points", tuple(counts)),),
         "points, by the core-seconds that one takes",
     )
-    write_page(HERE, stamp(), {"points": points(rows), "agreement": agreement(_read(AGREE))}, chart)
+    bodies = {"points": points(rows), "agreement": agreement(_read(AGREE))}
+    write_page(HERE, stamp(), bodies, chart)
 
 
 def points(rows: list[dict[str, str]]) -> str:
+    launched = [any(way in row["chosen"] for way in WAITING) for row in rows]
+    chosen = [bool(row["chosen"]) for row in rows]
     kinds = {
-        "all": rows,
-        "only hardware numbers change": [row for row in rows if not row["chosen"]],
+        "all": [True for _ in rows],
+        "only hardware numbers change": [not one for one in chosen],
         "options change too: plan and proof are new": [
-            row for row in rows if row["chosen"] and not _launched(row)
+            one and not other for one, other in zip(chosen, launched, strict=True)
         ],
-        "... to a graph or to launches": [row for row in rows if _launched(row)],
+        "... to a graph or to launches": launched,
     }
-    cells = []
-    for kind, members in kinds.items():
-        took = sorted(float(row["cpu_s"]) for row in members)
-        high = statistics.quantiles(took, n=10)[-1]
-        cells.append(
-            (
-                kind,
-                len(took),
-                f"{sum(took):,.0f}",
-                f"{statistics.median(took):.2f}",
-                f"{high:.2f}",
-                f"{took[-1]:.2f}",
-            )
-        )
-    return markdown_table(
-        ("points", "count", "core time, s", "median, s", "90 of 100, s", "most, s"), cells
-    )
+    cells = [
+        (kind, sorted(float(row["cpu_s"]) for row, one in zip(rows, some, strict=True) if one))
+        for kind, some in kinds.items()
+    ]
+    return table_of(cells, COLUMNS)
 
 
 def agreement(rows: list[dict[str, str]]) -> str:
@@ -70,19 +74,6 @@ def agreement(rows: list[dict[str, str]]) -> str:
         f"{len(done)} pairs of a shipped model and a node at full size, {len(rows) - len(done)} "
         f"more refused: {equal} equal in result and in the trace of two blocks. SimPy took "
         f"{simpy:,.0f} s of a core, compiled code {compiled:,.0f} s."
-    )
-
-
-def _launched(row: dict[str, str]) -> bool:
-    return any(way in row["chosen"] for way in WAITING)
-
-
-def _counts(rows: list[dict[str, str]]) -> tuple[float, ...]:
-    took = [float(row["cpu_s"]) for row in rows]
-    lows = (0.0, *EDGES)
-    return tuple(
-        float(sum(low <= one < high for one in took))
-        for low, high in zip(lows, EDGES, strict=False)
     )
 
 

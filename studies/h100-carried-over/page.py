@@ -1,8 +1,6 @@
-"""Sets the committed predictions beside the records of an H100, and both beside its own fit, which
-came later.
-
-`python studies/h100-carried-over/page.py`; the errors of its own fit are those that
-`twin validate 1xh100` kept.
+"""Sets the committed predictions next to the records of an H100, and both next to its own fit,
+which came later: `python studies/h100-carried-over/page.py`. The errors of its own fit are those
+that `twin validate 1xh100` kept.
 """
 
 from __future__ import annotations
@@ -11,24 +9,88 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from studies.common.blocks import Stamp, markdown_table
+from studies.common.blocks import Stamp, table_of
 from studies.common.inputs import files_digest
-from studies.common.study_page import write_page
+from studies.common.study_page import errors_chart, write_page
 from twin.calibrate import store
 from twin.calibrate.known_error import known_error
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.packed import unpacked
-from twin.hardware.types import Number
-from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
 PREDICTIONS = HERE / "predictions.json"
 NODE = "1xh100-sxm"
 RUNS, PROBES = "2026-11-24T032254-engine", "2026-11-22T232025-probes"
-Row = tuple[str, float, float]  # name, predicted and measured seconds of a step
+GUESSED: dict[str, Any] = json.loads(PREDICTIONS.read_text(encoding="utf-8"))
+FIRST = str(GUESSED["fit"]).rpartition(" ")[2]  # the fit that the predictions were made with
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Seconds of a step; the error of the speed by the H100's own fit."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+    own: float
+
+    @property
+    def error(self) -> float:
+        """Of the speed, positive where the twin is too fast."""
+        return self.measured_s / self.predicted_s - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Probes of one question."""
+
+    name: str
+    rows: tuple[Row, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(row.error for row in self.rows)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(abs(row.error) for row in self.rows)
+
+    @property
+    def own(self) -> float:
+        return statistics.median(abs(row.own) for row in self.rows)
+
+    @property
+    def worst(self) -> Row:
+        return max(self.rows, key=lambda row: abs(row.error))
+
+
+RUN_COLUMNS = {
+    "held-out run": "{r.name}",
+    "predicted, us": lambda row: f"{row.predicted_s * 1e6:,.0f}",
+    "measured, us": lambda row: f"{row.measured_s * 1e6:,.0f}",
+    "error of the speed": "{r.error:+.1%}",
+    "by the H100's own fit": "{r.own:+.1%}",
+}
+PROBE_COLUMNS = {
+    "probes": "{r.name}",
+    "count": lambda group: len(group.rows),
+    "mean error": "{r.mean:+.1%}",
+    "median": "{r.median:.1%}",
+    "worst": "{r.worst.error:+.1%} ({r.worst.name})",
+    "median by the H100's own fit": "{r.own:.1%}",
+}
+
+
+def own_fit() -> dict[str, Any]:
+    """What the file of the H100's own fit says of it."""
+    found = store.read_fit(NODE)
+    if found is None:
+        raise SystemExit(f"no fit of {NODE}: run `twin calibrate {NODE} --from` its probes first")
+    return found[1]
 
 
 def stamp() -> Stamp:
@@ -38,31 +100,13 @@ def stamp() -> Stamp:
     runs = store.runs_folder(NODE)
     records = [unpacked(runs / name) / store.SAMPLES for name in (RUNS, PROBES)]
     files = [PREDICTIONS, *records, store.fit_file(NODE), store.held_out_file(NODE)]
-    return Stamp(f"{_first()}+{_own()[1]['run']}", files_digest(files))
-
-
-def main() -> None:
-    guessed = _guessed()
-    own = own_errors()
-    # those of kernels that are no more have none
-    runs = [row for row in rows(guessed["runs_step_s"], RUNS) if row[0] in own]
-    probes = rows(guessed["probes_step_s"], PROBES)
-    before = Series("by the H200's fit", tuple(error(row) for row in runs))
-    after = Series("by the H100's own", tuple(own[row[0]] for row in runs))
-    chart = Bars(
-        tuple(row[0] for row in runs),
-        (before, after),
-        "error of the predicted speed (right: the twin is too fast)",
-    )
-    write_page(HERE, stamp(), {"runs": runs_table(runs), "probes": probes_table(probes)}, chart)
-    print(
-        f"held-out runs: {summary([error(row) for row in runs])}\n"
-        f"by its own fit: {summary([own[row[0]] for row in runs])}"
-    )
+    return Stamp(f"{FIRST}+{own_fit()['run']}", files_digest(files))
 
 
 def own_errors() -> dict[str, float]:
-    """Of the speed of each held-out run, by the fit of the H100's own probes."""
+    """Of the speed of each held-out run, by the fit of the H100's own probes; runs of superseded
+    kernels have none.
+    """
     known = known_error(calibrated_node(NODE))
     if known is None or known.node != NODE or known.record != RUNS:
         raise SystemExit(
@@ -72,40 +116,13 @@ def own_errors() -> dict[str, float]:
     return dict(known.errors)
 
 
-def own_probes() -> dict[str, float]:
-    """Errors of the speed of the probes that its own fit was made from."""
-    return {name: math.exp(-left) - 1.0 for name, left in _own()[1]["residuals"].items()}
-
-
-def _own() -> tuple[dict[str, Number], dict[str, Any]]:
-    found = store.read_fit(NODE)
-    if found is None:
-        raise SystemExit(f"no fit of {NODE}: run `twin calibrate {NODE} --from` its probes first")
-    return found
-
-
-def _first() -> str:
-    """The fit that the predictions were made with."""
-    return str(_guessed()["fit"]).rpartition(" ")[2]
-
-
-def _guessed() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(PREDICTIONS.read_text(encoding="utf-8"))
-    return found
-
-
-def rows(guessed: dict[str, float], folder: str) -> list[Row]:
+def rows(guessed: dict[str, float], folder: str, own: dict[str, float]) -> list[Row]:
     samples = store.read_run(store.runs_folder(NODE) / folder).samples
     return [
-        (name, step, statistics.median(samples[name]))
-        for name, step in guessed.items()
-        if name in samples
+        Row(name, step_s, statistics.median(samples[name]), own[name])
+        for name, step_s in guessed.items()
+        if name in samples and name in own
     ]
-
-
-def error(row: Row) -> float:
-    """Of the speed, positive where the twin is too fast."""
-    return row[2] / row[1] - 1.0
 
 
 def summary(errors: Sequence[float]) -> str:
@@ -116,57 +133,27 @@ def summary(errors: Sequence[float]) -> str:
     )
 
 
-def runs_table(found: Sequence[Row]) -> str:
-    own = own_errors()
-    head = (
-        "held-out run",
-        "predicted, us",
-        "measured, us",
-        "error of the speed",
-        "by the H100's own fit",
+def main() -> None:
+    runs = rows(GUESSED["runs_step_s"], RUNS, own_errors())
+    residuals = {name: math.exp(-left) - 1.0 for name, left in own_fit()["residuals"].items()}
+    probes = rows(GUESSED["probes_step_s"], PROBES, residuals)
+    by_first, by_own = [row.error for row in runs], [row.own for row in runs]
+    chart = errors_chart(
+        [row.name for row in runs], {"by the H200's fit": by_first, "by the H100's own": by_own}
     )
-    cells = [
-        (
-            row[0],
-            f"{row[1] * 1e6:,.0f}",
-            f"{row[2] * 1e6:,.0f}",
-            f"{error(row):+.1%}",
-            f"{own[row[0]]:+.1%}",
-        )
-        for row in found
-    ]
-    before, after = summary([error(row) for row in found]), summary([own[row[0]] for row in found])
-    return (
-        f"{markdown_table(head, cells)}\n\n{len(found)} runs ({RUNS}).\n\n"
-        f"- By the H200's fit ({_first()}): {before}.\n"
-        f"- By the H100's own fit ({_own()[1]['run']}): {after}."
-    )
-
-
-def probes_table(found: Sequence[Row]) -> str:
-    own, kinds = own_probes(), dict[str, list[Row]]()
-    for row in found:
-        kinds.setdefault(row[0].split("-")[0], []).append(row)
-    cells = []
-    for kind, members in kinds.items():
-        errors = [error(row) for row in members]
-        worst = max(members, key=lambda row: abs(error(row)))
-        middle = statistics.median(map(abs, errors))
-        after = statistics.median(abs(own[row[0]]) for row in members)
-        said = (
-            f"{statistics.mean(errors):+.1%}",
-            f"{middle:.1%}",
-            f"{error(worst):+.1%} ({worst[0]})",
-            f"{after:.1%}",
-        )
-        cells.append((kind, len(members), *said))
-    table = markdown_table(
-        ("probes", "count", "mean error", "median", "worst", "median by the H100's own fit"), cells
-    )
-    return (
-        f"{table}\n\n{len(found)} probes ({PROBES}), by the H200's fit ({_first()}): "
-        f"{summary([error(row) for row in found])}."
-    )
+    kinds: dict[str, list[Row]] = {}
+    for row in probes:
+        kinds.setdefault(row.name.split("-")[0], []).append(row)
+    groups = [Group(name, tuple(some)) for name, some in kinds.items()]
+    bodies = {
+        "runs": f"{table_of(runs, RUN_COLUMNS)}\n\n{len(runs)} runs ({RUNS}).\n\n"
+        f"- By the H200's fit ({FIRST}): {summary(by_first)}.\n"
+        f"- By the H100's own fit ({own_fit()['run']}): {summary(by_own)}.",
+        "probes": f"{table_of(groups, PROBE_COLUMNS)}\n\n{len(probes)} probes ({PROBES}), by the "
+        f"H200's fit ({FIRST}): {summary([row.error for row in probes])}.",
+    }
+    write_page(HERE, stamp(), bodies, chart)
+    print(f"held-out runs: {summary(by_first)}\nby its own fit: {summary(by_own)}")
 
 
 if __name__ == "__main__":

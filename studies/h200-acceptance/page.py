@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from studies.common.blocks import Stamp, markdown_table
+from studies.common.blocks import Stamp, table_of
 from studies.common.inputs import NO_FIT, files_digest
 from studies.common.study_page import write_page
 from twin.study.outcome import Bars, Series
@@ -16,6 +16,8 @@ from twin.study.outcome import Bars, Series
 HERE = Path(__file__).resolve().parent
 SUMMARY = HERE / "summary.json"
 COMMIT = "31eab63e"  # of the kernel that the summary is of
+ORDERED = "ordered by an mbarrier that the tool does not follow"
+LOOKED_UP = "reads whose line only the line table has"
 
 
 def stamp() -> Stamp:
@@ -24,52 +26,31 @@ def stamp() -> Stamp:
 
 def main() -> None:
     parts: dict[str, Any] = json.loads(SUMMARY.read_text(encoding="utf-8"))["parts"]
-    head = ("part", "shows", "result", "facts", "seconds")
-    rows = [
-        (
-            name,
-            part["shows"],
-            part["result"],
-            "; ".join(FACTS[name](part["facts"])),
-            part["seconds"],
-        )
-        for name, part in parts.items()
-    ]
-    table = markdown_table(head, rows, text_columns=4)
-    took = [
-        (f"{model}, {window}", us)
+    columns = {
+        "part": "{r[0]}",
+        "shows": "{r[1][shows]}",
+        "result": "{r[1][result]}",
+        "facts": lambda row: "; ".join(FACTS[row[0]](row[1]["facts"])),
+        "seconds": "{r[1][seconds]}",
+    }
+    table = table_of(parts.items(), columns, texts=4)
+    took = {
+        f"{model}, {window}": facts["us_per_token"]
         for model, windows in parts["repeats"]["facts"].items()
-        for window, us in times(windows)
-    ]
-    chart = Bars(
-        tuple(name for name, _ in took),
-        (
-            Series(
-                "median of five runs",
-                tuple(statistics.median(us) for _, us in took),
-                tuple(map(min, (us for _, us in took))),
-                tuple(map(max, (us for _, us in took))),
-            ),
-        ),
-        "us a token, five runs of 1,000 tokens",
-    )
-    write_page(
-        HERE,
-        stamp(),
-        {"parts": f"{table}\n\nKernel: {COMMIT}; the facts are those of summary.json."},
-        chart,
-    )
-
-
-def times(windows: dict[str, Any]) -> Iterator[tuple[str, list[float]]]:
-    for window, facts in windows.items():
-        yield window, facts["us_per_token"]
+        for window, facts in windows.items()
+    }
+    ends = (tuple(map(end, took.values())) for end in (statistics.median, min, max))
+    series = (Series("median of five runs", *ends),)
+    chart = Bars(tuple(took), series, "us a token, five runs of 1,000 tokens")
+    said = f"{table}\n\nKernel: {COMMIT}; the facts are those of summary.json."
+    write_page(HERE, stamp(), {"parts": said}, chart)
 
 
 def repeats(facts: dict[str, Any]) -> Iterator[str]:
     for model, windows in facts.items():
         found = ", ".join(
-            f"{statistics.median(us):,.0f} us ({window})" for window, us in times(windows)
+            f"{statistics.median(one['us_per_token']):,.0f} us ({window})"
+            for window, one in windows.items()
         )
         yield f"{model}: {found}, the same bits"
 
@@ -81,32 +62,23 @@ def soak(facts: dict[str, Any]) -> Iterator[str]:
 
 def sanitizer(facts: dict[str, Any]) -> Iterator[str]:
     race = facts["racecheck"]
-    pairs, looked = (
-        race[key]
-        for key in (
-            "ordered by an mbarrier that the tool does not follow",
-            "reads whose line only the line table has",
-        )
-    )
     yield f"{facts['plans']} plans, the same tokens as without"
     yield f"memcheck and synccheck: {facts['memcheck']['summary']}, {facts['synccheck']['summary']}"
     reports = race["summary"].split(":")[1].split("hazards")[0].strip()
     yield (
-        f"racecheck: {reports} reports, {pairs} pairs, all a bulk copy and a read of its slot "
-        f"({looked} looked up)"
+        f"racecheck: {reports} reports, {race[ORDERED]} pairs, all a bulk copy and a read of its "
+        f"slot ({race[LOOKED_UP]} looked up)"
     )
 
 
 FACTS = {
     "repeats": repeats,
     "soak": soak,
-    "cancel": lambda facts: iter(
-        [f"{facts['tokens']:,} tokens, the first {facts['compared']} compared"]
-    ),
-    "requests": lambda facts: iter([f"{len(facts)} wrong requests, one clear error each"]),
-    "broken": lambda facts: iter(
-        [f"{len(facts)} plans, each named by the proof and ended after 1 s by the watchdog"]
-    ),
+    "cancel": lambda facts: [f"{facts['tokens']:,} tokens, the first {facts['compared']} compared"],
+    "requests": lambda facts: [f"{len(facts)} wrong requests, one clear error each"],
+    "broken": lambda facts: [
+        f"{len(facts)} plans, each named by the proof and ended after 1 s by the watchdog"
+    ],
     "sanitizer": sanitizer,
 }
 

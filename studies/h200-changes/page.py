@@ -1,20 +1,19 @@
-"""Sets the first predictions beside the record and today's fit:
+"""Sets the first predictions next to the record and the fit in force:
 `python studies/h200-changes/page.py`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from studies.common.blocks import Stamp, markdown_table
+from studies.common.blocks import Stamp, table_of
 from studies.common.inputs import digest, fits_on_file
 from studies.common.study_page import write_page
 from twin.calibrate import store
+from twin.calibrate.experiment import Experiment
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.validate import compare
 from twin.study.outcome import Bars, Series
@@ -22,16 +21,34 @@ from twin.study.outcome import Bars, Series
 HERE = Path(__file__).resolve().parent
 DEVICE, PREDICTIONS = "h200-sxm", HERE / "predictions.json"
 BASE = "resident, sentinel"
-CHANGES = {  # model: (held-out run, the beginning of the change's name)
-    "llama-3.2-1b": (
-        ("llama-1b", BASE),
-        ("llama-1b-grid", "sentinel -> grid"),
-        ("llama-1b-half-ring", "ring"),
-        ("llama-1b-b96", "132 -> 96"),
-        ("llama-1b-graph", "resident -> graph"),
-    ),
-    "laneformer-2b": (("laneformer-2b", BASE), ("laneformer-2b-grid", "sentinel -> grid")),
+CHANGES = {  # model: (held-out run, the beginning of the change's name), the base first
+    "llama-3.2-1b": {
+        "llama-1b": BASE,
+        "llama-1b-grid": "sentinel -> grid",
+        "llama-1b-half-ring": "ring",
+        "llama-1b-b96": "132 -> 96",
+        "llama-1b-graph": "resident -> graph",
+    },
+    "laneformer-2b": {"laneformer-2b": BASE, "laneformer-2b-grid": "sentinel -> grid"},
 }
+WAYS = ("predicted first", "by the fit", "measured")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """us a token by each of WAYS, and of the model without the change."""
+
+    model: str
+    change: str
+    us: tuple[float, ...]
+    base_us: tuple[float, ...]
+
+    def changed(self, way: int) -> float:
+        return self.us[way] / self.base_us[way] - 1
+
+    def cell(self, way: int) -> str:
+        changed = "" if self.change == BASE else f" ({self.changed(way):+.1%})"
+        return f"{self.us[way]:,.0f}{changed}"
 
 
 def record() -> Path:
@@ -39,74 +56,42 @@ def record() -> Path:
 
 
 def stamp() -> Stamp:
-    return Stamp(
-        fits_on_file(f"1x{DEVICE}"),
-        digest([PREDICTIONS.read_bytes(), (record() / "samples.csv").read_bytes()]),
-    )
+    files = (PREDICTIONS, record() / store.SAMPLES)
+    return Stamp(fits_on_file(f"1x{DEVICE}"), digest(file.read_bytes() for file in files))
 
 
 def main() -> None:
-    first = json.loads(PREDICTIONS.read_text(encoding="utf-8"))["rows"]
     run = store.read_run(record())
-    wanted = {name for pairs in CHANGES.values() for name, _ in pairs}
-    few = dataclasses.replace(
-        run, samples={name: took for name, took in run.samples.items() if name in wanted}, stages=()
-    )
-    fitted = {
-        one.name: 1 / one.predicted_tokens_per_s
-        for one in compare(calibrated_node(f"1x{DEVICE}"), few, lambda message: None).runs
+    wanted = [name for names in CHANGES.values() for name in names]
+    few = replace(run, samples={name: run.samples[name] for name in wanted}, stages=())
+    found = compare(calibrated_node(f"1x{DEVICE}"), few, lambda message: None)
+    rows = list(lines({one.name: one for one in found.runs}))
+    columns = {
+        "model": "{r.model}",
+        "change": "{r.change}",
+        "predicted first, us": lambda row: row.cell(0),
+        "by the fit, us": lambda row: row.cell(1),
+        "measured, us": lambda row: row.cell(2),
     }
-    rows = list(lines(first, fitted, run.samples))
-    bodies = {"changes": table(rows)}
-    changed = [row for row in rows if row[1] != BASE]
-    names = tuple(f"{model}: {change}" for model, change, *_ in changed)
-    series = tuple(
-        Series(label, tuple(row[at][1] for row in changed))
-        for label, at in (("predicted first", 2), ("by the fit", 3), ("measured", 4))
-    )
-    write_page(HERE, stamp(), bodies, Bars(names, series, "change of the time of a token"))
+    table = f"{table_of(rows, columns, texts=2)}\n\nFit: {stamp().fit}; measured: {record().name}."
+    changed = [row for row in rows if row.change != BASE]
+    series = (Series(way, tuple(row.changed(at) for row in changed)) for at, way in enumerate(WAYS))
+    names = tuple(f"{row.model}: {row.change}" for row in changed)
+    chart = Bars(names, tuple(series), "change of the time of a token")
+    write_page(HERE, stamp(), {"changes": table}, chart)
 
 
-Time = tuple[float, float]  # seconds a token, and the change against the base
-Line = tuple[str, str, Time, Time, Time]
-
-
-def lines(
-    first: dict[str, Any], fitted: dict[str, float], samples: store.Samples
-) -> Iterator[Line]:
-    """Model, change, and the three times: predicted first, by the fit on file, measured."""
-    for model, pairs in CHANGES.items():
-        base = pairs[0][0]
-        for name, change in pairs:
-            said, guess = next(
-                (key, value)
-                for key, value in first.items()
-                if key.startswith(f"{model} | {change}")
-            )
-            took, began = statistics.median(samples[name]), statistics.median(samples[base])
-            yield (
-                model,
-                said.partition(" | ")[2],
-                (guess["us_per_token"] / 1e6, guess["change"]),
-                (fitted[name], fitted[name] / fitted[base] - 1),
-                (took, took / began - 1),
-            )
-
-
-def table(rows: list[Line]) -> str:
-    head = ("model", "change", "predicted first, us", "by the fit, us", "measured, us")
-    cells = [
-        (
-            model,
-            change,
-            *(f"{s * 1e6:,.0f}" + (f" ({c:+.1%})" if change != BASE else "") for s, c in times),
-        )
-        for model, change, *times in rows
-    ]
-    return (
-        f"{markdown_table(head, cells, text_columns=2)}\n\n"
-        f"Fit: {stamp().fit}; measured: {record().name}."
-    )
+def lines(runs: Mapping[str, Experiment]) -> Iterator[Line]:
+    first = json.loads(PREDICTIONS.read_text(encoding="utf-8"))["rows"]
+    for model, changes in CHANGES.items():
+        base: tuple[float, ...] = ()
+        for name, change in changes.items():
+            said = next(key for key in first if key.startswith(f"{model} | {change}"))
+            run = runs[name]
+            seconds = (1 / run.predicted_tokens_per_s, run.measured_s)
+            us = (first[said]["us_per_token"], *(1e6 * one for one in seconds))
+            base = base or us
+            yield Line(model, said.partition(" | ")[2], us, base)
 
 
 if __name__ == "__main__":

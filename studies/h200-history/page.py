@@ -1,5 +1,5 @@
-"""The kernels on record beside one another: `python studies/h200-history/page.py` writes the table
-and the figure of README.md.
+"""The kernels on record next to one another: `python studies/h200-history/page.py` writes the
+tables and the figure of README.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def records() -> list[Path]:
 
 
 def stamp() -> Stamp:
-    return Stamp(NO_FIT, files_digest([PROMPTS, *(record / "samples.csv" for record in records())]))
+    return Stamp(NO_FIT, files_digest([PROMPTS, *(one / store.SAMPLES for one in records())]))
 
 
 def main() -> None:
@@ -42,39 +42,33 @@ def main() -> None:
     commits = [str(run.meta["commit"])[:7] for run in runs]
     columns = {name: [_us(run.samples, ran) for run in runs] for name, ran in RUNS.items()}
     rows = [
-        (commit, run.id, *(_shown(columns[name][at]) for name in RUNS))
-        for at, (commit, run) in enumerate(zip(commits, runs, strict=True))
+        (commit, run.id, *("" if us is None else f"{us:,.0f}" for us in found))
+        for commit, run, *found in zip(commits, runs, *columns.values(), strict=True)
     ]
     kernels = markdown_table(("kernel", "record", *RUNS), rows, text_columns=2)
-    first = {name: next(us for us in found if us is not None) for name, found in columns.items()}
-    series = tuple(
-        Series(name, tuple(us and us / first[name] for us in found))
-        for name, found in columns.items()
-    )
-    chart = Lines(tuple(commits), series, "kernel", "time of a token, of the first on record")
+    series = []
+    for name, found in columns.items():
+        first = next(us for us in found if us is not None)
+        series.append(Series(name, tuple(us and us / first for us in found)))
+    axes = "kernel", "time of a token, of the first on record"
+    chart = Lines(tuple(commits), tuple(series), *axes)
     write_page(HERE, stamp(), {"kernels": kernels, "prompts": prompts()}, chart)
 
 
 def prompts() -> str:
     """Milliseconds of 512 tokens, by tokens a pass."""
     with PROMPTS.open(newline="", encoding="utf-8") as file:
-        found = {
-            (row["model"], row["tokens_a_pass"]): row["prompt_ms"] for row in csv.DictReader(file)
-        }
-    models = dict.fromkeys(model for model, _ in found)
-    return markdown_table(
-        ("512 tokens, ms", *(f"{one} a pass" for one in PASSES)),
-        [(m, *(f"{float(found[m, one]):.1f}" for one in PASSES)) for m in models],
-    )
+        found = {(row["model"], row["tokens_a_pass"]): row for row in csv.DictReader(file)}
+    rows = [
+        (model, *(f"{float(found[model, one]['prompt_ms']):.1f}" for one in PASSES))
+        for model in dict.fromkeys(model for model, _ in found)
+    ]
+    return markdown_table(("512 tokens, ms", *(f"{one} a pass" for one in PASSES)), rows)
 
 
 def _us(samples: store.Samples, ran: tuple[str, ...]) -> float | None:
     name = next((one for one in ran if one in samples), None)
     return None if name is None else statistics.median(samples[name]) * 1e6
-
-
-def _shown(us: float | None) -> str:
-    return "" if us is None else f"{us:,.0f}"
 
 
 if __name__ == "__main__":

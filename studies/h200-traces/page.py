@@ -6,18 +6,34 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from studies.common.blocks import Stamp, markdown_table
+from studies.common.blocks import Stamp, table_of
 from studies.common.inputs import files_digest, fits_on_file
 from studies.common.study_page import write_page
 from twin.calibrate.node import calibrated_node
 from twin.report.recording import load
-from twin.report.side_by_side import SideBySide, side_by_side
+from twin.report.side_by_side import StageTimes, side_by_side
 from twin.report.step import traced_blocks
-from twin.report.tables import percent
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
 RECORDED, NODE = HERE / "recorded" / "llama-3.2-1b.npz", "1xh200"
+
+
+def difference(one: StageTimes) -> str | None:
+    return None if one.difference is None else f"{one.difference:+.1%}"
+
+
+COLUMNS = {
+    "stage": "{r.kind}",
+    "count": "{r.stages}",
+    "wait, us": "{r.measured_wait_us:.2f}",
+    "simulated wait": "{r.simulated_wait_us:.2f}",
+    "work, us": "{r.measured_work_us:.2f}",
+    "simulated work": "{r.simulated_work_us:.2f}",
+    "span, us": "{r.measured_span_us:.2f}",
+    "simulated span": "{r.simulated_span_us:.2f}",
+    "difference": difference,
+}
 
 
 def stamp() -> Stamp:
@@ -26,54 +42,22 @@ def stamp() -> Stamp:
 
 def main() -> None:
     recording = load(RECORDED)
-    found = side_by_side(
-        recording, calibrated_node(NODE), shown=traced_blocks(recording.plan), steps=2
-    )
-    sides = (
-        ("measured", [one.measured_span_us for one in found.stages]),
-        ("simulated", [one.simulated_span_us for one in found.stages]),
-    )
-    names = tuple(one.kind for one in found.stages)
+    shown = traced_blocks(recording.plan)
+    found = side_by_side(recording, calibrated_node(NODE), shown=shown, steps=2)
     chart = Bars(
-        names,
-        tuple(Series(label, tuple(values)) for label, values in sides),
-        "span of a stage, us (logarithmic)",
+        tuple(one.kind for one in found.stages),
+        (
+            Series("measured", tuple(one.measured_span_us for one in found.stages)),
+            Series("simulated", tuple(one.simulated_span_us for one in found.stages)),
+        ),
+        "span of a stage, us",
         log=True,
     )
-    write_page(HERE, stamp(), {"stages": table(found)}, chart)
-
-
-def table(found: SideBySide) -> str:
-    head = (
-        "stage",
-        "count",
-        "wait, us",
-        "simulated",
-        "work, us",
-        "simulated",
-        "span, us",
-        "simulated",
-        "difference",
+    said = (
+        f"llama-3.2-1b, a step: {found.measured_step_us:,.1f} us measured, "
+        f"{found.simulated_step_us:,.1f} simulated. Fit: {fits_on_file(NODE)}."
     )
-    rows = [
-        (
-            one.kind,
-            one.stages,
-            f"{one.measured_wait_us:.2f}",
-            f"{one.simulated_wait_us:.2f}",
-            f"{one.measured_work_us:.2f}",
-            f"{one.simulated_work_us:.2f}",
-            f"{one.measured_span_us:.2f}",
-            f"{one.simulated_span_us:.2f}",
-            None if one.difference is None else percent(one.difference, signed=True),
-        )
-        for one in found.stages
-    ]
-    step = (
-        f"a step: {found.measured_step_us:,.1f} us measured, {found.simulated_step_us:,.1f} "
-        "simulated"
-    )
-    return f"{markdown_table(head, rows)}\n\nllama-3.2-1b, {step}. Fit: {fits_on_file(NODE)}."
+    write_page(HERE, stamp(), {"stages": f"{table_of(found.stages, COLUMNS)}\n\n{said}"}, chart)
 
 
 if __name__ == "__main__":

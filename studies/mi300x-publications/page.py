@@ -7,15 +7,14 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from studies.common.blocks import Stamp, markdown_table
-from studies.common.inputs import digest, files_digest, fits_on_file
+from studies.common.blocks import Stamp, markdown_table, table_of
+from studies.common.inputs import files_digest, fits_on_file, numbers_digest
 from studies.common.study_page import write_page
 from twin.calibrate import store
 from twin.calibrate.published import Figure
@@ -25,12 +24,12 @@ from twin.hardware.derive import CYCLES
 from twin.hardware.override import numbers
 from twin.hardware.types import Node
 from twin.models.load import load_model
-from twin.report.tables import percent
 from twin.sim.batch import planned
 from twin.sim.run import Result, simulate
 from twin.study.hardware import Setting, node_on_file, with_settings
 from twin.study.interval import Draws, settings
 from twin.study.outcome import Bars, Series
+from twin.workers import each
 
 HERE = Path(__file__).resolve().parent
 RUNS = store.runs_folder("mi300x")
@@ -107,13 +106,8 @@ class Rung:
 
 
 def stamp() -> Stamp:
-    known = [
-        f"{name} {path} {number.value!r}"
-        for name in NODES
-        for path, number in sorted(numbers(node_on_file(name)).items())
-    ]
-    inputs = [files_digest([INPUTS / "meta.yaml", HELD_OUT / "meta.yaml"]), *known]
-    return Stamp(fits_on_file(*NODES), digest(one.encode() for one in inputs))
+    inputs = files_digest([INPUTS / "meta.yaml", HELD_OUT / "meta.yaml"])
+    return Stamp(fits_on_file(*NODES), numbers_digest(NODES, inputs))
 
 
 def main() -> None:
@@ -132,58 +126,43 @@ def main() -> None:
 
 
 def summary(found: list[Figure]) -> str:
-    outside = [one for one in found if not one.inside]
+    inside = sum(one.inside for one in found)
     worst = max(found, key=lambda one: abs(one.error))
+    middle = statistics.median(abs(one.error) for one in found)
     return (
-        f"{len(found)} held-out figures: {len(found) - len(outside)} inside what was published; "
-        f"median error {percent(statistics.median(abs(one.error) for one in found))}, worst "
-        f"{percent(worst.error, signed=True)} ({worst.name})"
+        f"{len(found)} held-out figures: {inside} inside what was published; median error "
+        f"{middle:.1%}, worst {worst.error:+.1%} ({worst.name})"
     )
 
 
-def ranges(found: list[Figure]) -> list[tuple[float, float]]:
-    """p10 and p90 of each figure in its unit, over draws of all hardware numbers."""
-    with ProcessPoolExecutor() as pool:
-        drawn = list(pool.map(_drawn, found))
-    return [(float(low), float(high)) for low, high in (np.quantile(one, LEVELS) for one in drawn)]
-
-
-def _drawn(figure: Figure) -> list[float]:
+def drawn(figure: Figure) -> tuple[float, float]:
+    """p10 and p90 in the figure's unit, over draws of all hardware numbers."""
     node = node_on_file(figure.node)
-    return [
+    found = [
         figure.in_unit(predicted_s(figure, with_settings(node, changes)))
         for changes in settings(node, DRAWS)
     ]
-
-
-def held(found: list[Figure], drawn: list[tuple[float, float]]) -> int:
-    """Figures of which p10 to p90 holds some of what was published."""
-    return sum(
-        low <= max(one.values) and min(one.values) <= high
-        for one, (low, high) in zip(found, drawn, strict=True)
-    )
+    low, high = np.quantile(found, LEVELS)
+    return float(low), float(high)
 
 
 def figures_table(inputs: list[Figure], found: list[Figure]) -> str:
-    drawn = ranges(found)
-    spreads = [""] * len(inputs) + [f"{low:,.4g} to {high:,.4g}" for low, high in drawn]
-    told = [("input", one) for one in inputs] + [("held out", one) for one in found]
-    rows = [
-        (
-            one.name,
-            role,
-            one.publication,
-            one.shown(),
-            f"{one.predicted:,.4g}",
-            spread,
-            "inside" if one.inside else percent(one.error, signed=True),
-        )
-        for (role, one), spread in zip(told, spreads, strict=True)
-    ]
-    head = ("figure", "role", "published by", "published", "the twin", "p10-p90", "error")
-    table = markdown_table(head, rows, text_columns=3)
-    inside = f"p10-p90 holds {held(found, drawn)} of {len(found)}"
-    return f"{table}\n\n{summary(found)}; {inside}."
+    ends = dict(zip((one.name for one in found), each(drawn, found), strict=True))
+    columns = {
+        "figure": "{r.name}",
+        "role": lambda one: "held out" if one.name in ends else "input",
+        "published by": "{r.publication}",
+        "published": lambda one: one.shown(),
+        "the twin": "{r.predicted:,.4g}",
+        "p10-p90": lambda one: " to ".join(f"{end:,.4g}" for end in ends.get(one.name, ())),
+        "error": lambda one: "inside" if one.inside else f"{one.error:+.1%}",
+    }
+    held = sum(
+        ends[one.name][0] <= max(one.values) and min(one.values) <= ends[one.name][1]
+        for one in found
+    )
+    table = table_of([*inputs, *found], columns, texts=3)
+    return f"{table}\n\n{summary(found)}; p10-p90 holds {held} of {len(found)}."
 
 
 # ---- from launches to the published engine -------------------------------------------------------
@@ -207,41 +186,25 @@ def on_demand(node: Node) -> Node:
     return dataclasses.replace(node, device=dataclasses.replace(node.device, block=block))
 
 
-def published_s(published: Figure) -> float:
-    return published.middle_s
-
-
 def waterfall_table(climbed: list[Rung], published: Figure) -> str:
     head = ("engine", "us a step", "tokens/s", "gain", "of the ceiling", "mostly")
+    last, step_s = climbed[-1].result, published.middle_s
     rows: list[tuple[object, ...]] = []
-    before: Rung | None = None
-    for rung in climbed:
-        gain = percent(before.result.step_s / rung.result.step_s - 1, signed=True) if before else ""
-        mostly = max(rung.result.attribution.items(), key=lambda item: item[1])
-        said = f"{mostly[0].replace('_', '-')} {percent(mostly[1] / rung.result.step_s)}"
+    for before, rung in zip([None, *climbed], climbed, strict=False):
+        result = rung.result
+        cause, seconds = max(result.attribution.items(), key=lambda item: item[1])
         rows.append(
             (
                 rung.name,
-                f"{rung.result.step_s * US:,.0f}",
-                f"{rung.result.tokens_per_s:,.0f}",
-                gain,
-                percent(rung.result.stream_fraction),
-                said,
+                f"{result.step_s * US:,.0f}",
+                f"{result.tokens_per_s:,.0f}",
+                f"{before.result.step_s / result.step_s - 1:+.1%}" if before else "",
+                f"{result.stream_fraction:.1%}",
+                f"{cause.replace('_', '-')} {seconds / result.step_s:.1%}",
             )
         )
-        before = rung
-    last = climbed[-1].result
-    step_s = published_s(published)
-    rows.append(
-        (
-            f"published, {published.shown()}",
-            f"{step_s * US:,.0f}",
-            f"{1 / step_s:,.0f}",
-            percent(last.step_s / step_s - 1, signed=True),
-            percent(last.floor_s / step_s),
-            "",
-        )
-    )
+    speeds = f"{step_s * US:,.0f}", f"{1 / step_s:,.0f}", f"{last.step_s / step_s - 1:+.1%}"
+    rows.append((f"published, {published.shown()}", *speeds, f"{last.floor_s / step_s:.1%}", ""))
     return markdown_table(head, rows)
 
 
@@ -260,7 +223,7 @@ def chart(climbed: list[Rung], published: Figure) -> Bars:
         )
         for cause in causes
     ]
-    whole = (*(None for _ in climbed), published_s(published) * US)
+    whole = (*(None for _ in climbed), published.middle_s * US)
     return Bars(names, (*series, Series("published", whole)), "microseconds a step", stacked=True)
 
 
@@ -280,7 +243,7 @@ def lost_table(last: Result) -> str:
             (
                 name,
                 f"{round((before_s - left_s) * US):,}",
-                percent(max(0.0, (before_s - left_s) / last.step_s)),
+                f"{max(0.0, (before_s - left_s) / last.step_s):.1%}",
                 f"{1 / alone:,.0f}",
                 f"{1 / left_s:,.0f}",
             )
@@ -302,7 +265,7 @@ def lost_table(last: Result) -> str:
 
 
 def _share(seconds: float, last: Result) -> tuple[str, str]:
-    return f"{seconds * US:,.0f}", percent(seconds / last.step_s)
+    return f"{seconds * US:,.0f}", f"{seconds / last.step_s:.1%}"
 
 
 # ---- the clock under the power cap ---------------------------------------------------------------
@@ -328,10 +291,10 @@ def clock_table() -> str:
         rows.append(
             (
                 f"{model} on {name}",
-                percent(peak.stream_fraction),
+                f"{peak.stream_fraction:.1%}",
                 f"{peak.tokens_per_s:,.0f}",
                 f"{slow.tokens_per_s:,.0f}",
-                percent(slow.tokens_per_s / peak.tokens_per_s - 1, signed=True),
+                f"{slow.tokens_per_s / peak.tokens_per_s - 1:+.1%}",
             )
         )
     head = ("step", "of the ceiling", "tokens/s at 2.1 GHz", "at 1.25 GHz", "change")
