@@ -15,8 +15,9 @@ from twin.reading import SOME, FieldError, Reader, quantity
 from twin.study.fields import MOST_NUMBER, Count, Head
 from twin.study.outcome import Bars, Cell, Column, Lines, Outcome, Part, Series, Shown, Table
 from twin.study.runner import Runner
-from twin.study.speeds import Engine, Entry, Speed, engines_of, speeds
 from twin.units import format_quantity
+
+from .speeds import Engine, Entry, Speed, engines_of, speeds
 
 CURVE = (30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0, 30_000.0)  # tokens per second
 

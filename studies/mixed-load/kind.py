@@ -17,13 +17,14 @@ from twin.batching.closed_forms import mean_wait_mmc
 from twin.batching.costs import Load
 from twin.batching.economics import HOUR_S, Bill, Prices
 from twin.batching.queueing import COUNTED, EXPONENTIAL, Served, StepTime, Traffic, serve
-from twin.batching.step import predict
+from twin.batching.step import IDEAL, predict
+from twin.batching.tables import stack_names
 from twin.errors import ConfigError, OutputError, TwinError
 from twin.files import check_stems
 from twin.hardware.load import load_node
 from twin.hardware.override import interval
 from twin.models.load import load_model
-from twin.reading import SOME, FieldError, Reader
+from twin.reading import SOME, FieldError, Reader, one_of
 from twin.study.fields import (
     MOST_NUMBER,
     MOST_WHOLE,
@@ -36,10 +37,11 @@ from twin.study.fields import (
 from twin.study.outcome import Cell, Column, Lines, Outcome, Part, Series, Shown, Table
 from twin.study.point import Point
 from twin.study.runner import Runner
-from twin.study.speeds import RESIDENT, Stack
 from twin.text import shown
 from twin.units import format_quantity
 
+RESIDENT = "resident"
+Stack = Annotated[str, one_of(lambda: [*stack_names(), IDEAL, RESIDENT])]
 COST, STEPS, THEORY = "cost", "steps", "theory"  # tables; each class has one as well, by its name
 SEEN = 300  # requests of every class that are counted, for each seed
 CHECKED = 30_000  # arrivals when the queue is held to theory

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from studies.common import packing
 from twin.calibrate import packed, store
 from twin.data import data_dir
 from twin.errors import CalibrationError
@@ -27,17 +28,17 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_what_a_fit_names_is_not_packed(home: Path) -> None:
-    assert packed.to_pack(home, "h200-sxm") == ["old-2", "older"]
+    assert packing.to_pack(home, "h200-sxm") == ["old-2", "older"]
 
 
 def test_a_packed_record_reads_as_before_and_is_listed(home: Path) -> None:
     runs = home / "runs" / "h200-sxm"
     before, all_names = store.read_run(runs / "old-2"), packed.names(runs)
-    packed.pack(runs, ["old-2"])
+    packing.pack(runs, ["old-2"])
     assert not (runs / "old-2").exists()
     assert packed.names(runs) == all_names
     assert store.read_run(runs / "old-2") == before
-    packed.pack(runs, ["older"])
+    packing.pack(runs, ["older"])
     assert store.read_run(runs / "old-2") == before
     assert store.read_run(runs / "older").samples == {"a": [5.0]}
     assert packed.unpacked(runs / "new") == runs / "new"
@@ -50,7 +51,7 @@ def test_the_same_records_are_packed_to_the_same_bytes(home: Path, tmp_path: Pat
         for name in one:
             run(home, name)
         (runs / packed.ARCHIVE).unlink(missing_ok=True)
-        packed.pack(runs, list(one))
+        packing.pack(runs, list(one))
         contents.append((runs / packed.ARCHIVE).read_bytes())
     assert contents[0] == contents[1]
 
@@ -67,4 +68,4 @@ def test_every_record_that_a_fit_rests_on_lies_open() -> None:
     for runs in sorted((calibration / "runs").glob("*/")):
         if runs.name != "host":
             inside = [name for name in packed.names(runs) if not (runs / name).is_dir()]
-            assert not packed.words_of(calibration, runs.name) & set(inside)
+            assert not packing.words_of(calibration, runs.name) & set(inside)

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from studies.common.coverage import ALL, coverage
 from studies.common.measured import collected, text_of
+from studies.common.prompts import predicted_s
 from twin.calibrate.known_error import known_error, stage_levels
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.on_record import rows
-from twin.calibrate.prompt_error import known, predicted_s, prompt_error
+from twin.calibrate.prompt_error import known, prompt_error
 from twin.calibrate.seen import Seen, few_shapes, levels_at, mirrored
 from twin.data import data_dir
 from twin.hardware.load import load_node, node_names
@@ -141,7 +142,7 @@ def test_prompts_on_file_are_what_the_twin_predicts() -> None:
     (row,) = (r for r in known() if r["model"] == "llama-3.1-8b" and r["tokens"] == "128")
     run = next(r for r in rows() if r.model == "llama-3.1-8b" and r.context == 128 and r.prompt_s)
     assert predicted_s(run) == pytest.approx(float(row["predicted_s"]), rel=1e-3), (
-        "python -m twin.calibrate.prompt_error"
+        "python -m studies.common.prompts"
     )
 
 

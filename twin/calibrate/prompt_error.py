@@ -1,7 +1,7 @@
 """How far prompts' predictions are off, by kind of model: prompts that GPUs read, on record in
 `calibration/measured.csv`, beside the law of `twin/cost/prompt.py`.
 
-    python -m twin.calibrate.prompt_error     # in a checkout: calibration/held-out/prompts.csv
+    python -m studies.common.prompts     # in a checkout: calibration/held-out/prompts.csv
 
 The law's constants were fitted to some of the dense ones, so their errors are what is left, and not
 held out; those of few-bit weights and experts were not fitted to.
@@ -13,19 +13,15 @@ import csv
 from dataclasses import dataclass
 from functools import lru_cache
 
-from twin.calibrate.on_record import Measured, rows
 from twin.calibrate.seen import Seen, levels_at
 from twin.data import data_dir
 from twin.errors import CalibrationError
-from twin.files import write
 from twin.hardware.types import Node
 from twin.models.kind import ModelKind, kind_of
-from twin.models.load import load_model, model_names
 from twin.models.spec import ModelSpec
 
 FILE = "held-out/prompts.csv"
 HEAD = ("model", "stored", "node", "tokens", "kind", "measured_s", "predicted_s")
-LEAST = 32  # tokens: a shorter prompt is no pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,44 +69,3 @@ def known() -> tuple[dict[str, str], ...]:
     if found and tuple(found[0]) != HEAD:
         raise CalibrationError(f"{file}: has {', '.join(found[0])}; write it again")
     return found
-
-
-def predicted_s(run: Measured) -> float | None:
-    """By the fits in force; None of a model that is not on file, or that reads no
-    prompts in passes.
-    """
-    from twin.calibrate.node import calibrated_node
-    from twin.cost.prompt import prompt_time
-    from twin.kernel.defaults import plan_for
-
-    name = run.model if run.stored in ("bf16", "mxfp4") else f"{run.model}@{run.stored}"
-    if run.model not in model_names():
-        return None
-    spec, node = load_model(name), calibrated_node(run.node)
-    if run.context > spec.context:  # the study gave the shape more positions
-        return None
-    most = min(run.context + 160, spec.context)
-    plan = plan_for(spec, node, context=run.context, max_context=most)
-    if plan.options.prompt_chunk == 1:  # read by ordinary steps
-        return None
-    return prompt_time(plan, node, run.context).seconds
-
-
-def main() -> None:
-    lines = [",".join(HEAD)]
-    for run in rows():
-        if run.prompt_s is None or run.context < LEAST:
-            continue
-        guess = predicted_s(run)
-        if guess is None:
-            continue
-        name = run.model if run.stored in ("bf16", "mxfp4") else f"{run.model}@{run.stored}"
-        kind = kind_of(load_model(name)).value
-        line = (run.model, run.stored, run.node, run.context, kind, run.prompt_s, f"{guess:.4g}")
-        lines.append(",".join(map(str, line)))
-        print(lines[-1], flush=True)
-    write({data_dir("calibration") / FILE: "\n".join(lines) + "\n"})
-
-
-if __name__ == "__main__":
-    main()
