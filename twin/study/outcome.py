@@ -4,11 +4,14 @@ files and browsers.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
 
 from twin.files import check_stems
 
+T = TypeVar("T")
 Cell = str | float | int | None
 
 
@@ -44,6 +47,20 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     terminal: bool = True  # False: in files and in the report only
     page: bool = True  # False: not in the report either, which shows it as a chart
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        items: Iterable[T],
+        columns: Mapping[Column, Callable[[T], Cell]],
+        *,
+        terminal: bool = True,
+        page: bool = True,
+    ) -> Table:
+        """A row for each item: what each column reads of it."""
+        rows = tuple(tuple(read(item) for read in columns.values()) for item in items)
+        return cls(name, tuple(columns), rows, terminal, page)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -105,6 +106,13 @@ class Close:
     effects: list[Effect]
 
 
+Columns = dict[Column, Callable[[Answer], Entry]]
+ENDS: Columns = {
+    Column("p10"): lambda answer: answer.interval.p10 if answer.interval else None,
+    Column("p90"): lambda answer: answer.interval.p90 if answer.interval else None,
+}
+
+
 def outcome(
     answers: Sequence[Answer],
     close: Sequence[Close],
@@ -117,7 +125,7 @@ def outcome(
     possible = [answer for answer in answers if answer.possible]
     parts = [_scaling(answers, columns), _cells(answers, roofline), _time(possible)]
     if any(answer.published for answer in answers):
-        parts.insert(1, _beside(answers, roofline))
+        parts.insert(1, _compared(answers, roofline))
     if any(len(answer.row.step_times_s) > 1 for answer in possible):
         parts.append(_steps(possible))
     parts += [part for one in close for part in (_ladder(one), _sensitivity(one))]
@@ -192,110 +200,71 @@ def _scaling(answers: Sequence[Answer], columns: str) -> Part:
 
 def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
     """A row for each cell, with everything that is known about it."""
-    axes = [name for name, _ in answers[0].cell.at]
-    head = [
-        Column(MODEL, Shown.TEXT),
-        Column(NODE, Shown.TEXT),
-        *(Column(name, Shown.TEXT) for name in axes),
-    ]
-    head += [Column("tokens/s, predicted")]
-    drawn = any(answer.interval for answer in answers)
-    head += [Column("p10"), Column("p90"), Column("interval from", Shown.TEXT)] if drawn else []
-    several = any(answer.row.sequences > 1 for answer in answers)
-    head += [Column("all sequences, tokens/s")] if several else []
-    head += [
-        Column("us a step", Shown.MICROSECONDS),
-        Column("bytes a step", Shown.QUANTITY, "B"),
-        Column("floor, tokens/s"),
-        Column("stream fraction", Shown.PERCENT),
-        Column("mostly", Shown.TEXT),
-        Column("assumed numbers"),
-    ]
-    head += [Column(f"{roofline.utilisation:.0%} roofline")] if roofline else []
-    rows = tuple(_cell_row(answer, drawn, several, roofline, len(head)) for answer in answers)
+    columns: Columns = {
+        Column(MODEL, Shown.TEXT): lambda a: a.cell.model,
+        Column(NODE, Shown.TEXT): lambda a: a.cell.node,
+    }
+    for at, (name, _) in enumerate(answers[0].cell.at):
+        columns[Column(name, Shown.TEXT)] = lambda a, at=at: _spoken(a.cell.at[at][1])  # type: ignore[misc]
+    columns[Column("tokens/s, predicted")] = _if_possible(lambda row: row.tokens_per_s)
+    if any(answer.interval for answer in answers):
+        columns |= ENDS
+        columns[Column("interval from", Shown.TEXT)] = lambda a: (
+            a.interval.rests if a.interval else None
+        )
+    if any(answer.row.sequences > 1 for answer in answers):
+        columns[Column("all sequences, tokens/s")] = _if_possible(lambda r: r.total_tokens_per_s)
+    columns |= {
+        Column("us a step", Shown.MICROSECONDS): _if_possible(lambda row: row.step_s),
+        Column("bytes a step", Shown.QUANTITY, "B"): _if_possible(lambda row: row.bytes_per_step),
+        Column("floor, tokens/s"): _if_possible(lambda row: 1 / row.floor_s),
+        Column("stream fraction", Shown.PERCENT): _if_possible(lambda row: row.stream_fraction),
+        Column("mostly", Shown.TEXT): _if_possible(_mostly),
+        Column("assumed numbers"): _if_possible(lambda row: len(row.assumed)),
+    }
+    if roofline:
+        head = Column(f"{roofline.utilisation:.0%} roofline")
+        columns[head] = lambda a: roofline.tokens_per_s(a.cell)
     text = (
         "Floor: all bytes of a step at the measured or published read bandwidth of all devices; "
         "stream fraction: floor over predicted time."
     )
-    return Part("Every cell", text, (), (Table("cells", tuple(head), rows),), long=True)
+    return Part("Every cell", text, (), (Table.of("cells", answers, columns),), long=True)
 
 
-def _cell_row(
-    answer: Answer, drawn: bool, several: bool, roofline: Roofline | None, width: int
-) -> tuple[Entry, ...]:
-    cell, row = answer.cell, answer.row
-    named: list[Entry] = [cell.model, cell.node, *(_spoken(value) for _, value in cell.at)]
-    line: list[Entry] = [roofline.tokens_per_s(cell)] if roofline else []
-    if not answer.possible:
-        empty: list[Entry] = [None] * (width - len(named) - len(line))
-        return (*named, *empty, *line)
-    speeds: list[Entry] = [row.tokens_per_s]
-    if drawn:
-        one = answer.interval
-        speeds += [one.p10, one.p90, one.rests] if one else [None, None, None]
-    speeds += [row.total_tokens_per_s] if several else []
-    facts: list[Entry] = [
-        row.step_s,
-        row.bytes_per_step,
-        1 / row.floor_s,
-        row.stream_fraction,
-        _mostly(row),
-        len(row.assumed),
-    ]
-    return (*named, *speeds, *facts, *line)
+def _if_possible(read: Callable[[Row], Entry]) -> Callable[[Answer], Entry]:
+    return lambda answer: read(answer.row) if answer.possible else None
 
 
-def _beside(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
-    """Others' figures, one a row, beside our prediction, our roofline and our count of bytes."""
-    head = [
-        Column("cell", Shown.TEXT),
-        Column("published, tokens/s"),
-        Column("as", Shown.CHIP),
-        Column("predicted, tokens/s"),
-        Column("p10"),
-        Column("p90"),
-        Column("predicted against published", Shown.CHANGE),
-        Column("their bytes a step", Shown.QUANTITY, "B"),
-        Column("our bytes a step", Shown.QUANTITY, "B"),
-    ]
-    head += [Column(f"our {roofline.utilisation:.0%} roofline")] if roofline else []
-    rows = [
-        _figure_row(answer, figure, roofline) for answer in answers for figure in answer.published
-    ]
+def _compared(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
+    """Others' figures, one a row, next to our prediction, our roofline and our count of bytes."""
+    Pair = tuple[Answer, Published]
+    columns: dict[Column, Callable[[Pair], Entry]] = {
+        Column("cell", Shown.TEXT): lambda pair: str(pair[0].cell),
+        Column("published, tokens/s"): lambda pair: pair[1].tokens_per_s,
+        Column("as", Shown.CHIP): lambda pair: pair[1].kind,
+        Column("predicted, tokens/s"): lambda pair: _if_possible(lambda r: r.tokens_per_s)(pair[0]),
+        **{column: lambda pair, read=read: read(pair[0]) for column, read in ENDS.items()},  # type: ignore[misc]
+        Column("predicted against published", Shown.CHANGE): _against,
+        Column("their bytes a step", Shown.QUANTITY, "B"): lambda pair: pair[1].bytes or None,
+        Column("our bytes a step", Shown.QUANTITY, "B"): lambda pair: step_bytes(pair[0].cell),
+    }
+    if roofline:
+        head = Column(f"our {roofline.utilisation:.0%} roofline")
+        columns[head] = lambda pair: roofline.tokens_per_s(pair[0].cell)
+    columns[Column("source", Shown.TEXT)] = lambda pair: pair[1].source
+    pairs = [(answer, figure) for answer in answers for figure in answer.published]
     text = (
         "None of these figures is an input of the prediction. Bytes are what one step streams: "
         "weights, scales, caches and states."
     )
-    return Part(
-        "Beside published figures",
-        text,
-        (),
-        (Table("published", (*head, Column("source", Shown.TEXT)), tuple(rows)),),
-        long=True,
-    )
+    tables = (Table.of("published", pairs, columns),)
+    return Part("Beside published figures", text, (), tables, long=True)
 
 
-def _figure_row(answer: Answer, figure: Published, roofline: Roofline | None) -> tuple[Entry, ...]:
-    cell, row, one = answer.cell, answer.row, answer.interval
-    ours: list[Entry] = [None, None, None, None]
-    if answer.possible:
-        ours = [
-            row.tokens_per_s,
-            one.p10 if one else None,
-            one.p90 if one else None,
-            row.tokens_per_s / figure.tokens_per_s - 1,
-        ]
-    line: list[Entry] = [roofline.tokens_per_s(cell)] if roofline else []
-    return (
-        str(cell),
-        figure.tokens_per_s,
-        figure.kind,
-        *ours,
-        figure.bytes or None,
-        step_bytes(cell),
-        *line,
-        figure.source,
-    )
+def _against(pair: tuple[Answer, Published]) -> float | None:
+    answer, figure = pair
+    return answer.row.tokens_per_s / figure.tokens_per_s - 1 if answer.possible else None
 
 
 def step_bytes(cell: Cell) -> int:
@@ -428,76 +397,62 @@ def _time(possible: Sequence[Answer]) -> Part:
         )
         for kind in kinds
     )
-    head = (
-        Column("cell", Shown.TEXT),
-        Column("kind of stage", Shown.TEXT),
-        Column("us a step", Shown.MICROSECONDS),
-        Column("mostly", Shown.TEXT),
-    )
-    rows = tuple(
-        (str(a.cell), kind, sum(parts.values()), _most(parts))
-        for a in possible
-        for kind, parts in a.row.kinds.items()
-    )
+    parts = [(str(a.cell), kind, of) for a in possible for kind, of in a.row.kinds.items()]
+    columns: dict[Column, Callable[[tuple[str, str, dict[str, float]]], Entry]] = {
+        Column("cell", Shown.TEXT): lambda part: part[0],
+        Column("kind of stage", Shown.TEXT): lambda part: part[1],
+        Column("us a step", Shown.MICROSECONDS): lambda part: sum(part[2].values()),
+        Column("mostly", Shown.TEXT): lambda part: _most(part[2]),
+    }
+    table = Table.of("stages", parts, columns, terminal=False, page=False)
     text = (
         "Each microsecond of a step on its critical path has one cause (above) and belongs to one "
         "kind of stage (below)."
     )
     charts = (chart, Bars(names, shares, "share of a step", stacked=True))
-    return Part(
-        "Where the time goes",
-        text,
-        charts,
-        (Table("stages", head, rows, terminal=False, page=False),),
-        long=True,
-    )
+    return Part("Where the time goes", text, charts, (table,), long=True)
 
 
 def _steps(possible: Sequence[Answer]) -> Part:
     """How much steps differ from each other."""
-    head = (
-        Column("cell", Shown.TEXT),
-        Column("steps"),
-        *(
-            Column(name, Shown.MICROSECONDS)
-            for name in ("p10, us", "p50, us", "p90, us", "slowest, us")
-        ),
-    )
-    rows: list[tuple[Entry, ...]] = []
-    for answer in possible:
-        times = answer.row.step_times_s
-        levels = (float(value) for value in np.quantile(times, LEVELS))
-        rows.append((str(answer.cell), len(times), *levels, max(times)))
+
+    def level(at: float) -> Callable[[Answer], Entry]:
+        return lambda answer: float(np.quantile(answer.row.step_times_s, at))
+
+    columns: Columns = {
+        Column("cell", Shown.TEXT): lambda answer: str(answer.cell),
+        Column("steps"): lambda answer: len(answer.row.step_times_s),
+        Column("p10, us", Shown.MICROSECONDS): level(LEVELS[0]),
+        Column("p50, us", Shown.MICROSECONDS): level(LEVELS[1]),
+        Column("p90, us", Shown.MICROSECONDS): level(LEVELS[2]),
+        Column("slowest, us", Shown.MICROSECONDS): lambda answer: max(answer.row.step_times_s),
+    }
     text = (
         "Tokens choose their experts anew in every step, so steps take different times; the "
         "prediction above is the median step."
     )
-    return Part("How steps differ", text, (), (Table("steps", head, tuple(rows)),), long=True)
+    return Part("How steps differ", text, (), (Table.of("steps", possible, columns),), long=True)
 
 
 def _ladder(close: Close) -> Part:
     """From a launch for each operation to the monokernel."""
     names = tuple(name for name, _ in close.ladder)
     speeds = tuple(row.tokens_per_s for _, row in close.ladder)
-    rows = []
-    for at, (name, row) in enumerate(close.ladder):
-        gain = row.tokens_per_s / speeds[at - 1] - 1 if at else None
-        rows.append((name, row.tokens_per_s, gain, row.step_s, row.stream_fraction, _mostly(row)))
-    head = (
-        Column("engine", Shown.TEXT),
-        Column("tokens/s, predicted"),
-        Column("gain", Shown.CHANGE),
-        Column("us a token", Shown.MICROSECONDS),
-        Column("stream fraction", Shown.PERCENT),
-        Column("mostly", Shown.TEXT),
-    )
-    table = Table(table_of(LADDER, close.cell), head, tuple(rows))
-    text = "From kernels launched one by one to the whole monokernel, one idea at a time."
+    gains = (None, *(high / low - 1 for low, high in pairwise(speeds)))
+    rungs = [(name, row, gain) for (name, row), gain in zip(close.ladder, gains, strict=True)]
+    columns: dict[Column, Callable[[tuple[str, Row, float | None]], Entry]] = {
+        Column("engine", Shown.TEXT): lambda rung: rung[0],
+        Column("tokens/s, predicted"): lambda rung: rung[1].tokens_per_s,
+        Column("gain", Shown.CHANGE): lambda rung: rung[2],
+        Column("us a token", Shown.MICROSECONDS): lambda rung: rung[1].step_s,
+        Column("stream fraction", Shown.PERCENT): lambda rung: rung[1].stream_fraction,
+        Column("mostly", Shown.TEXT): lambda rung: _mostly(rung[1]),
+    }
     return Part(
         f"What each idea buys: {close.cell}",
-        text,
+        "From kernels launched one by one to the whole monokernel, one idea at a time.",
         (Waterfall(names, speeds, "tokens/s, predicted"),),
-        (table,),
+        (Table.of(table_of(LADDER, close.cell), rungs, columns),),
     )
 
 
@@ -505,17 +460,13 @@ def _sensitivity(close: Close) -> Part:
     strong = [e for e in close.effects if e.tokens_per_s is not None and abs(e.effect) >= 5e-4][
         :STRONGEST
     ]
-    head = (
-        Column("number", Shown.TEXT),
-        Column("kind", Shown.CHIP),
-        Column("from", Shown.TEXT),
-        Column("to", Shown.TEXT),
-        Column("tokens/s", Shown.CHANGE),
-    )
-    rows = tuple(
-        (e.label, e.kind, _quantity(e.name, e.before), _quantity(e.name, e.after), e.effect)
-        for e in strong
-    )
+    columns: dict[Column, Callable[[Effect], Entry]] = {
+        Column("number", Shown.TEXT): lambda e: e.label,
+        Column("kind", Shown.CHIP): lambda e: e.kind,
+        Column("from", Shown.TEXT): lambda e: _quantity(e.name, e.before),
+        Column("to", Shown.TEXT): lambda e: _quantity(e.name, e.after),
+        Column("tokens/s", Shown.CHANGE): lambda e: e.effect,
+    }
     text = (
         f"Each number and option raised by {STEP:.0%}, one at a time; "
         f"{len(close.effects) - len(strong)} others do less, or nothing."
@@ -524,29 +475,28 @@ def _sensitivity(close: Close) -> Part:
         f"Sensitivity: {close.cell}",
         text,
         (effects_chart(strong),),
-        (Table(table_of(SENSITIVITY, close.cell), head, rows),),
+        (Table.of(table_of(SENSITIVITY, close.cell), strong, columns),),
     )
 
 
 def _carriers(possible: Sequence[Answer], draws: Draws) -> Part:
     """Which numbers carry the intervals."""
-    head = (
-        Column("cell", Shown.TEXT),
-        Column("p90 / p10"),
-        *(Column(f"number {i + 1}", Shown.TEXT) for i in range(CARRIERS)),
-    )
-    rows = []
-    for answer in possible:
-        one = answer.interval
-        if one is None or not one.speeds:
-            continue
-        named = [
-            f"{name.removeprefix('device.')} {correlation:+.2f}"
-            for name, correlation in one.carried_by[:CARRIERS]
-        ]
-        rows.append(
-            (str(answer.cell), one.p90 / one.p10, *named, *([None] * (CARRIERS - len(named))))
-        )
+    drawn = [(a, a.interval) for a in possible if a.interval and a.interval.speeds]
+
+    def carrier(at: int) -> Callable[[tuple[Answer, Interval]], Entry]:
+        def read(pair: tuple[Answer, Interval]) -> str | None:
+            if at >= len(pair[1].carried_by):
+                return None
+            name, correlation = pair[1].carried_by[at]
+            return f"{name.removeprefix('device.')} {correlation:+.2f}"
+
+        return read
+
+    columns: dict[Column, Callable[[tuple[Answer, Interval]], Entry]] = {
+        Column("cell", Shown.TEXT): lambda pair: str(pair[0].cell),
+        Column("p90 / p10"): lambda pair: pair[1].p90 / pair[1].p10,
+        **{Column(f"number {i + 1}", Shown.TEXT): carrier(i) for i in range(CARRIERS)},
+    }
     text = (
         f"Rank correlation of each number that the plan uses with the speed over {draws.draws} "
         "draws, the strongest first, each after what those before it explain; what may be chance "
@@ -558,9 +508,8 @@ def _carriers(possible: Sequence[Answer], draws: Draws) -> Part:
             f"{draws.draws} draws are too few to tell which numbers carry an interval; from "
             f"{TELLING} on they are named here."
         )
-    return Part(
-        "What carries the intervals", text, (), (Table("carriers", head, tuple(rows)),), long=True
-    )
+    tables = (Table.of("carriers", drawn, columns),)
+    return Part("What carries the intervals", text, (), tables, long=True)
 
 
 def _rests_on(possible: Sequence[Answer]) -> Part:
@@ -575,24 +524,16 @@ def _rests_on(possible: Sequence[Answer]) -> Part:
     )
     rows: dict[tuple[str, str], tuple[Entry, ...]] = {}
     for answer in possible:
-        known = numbers(answer.cell.point.on_node())
+        known, node = numbers(answer.cell.point.on_node()), answer.cell.node
         for path in answer.row.assumed:
             number = known.get(path)
-            rows[answer.cell.node, path] = (
-                _assumed(answer.cell.node, path, number)
-                if number
-                else (answer.cell.node, path, *JUDGED)
-            )
-    widths = tuple(
-        (kind.value, SPREAD[kind] if kind is not Kind.ASSUMED else None, WIDTHS[kind])
-        for kind in Kind
-    )
-    kinds = Table(
-        "widths",
-        (Column("kind", Shown.CHIP), Column("+-", Shown.PERCENT), Column("why", Shown.TEXT)),
-        widths,
-        terminal=False,
-    )
+            rows[node, path] = _assumed(node, path, number) if number else (node, path, *JUDGED)
+    columns: dict[Column, Callable[[Kind], Entry]] = {
+        Column("kind", Shown.CHIP): lambda kind: kind.value,
+        Column("+-", Shown.PERCENT): lambda k: SPREAD[k] if k is not Kind.ASSUMED else None,
+        Column("why", Shown.TEXT): lambda kind: WIDTHS[kind],
+    }
+    kinds = Table.of("widths", Kind, columns, terminal=False)
     resting = sum(bool(answer.row.assumed) for answer in possible)
     text = (
         f"{resting} of {len(possible)} cells rest on assumed numbers: nobody has measured them, "
