@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from twin.hardware.load import load_node
-from twin.kernel.defaults import limits_of
+from twin.schedule.ring import limits_of
 
 H200 = limits_of(load_node("1xh200"))

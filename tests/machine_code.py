@@ -59,9 +59,9 @@ def digests_of_code(elf: bytes) -> dict[str, str]:
 
 def planned(case: tuple[str, ...]) -> object:
     from twin.hardware.load import load_node
-    from twin.kernel.defaults import plan_for
     from twin.models.load import load_model
     from twin.plan.types import Execution
+    from twin.schedule.options import plan_for
 
     chosen = {"execution": Execution.GRAPH} if "graph" in case else {}
     return plan_for(load_model(case[0]), load_node(case[1]), **chosen)

@@ -30,12 +30,13 @@ from twin.engine.generate import Piece
 from twin.engine.opening import Watched
 from twin.engine.weights import random_weights
 from twin.hardware.load import load_node
-from twin.kernel.budget import on_chip_bytes
-from twin.kernel.defaults import SETTLED, default_options, limits_of, plan_for
-from twin.kernel.strips import MOST_STRIPS, with_strips
 from twin.models.load import load_model, tensors
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options
 from twin.proof.prove import prove
+from twin.schedule.choose import schedule_of
+from twin.schedule.options import SETTLED, default_options, plan_for
+from twin.schedule.ring import limits_of
+from twin.schedule.strips import MOST_STRIPS, with_strips
 from twin.study.engines import ENGINES
 from twin.study.sensitivity import OPTIONS, sensitivity
 
@@ -144,7 +145,7 @@ def test_plan_adds_up(twin: Twin) -> None:
 def test_default_options_are_valid_and_fill_the_ring(model: str, node: str) -> None:
     plan = plan_for(load_model(model), load_node(node))
     prove(plan)
-    left = plan.limits.on_chip_bytes - on_chip_bytes(plan)
+    left = plan.limits.on_chip_bytes - schedule_of(plan).block_bytes
     assert left >= 0
     most = with_strips(plan, MOST_STRIPS).options.ring_slots  # of a ring in registers
     in_strips = load_node(node).device.amd and plan.options.ring_slots == most

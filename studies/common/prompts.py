@@ -10,9 +10,9 @@ from twin.calibrate.prompt_error import FILE, HEAD
 from twin.cost.prompt import prompt_time
 from twin.data import data_dir
 from twin.files import write
-from twin.kernel.defaults import plan_for
 from twin.models.kind import kind_of
 from twin.models.load import load_model, model_names
+from twin.schedule.options import plan_for
 
 LEAST = 32  # tokens: a shorter prompt is no pass
 

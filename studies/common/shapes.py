@@ -19,13 +19,13 @@ from twin.engine.safetensors import NUMPY
 from twin.engine.session import Session
 from twin.engine.weights import random_weights
 from twin.hardware.load import load_node
-from twin.kernel.budget import on_chip_bytes
-from twin.kernel.defaults import plan_for
 from twin.models.decoder import canonical_shape
 from twin.models.load import load_model
 from twin.models.spec import DType, Lanes, ModelSpec
 from twin.plan.types import CollectiveKind, Limits, Options, Plan
 from twin.proof.prove import prove
+from twin.schedule.choose import schedule_of
+from twin.schedule.options import plan_for
 from twin.schedule.plans import build
 from twin.workers import each
 
@@ -170,7 +170,7 @@ class Bench:
 
 def fitting_slots(plan: Plan) -> int:
     """The plan's ring slots, or as many as a block's shared memory holds beside everything else."""
-    over = max(0, on_chip_bytes(plan) - plan.limits.on_chip_bytes)
+    over = max(0, schedule_of(plan).block_bytes - plan.limits.on_chip_bytes)
     return plan.options.ring_slots - -(-over // plan.options.slot_bytes)
 
 

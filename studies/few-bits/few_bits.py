@@ -32,12 +32,12 @@ from twin.engine.choose import gpu_conditions
 from twin.errors import TwinError
 from twin.files import MOST_RECORD_BYTES, read_json
 from twin.hardware.types import Node
-from twin.kernel.defaults import plan_for
 from twin.kernel.room import check_room
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.proof.prove import prove
+from twin.schedule.options import plan_for
 
 NODES = ("1xh200-sxm", "1xh100-sxm")
 PROMPTS = (32, 4096)  # tokens before those that are timed

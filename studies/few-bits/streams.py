@@ -27,17 +27,19 @@ from twin.errors import TwinError
 from twin.files import write
 from twin.hardware.floor import ceiling
 from twin.hardware.types import Node
-from twin.kernel.defaults import limits_of, most_slots, slots_under_way
 from twin.models.formats import DECODED
 from twin.plan.types import Options, Plan
 from twin.proof.prove import prove
+from twin.schedule.choose import schedule_of
 from twin.schedule.coded_tiles import coded_slot_bytes
 from twin.schedule.probe import stream_probe
+from twin.schedule.ring import limits_of, slots_under_way
 
 FOLDER = Path(__file__).resolve().parent
 COLS = (4096, 12_288)
 MB = 10**6
 SLOT = 16 << 10
+UNDER_WAY_S, FEWEST_UNDER_WAY = 1.35e-6, 3  # of the peak bandwidth; slots
 STEPS, WARM_UP, SEED = 40, 10, 1
 
 
@@ -63,8 +65,10 @@ def plan_of(node: Node, name: str, cols: int, megabytes: float) -> Plan:
     row = form.bytes(1, cols) if form else cols * options.weight_dtype.bytes
     rows = int(megabytes * MB / row)
     plan = stream_probe(options, limits, rows=rows, cols=cols, form=form)
-    slots = most_slots(plan)
-    window = min(slots, slots_under_way(node, options.slot_bytes))
+    slots = schedule_of(plan).most_slots
+    window = min(
+        slots, slots_under_way(node.device, options.slot_bytes, UNDER_WAY_S, FEWEST_UNDER_WAY)
+    )
     options = replace(options, ring_slots=slots, window_slots=window)
     plan = stream_probe(options, limits, rows=rows, cols=cols, form=form)
     prove(plan)

@@ -22,9 +22,9 @@ from pathlib import Path
 from twin.engine.cuda_build import compile_cubin
 from twin.engine.cuda_lines import Place, read_kernel
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.plan.types import Plan
+from twin.schedule.options import plan_for
 
 NODE = "1xh200"
 PROMPT, TOKENS = 32, 128

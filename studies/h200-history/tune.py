@@ -21,10 +21,10 @@ from studies.common.rows import alike, first_tokens, repeated, step_ns
 from twin.engine.choose import compile_all
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.plan.types import Plan
 from twin.proof.prove import prove
+from twin.schedule.options import plan_for
 from twin.study.options import option_name, option_value
 
 ROOT = Path(__file__).resolve().parents[2]

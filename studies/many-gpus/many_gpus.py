@@ -43,10 +43,10 @@ from twin.engine.opening import plan_run
 from twin.errors import TwinError
 from twin.files import MOST_RECORD_BYTES, read_json
 from twin.hardware.types import Node
-from twin.kernel.defaults import limits_of
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec
 from twin.plan.types import Plan
+from twin.schedule.ring import limits_of
 
 WARM_UP_STEPS = 20
 CHECKED = 6  # positions of which the reference's logits are computed

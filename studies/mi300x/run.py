@@ -41,12 +41,12 @@ from twin.engine.weights import random_weights  # noqa: E402
 from twin.errors import TwinError  # noqa: E402
 from twin.files import csv_text, write  # noqa: E402
 from twin.hardware.load import load_node  # noqa: E402
-from twin.kernel.defaults import limits_of  # noqa: E402
 from twin.models.load import load_model  # noqa: E402
 from twin.models.spec import DType, ModelSpec  # noqa: E402
 from twin.plan.types import HandOffKind, Options, Placement, Plan  # noqa: E402
 from twin.reference.step import Reference  # noqa: E402
 from twin.schedule.probe import hop_probe  # noqa: E402
+from twin.schedule.ring import limits_of  # noqa: E402
 
 DONE, FAILED, WAITS = "done", "FAILED", "not run"
 STATE = "state.json"

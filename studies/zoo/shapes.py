@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from studies.common.rows import cut
 from twin.hardware.types import Node
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec
 from twin.plan.types import Plan
+from twin.schedule.options import plan_for
 
 PROMPT, TOKENS, WARMUP = 32, 128, 8  # tokens; the first of those decoded are not timed
 NAMES = (  # by size

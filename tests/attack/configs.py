@@ -31,12 +31,12 @@ from tests.attack.hostile import (
 from twin.data import data_dir, read_yaml
 from twin.errors import TwinError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.models.bounds import FIELDS
 from twin.models.load import load_model, model_names
 from twin.models.mixers import CompressedAttention
 from twin.models.spec import ModelSpec
 from twin.plan.shards import rope_table
+from twin.schedule.options import plan_for
 
 NAME = "configs"
 SHORT = 8  # layers of most cases: a plan of them takes milliseconds

@@ -28,11 +28,11 @@ from twin.hardware.load import node_names, read_device, read_family
 from twin.hardware.override import numbers, with_number, with_numbers
 from twin.hardware.schema import limits
 from twin.hardware.types import Node
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.types import Execution, HandOffKind, Placement, Plan, Sampling
 from twin.proof.prove import prove
+from twin.schedule.options import plan_for
 from twin.sim.executor import Executor
 from twin.sim.run import Result, simulate
 from twin.units import unit_of

@@ -14,10 +14,10 @@ from twin.batching.step import EAGER, IDEAL, predict
 from twin.batching.tables import between, load_tables, stack_names
 from twin.errors import ConfigError, HardwareError, PlanError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.types import Execution, Sampling
+from twin.schedule.options import plan_for
 
 
 def model(name: str) -> ModelSpec:

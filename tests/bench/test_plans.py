@@ -25,10 +25,10 @@ from twin.engine.peers import check_plan
 from twin.engine.weights import random_weights
 from twin.errors import ConfigError, PlanError, TwinError
 from twin.hardware.load import load_node
-from twin.kernel.budget import on_chip_bytes
 from twin.models.load import load_model, tensors
 from twin.models.spec import DType, RopeStyle
 from twin.plan.types import Execution
+from twin.schedule.choose import schedule_of
 
 NODE = load_node("1xh200")
 
@@ -40,7 +40,11 @@ def plans(name: str, **chosen: Any) -> Plans:
 def test_rings_fit_the_kernel_that_is_built() -> None:
     made = plans("llama-3.2-1b")
     for plan in (made.resident, made.graph, made.ceiling):
-        assert 0 <= plan.limits.on_chip_bytes - on_chip_bytes(plan) < 2 * plan.options.slot_bytes
+        assert (
+            0
+            <= plan.limits.on_chip_bytes - schedule_of(plan).block_bytes
+            < 2 * plan.options.slot_bytes
+        )
     assert (made.resident.options.execution, made.graph.options.execution) == (
         Execution.RESIDENT,
         Execution.GRAPH,
@@ -60,7 +64,7 @@ def test_the_engine_takes_every_plan_of_several_gpus(name: str, gpus: int) -> No
     made = make_plans(load_model(name), node, {}, context=32, tokens=128, positions=160)
     for plan in made.all():
         check_plan(plan)
-        assert on_chip_bytes(plan) <= plan.limits.on_chip_bytes
+        assert schedule_of(plan).block_bytes <= plan.limits.on_chip_bytes
     assert list(made.exchanges) == [IDLE, LOADED, UNDISTURBED]
     assert made.exchanges[IDLE].ranks == made.gpus == gpus
     share = max(made.resident.weight_bytes() / gpus, PROBE_BYTES[0])

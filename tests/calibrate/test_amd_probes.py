@@ -12,13 +12,14 @@ from twin.calibrate.recipe import AMD_RECIPE, recipe_of
 from twin.engine.hip_build import check_runs
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import limits_of, plan_for
-from twin.kernel.strips import MOST_STRIPS, STRIP_BYTES, most_strips, strips_of, with_strips
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.types import Options, Placement
 from twin.proof.prove import prove
+from twin.schedule.options import plan_for
 from twin.schedule.probe import stream_probe
+from twin.schedule.ring import limits_of
+from twin.schedule.strips import MOST_STRIPS, STRIP_BYTES, most_strips, strips_of, with_strips
 
 NODE = load_node("1xmi300x")
 # their vectors exceed local memory: left out when they are measured

@@ -22,8 +22,8 @@ from twin.data import data_dir
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit
-from twin.kernel.defaults import default_options
 from twin.models.kind import ModelKind
+from twin.schedule.options import default_options
 from twin.sim.run import simulate
 
 H200 = load_node("1xh200")

@@ -22,8 +22,8 @@ from twin.calibrate.node import calibrated_node
 from twin.cli import main
 from twin.data import data_dir
 from twin.hardware.types import Node
-from twin.kernel.defaults import default_options
 from twin.plan.types import HandOffKind, Options
+from twin.schedule.options import default_options
 
 HOST, H200 = calibrated_node("1xhost"), calibrated_node("1xh200")
 RING = ("slot_bytes", "ring_slots", "window_slots", "head_window_slots")

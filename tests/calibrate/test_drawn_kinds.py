@@ -21,11 +21,11 @@ from twin.calibrate.node import calibrated_node
 from twin.calibrate.recorded import RUNS, recorded, written
 from twin.cli import main
 from twin.errors import EngineError, PlanError
-from twin.kernel.defaults import default_options
 from twin.models.kind import ModelKind, kind_of, stored_as
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.types import HandOffKind
+from twin.schedule.options import default_options
 
 HOST, H200 = calibrated_node("1xhost"), calibrated_node("1xh200")
 KINDS = (ModelKind.FEW_BITS, ModelKind.EXPERTS)

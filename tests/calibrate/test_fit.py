@@ -20,9 +20,9 @@ from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit, numbers
 from twin.hardware.types import Kind, Node, Number
-from twin.kernel.defaults import limits_of
 from twin.models.formats import DECODED
 from twin.proof.prove import violations
+from twin.schedule.ring import limits_of
 
 TRUE = {
     "block.bf16_bytes_per_s": 20e9,

@@ -36,12 +36,13 @@ from twin.engine.choose import Found
 from twin.errors import CalibrationError, EngineError
 from twin.hardware.load import load_node
 from twin.hardware.types import Kind, Node, Number
-from twin.kernel.budget import on_chip_bytes
-from twin.kernel.defaults import default_options, limits_of
 from twin.models.load import load_model
 from twin.plan.types import Options
 from twin.proof.prove import violations
+from twin.schedule.choose import schedule_of
+from twin.schedule.options import default_options
 from twin.schedule.probe import stream_probe
+from twin.schedule.ring import limits_of
 from twin.sim.run import simulate
 
 # by the quick probes, alone or as what a stage takes in sum: no quick probe has a stage of neither
@@ -97,7 +98,7 @@ def test_every_probe_is_a_valid_plan_that_fits_a_block() -> None:
     assert sum(probe.plan.memory_bytes() for probe in probes) < 0.9 * room
     for probe in probes:
         assert violations(probe.plan) == [], probe.name
-        assert on_chip_bytes(probe.plan) <= SHARED_BYTES, probe.name
+        assert schedule_of(probe.plan).block_bytes <= SHARED_BYTES, probe.name
         assert probe.plan.memory_bytes() < 2.5 * 10**9, probe.name
         assert 1 < probe.steps <= MOST_STEPS
         names.add(probe.name)

@@ -13,9 +13,11 @@ from twin.calibrate.recipe import GPU_RECIPE
 from twin.engine.cuda_build import compile_cubin
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import limits_of, most_slots, plan_for
 from twin.plan.types import HandOffKind
 from twin.proof.prove import prove
+from twin.schedule.choose import schedule_of
+from twin.schedule.options import plan_for
+from twin.schedule.ring import limits_of
 
 NODES = ("1xh200", "1xh100")
 GPU_SECONDS = 120.0  # most that all of them may take on the GPU, compiling aside
@@ -46,7 +48,7 @@ def test_every_shape_is_proven_and_all_fit_the_budget(name: str) -> None:
     for probe, shape in zip(probes, shapes(), strict=True):
         prove(probe.plan)
         # the engine's default
-        assert probe.plan.options.ring_slots == most_slots(probe.plan) > RING
+        assert probe.plan.options.ring_slots == schedule_of(probe.plan).most_slots > RING
         steps = (shape.positions + 2 * TOKENS) * GPU_RECIPE.repeats  # those that warm up are fewer
         took += steps * (probe.plan.weight_bytes() / BYTES_PER_S + STAGE_S * len(probe.plan.stages))
     assert took < GPU_SECONDS

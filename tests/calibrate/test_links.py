@@ -15,7 +15,7 @@ from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Kind, Number
-from twin.kernel.defaults import limits_of
+from twin.schedule.ring import limits_of
 
 
 @pytest.fixture(autouse=True)

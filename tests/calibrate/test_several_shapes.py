@@ -27,10 +27,10 @@ from twin.cli import main
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.types import Kind, Node, Number
-from twin.kernel.defaults import default_options
 from twin.models.kind import ModelKind, kind_of
 from twin.models.load import load_model
 from twin.plan.types import HandOffKind
+from twin.schedule.options import default_options
 
 NODES = [f"{gpus}x{device}" for gpus, device in ((2, "h100"), (4, "h200"), (8, "h100"))]
 HOP = Number(7e-7, Kind.FITTED, "test", 6e-7, 8e-7)

@@ -18,7 +18,7 @@ from twin.calibrate.recipe import HOST_RECIPE
 from twin.commands import calibrate
 from twin.errors import CalibrationError
 from twin.hardware.types import Kind, Node, Number
-from twin.kernel.defaults import limits_of
+from twin.schedule.ring import limits_of
 
 RATE = 10e9
 NUMBERS = {

@@ -16,13 +16,13 @@ from twin.cost.warp_streams import WarpStreams
 from twin.hardware.load import load_device, load_node
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Cache, Kind, Number
-from twin.kernel.defaults import plan_for as default_plan
 from twin.kernel.experts import compared
 from twin.models.formats import DECODED, format_named
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.types import CollectiveKind, Common, Matrix, Options, Plan, Residual, Scan, StageKind
 from twin.schedule.choose import schedule_of
+from twin.schedule.options import plan_for as default_plan
 from twin.schedule.plans import build
 from twin.schedule.probe import attention_probe, stream_probe
 from twin.sim.run import _rests_on, simulate

@@ -11,9 +11,9 @@ from tests.sim.test_executors import assert_equal
 from twin.cost.under_way import SHORTFALL, delivered_share, enough_under_way
 from twin.hardware.load import load_node
 from twin.hardware.types import Device
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.plan.types import Options, Plan, StageKind
+from twin.schedule.options import plan_for
 from twin.schedule.probe import stream_probe
 from twin.sim.executor import Executor
 from twin.sim.run import simulate

@@ -24,7 +24,6 @@ from twin.engine.weights import format_of, open_checkpoint, random_weights
 from twin.kernel import experts
 from twin.kernel.coded import tile
 from twin.kernel.header import header
-from twin.kernel.layout import scratch_of
 from twin.kernel.streams import PAGE_BYTES, pack
 from twin.kernel.tables import layout
 from twin.models.feeds import DenseFeed, ExpertFeed
@@ -204,10 +203,10 @@ def test_each_tile_lies_where_the_kernel_looks(name: str, slot_bytes: int) -> No
     prove(plan)
     made, table = layout(plan), random_weights(model(name, width=272), SEED, DType.FP32)
     out = np.zeros(int(made.sizes["stream_pages"]) * PAGE_BYTES, np.uint8)
-    pack(plan, table, 0, out)
+    pack(plan, made.weights, table, 0, out)
     for stage in (s for s in plan.stages if s.routed and s.matrix and s.layer == 1):
         assert stage.matrix
-        place = made.placed[stage.index]
+        place = made.weights.experts[stage.index]
         for expert in (0, 5):
             source = expert_matrix(plan, stage, 0, table, expert)
             start = place.page * PAGE_BYTES + expert * place.units * UNIT_BYTES
@@ -312,7 +311,7 @@ def test_a_wide_input_lies_in_the_blocks_memory(name: str, width: int, slot_byte
     team = schedule_of(plan).of_warps().teams["ffn"]
     assert team.portions > REGISTER_PORTIONS
     assert schedule_of(plan).of_warps().ffn.in_memory
-    scratch = scratch_of(schedule_of(plan))
+    scratch = schedule_of(plan).memory.scratch
     words = scratch.whole
     if name not in TENSOR:  # of a thread's columns of a slice
         assert words == team.portions * team.warps * WARP * (8 + 2)

@@ -30,8 +30,7 @@ from tests.models.codes.names import ON_EVERY_DEVICE, coded_names
 from twin.cost.prompt import prompt_time
 from twin.engine.cuda import CudaEngine
 from twin.hardware.load import load_node
-from twin.kernel.defaults import limits_of, plan_for
-from twin.kernel.prompt import decoded_bytes
+from twin.kernel.prompt import prompt_of
 from twin.kernel.room import check_room
 from twin.kernel.tables import layout
 from twin.models.formats import format_named
@@ -41,7 +40,9 @@ from twin.models.spec import DType, ModelSpec
 from twin.plan.types import Execution, Plan
 from twin.proof.prove import prove
 from twin.schedule.choose import schedule_of
+from twin.schedule.options import plan_for
 from twin.schedule.plans import build
+from twin.schedule.ring import limits_of
 
 FEW = ("int4-g32-zp", "mxfp4", "nvfp4")
 GPU_CHUNK = 32
@@ -81,26 +82,26 @@ def test_decoded_rows_of_the_largest_stages_have_room_beside_each_other() -> Non
     assert plan.options.prompt_chunk == 1024
     # gate_up's and down's rows in 16 bits; blocks without as many rows as others have room for them
     least = 2 * 3 * spec.hidden * spec.ffn
-    assert least <= decoded_bytes(schedule_of(plan)) < 1.02 * least
+    assert least <= prompt_of(schedule_of(plan)).decoded_bytes < 1.02 * least
     sizes = layout(plan).sizes
     rows = plan.blocks * (sizes["prompt_normed_floats"] + sizes["prompt_summed_floats"])
-    assert 4 * rows == decoded_bytes(schedule_of(plan))
+    assert 4 * rows == prompt_of(schedule_of(plan)).decoded_bytes
     assert sizes["prompt_decoded"] + rows == sizes["prompt_floats"]
 
 
 def test_plans_of_16_bits_and_of_steps_and_cpus_decode_nothing_beside_their_products() -> None:
     node = load_node("1xh200")
     few = load_model("llama-3.2-1b@fp8")
-    assert decoded_bytes(schedule_of(plan_for(few, node))) > 0
-    assert decoded_bytes(schedule_of(plan_for(few, node, prompt_chunk=1))) == 0
-    assert decoded_bytes(schedule_of(plan_for(load_model("llama-3.2-1b"), node))) == 0
-    assert decoded_bytes(schedule_of(plan_for(few, load_node("1xhost")))) == 0
+    assert prompt_of(schedule_of(plan_for(few, node))).decoded_bytes > 0
+    assert prompt_of(schedule_of(plan_for(few, node, prompt_chunk=1))).decoded_bytes == 0
+    assert prompt_of(schedule_of(plan_for(load_model("llama-3.2-1b"), node))).decoded_bytes == 0
+    assert prompt_of(schedule_of(plan_for(few, load_node("1xhost")))).decoded_bytes == 0
 
 
 def test_decoded_rows_count_as_memory() -> None:
     node = load_node("1xh200")
     plan = plan_for(load_model("llama-3.2-1b@fp8"), node)
-    full = plan.memory_bytes() + decoded_bytes(schedule_of(plan))
+    full = plan.memory_bytes() + prompt_of(schedule_of(plan)).decoded_bytes
     check_room(plan, node, free_bytes=full)
     with pytest.raises(Exception, match="1 B too few"):
         check_room(plan, node, free_bytes=full - 1)

@@ -87,7 +87,7 @@ def test_pieces_fill_all_experts_and_no_byte_beyond() -> None:
         assert piece.at + piece.size <= size
         assert not marks[piece.at : piece.at + piece.size].any()
         marks[piece.at : piece.at + piece.size] = 1
-    for index, place in made.placed.items():
+    for index, place in made.weights.experts.items():
         routed_stage = plan.stages[index].routed
         assert routed_stage
         at = place.page * PAGE_BYTES

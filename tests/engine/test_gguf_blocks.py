@@ -21,7 +21,6 @@ from twin.engine.gguf_weights import GgufWeights, open_gguf
 from twin.engine.host import HostEngine
 from twin.errors import CheckpointError, ConfigError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.models.formats import GGUF, Role
 from twin.models.load import load_model
 from twin.models.spec import DType
@@ -29,6 +28,7 @@ from twin.plan.types import StageKind
 from twin.proof.kernel_rules import check_kernel
 from twin.proof.prove import prove
 from twin.reference.step import Reference
+from twin.schedule.options import plan_for
 
 pytest.importorskip("gguf", reason="gguf is not installed (extra 'gguf')")
 NARROW = {

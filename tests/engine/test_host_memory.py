@@ -21,8 +21,8 @@ from tests.engine.small_engine import (
 )
 from twin.engine.host import run_probe
 from twin.errors import EngineError
-from twin.kernel import layout
 from twin.plan.types import Execution, HandOffKind, StageKind
+from twin.schedule import memory
 
 # ---- trace and probes ----------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ def test_thin_tiles_leave_room_for_a_whole_batch_of_sums(slot_bytes: int, blocks
 
 
 def test_a_block_that_writes_beyond_its_memory_is_told_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "_stages_floats", lambda schedule, half: 64)
+    monkeypatch.setattr(memory, "_stages_floats", lambda plan, half, needs: 64)
     with (
         engine(planned(LLAMA, blocks=1)) as running,
         pytest.raises(EngineError, match=r"Rank\[0\].Block\[0\] wrote beyond its memory"),
@@ -80,8 +80,10 @@ def test_a_block_that_writes_beyond_its_memory_is_told_on(monkeypatch: pytest.Mo
 def test_the_kernel_ends_the_process_where_the_layout_leaves_no_room_for_its_sums() -> None:
     script = (
         "from tests.engine.small_engine import *\n"
-        "from twin.kernel import layout\n"
-        "layout._half_floats = lambda schedule: 32\n"
+        "from dataclasses import replace\n"
+        "from twin.schedule import memory\n"
+        "made = memory._scratch\n"
+        "memory._scratch = lambda *needs: replace(made(*needs), half=32)\n"
         "engine(planned(blocks=1)).logits(TOKENS[:2])\n"
     )
     done = run_script(script)

@@ -30,12 +30,12 @@ from twin.engine.session import Session
 from twin.engine.weights import random_weights
 from twin.errors import PlanError, ToolchainError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeStyle
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Plan, Sampling
 from twin.reference.step import Reference
 from twin.schedule.choose import schedule_of
+from twin.schedule.options import plan_for
 from twin.schedule.plans import build
 
 CHUNK = 16

@@ -35,8 +35,7 @@ from twin.engine.cuda import CudaEngine
 from twin.engine.host import HostEngine
 from twin.engine.weights import random_weights
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
-from twin.kernel.prompt import chip_bytes, routed_bytes
+from twin.kernel.prompt import prompt_of
 from twin.kernel.room import check_room
 from twin.kernel.tables import layout
 from twin.models.feeds import Scoring
@@ -56,6 +55,7 @@ from twin.plan.types import (
 from twin.proof.prove import prove, violations
 from twin.reference.step import Reference
 from twin.schedule.choose import schedule_of
+from twin.schedule.options import plan_for
 
 FEW = ("int4-g32-zp", "mxfp4", "nvfp4")
 
@@ -236,13 +236,13 @@ def test_models_with_experts_read_1024_tokens_a_pass_on_an_h200(name: str) -> No
     plan = plan_for(load_model(name), node)
     assert plan.options.prompt_chunk == 1024
     assert not list(violations(plan))
-    assert chip_bytes(plan) <= plan.limits.on_chip_bytes
+    assert schedule_of(plan).memory.pass_bytes <= plan.limits.on_chip_bytes
     # what entries keep: a gate's and a down projection's output each
     feed = plan.spec.experts if plan.spec else None
     assert feed is not None
     least = 4 * 1024 * feed.top_k * (plan.shard.hidden + feed.width)
-    assert least <= routed_bytes(plan) < 1.1 * least + 4 * 1024 * 1024
-    full = plan.memory_bytes() + routed_bytes(plan)
+    assert least <= prompt_of(schedule_of(plan)).routed_bytes < 1.1 * least + 4 * 1024 * 1024
+    full = plan.memory_bytes() + prompt_of(schedule_of(plan)).routed_bytes
     with pytest.raises(Exception, match="too few"):
         check_room(plan, node, free_bytes=full - 1)
 
@@ -267,7 +267,7 @@ def test_fp32_experts_and_none_in_a_pass_are_read_by_steps_on_nvidia() -> None:
     assert plan_for(spec, node, **chosen).options.prompt_chunk == 1
     plan = plan_for(spec, node, prompt_chunk=64, **chosen)
     assert any("experts of 16 bits or fewer" in str(found) for found in violations(plan))
-    assert routed_bytes(plan_for(spec, node, prompt_chunk=1)) == 0
+    assert prompt_of(schedule_of(plan_for(spec, node, prompt_chunk=1))).routed_bytes == 0
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -20,11 +20,11 @@ from twin.engine.host import HostEngine
 from twin.engine.weights import random_weights
 from twin.errors import EngineError, InvalidPlan
 from twin.kernel.header import SENTINEL_WORD
-from twin.kernel.layout import LINE_FLOATS
 from twin.kernel.tables import layout
 from twin.models.spec import ModelSpec
 from twin.plan.types import Execution, HandOffKind, Reset, Sampling
 from twin.proof.prove import prove
+from twin.schedule.block import LINE_FLOATS
 from twin.toolchain import build_host
 
 PROMPT = TOKENS[:9]

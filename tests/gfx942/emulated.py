@@ -24,8 +24,8 @@ from twin.engine.session import Session, address
 from twin.engine.weights import random_weights
 from twin.errors import ToolchainError
 from twin.kernel.header import Control, Request, header
-from twin.kernel.strips import THREADS
 from twin.plan.types import Plan
+from twin.schedule.strips import THREADS
 
 WATCHDOG_S = 0.003  # of the interpreter's clock, in which a microsecond is 800 instructions
 SEED = 3  # of the weights

@@ -7,10 +7,10 @@ from typing import Any
 
 from tests.engine.small_engine import LLAMA
 from tests.gfx942.code import MI300X
-from twin.kernel.strips import STRIP_BYTES
 from twin.models.spec import DType, ModelSpec
 from twin.plan.types import Options, Placement, Plan
 from twin.schedule.plans import build
+from twin.schedule.strips import STRIP_BYTES
 
 SPEC = replace(
     LLAMA, layers=2, windows=(0, 5), hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=101

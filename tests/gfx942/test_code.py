@@ -15,9 +15,9 @@ from tests.gfx942.code import MI300X, Code, code_of, compiled
 from tests.gfx942.small import SPEC, small, strips
 from twin.engine.hip_build import compile_code_object
 from twin.errors import ToolchainError
-from twin.kernel.strips import strips_of
 from twin.models.spec import DType
 from twin.plan.types import CollectiveKind, HandOffKind, Sampling
+from twin.schedule.strips import strips_of
 
 VGPRS = 256  # of a lane, with two waves on each of a CU's four SIMDs
 ROWS, WORDS = 4, 4  # of a strip, whose loads are under way together; of a load

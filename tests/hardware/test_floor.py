@@ -15,8 +15,8 @@ from twin.hardware.floor import ceiling, floor_s
 from twin.hardware.load import device_names, load_device, load_node
 from twin.hardware.override import with_number, with_numbers
 from twin.hardware.types import Kind
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
+from twin.schedule.options import plan_for
 from twin.sim.run import simulate
 
 H200 = load_device("h200")

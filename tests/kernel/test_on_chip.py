@@ -10,8 +10,6 @@ import pytest
 from tests.engine.small_engine import probes
 from twin.cost import vectors
 from twin.hardware.load import load_node
-from twin.kernel.defaults import limits_of, plan_for
-from twin.kernel.layout import Scratch, scratch_of
 from twin.kernel.tables import layout
 from twin.models.feeds import ExpertFeed
 from twin.models.formats import format_named
@@ -22,7 +20,10 @@ from twin.plan.types import Execution, HandOffKind, Plan, StageKind
 from twin.schedule.block import WARP
 from twin.schedule.choose import schedule_of
 from twin.schedule.homes import REGISTER_PORTIONS, WHOLE_PORTIONS, Home
+from twin.schedule.memory import Scratch
+from twin.schedule.options import plan_for
 from twin.schedule.prefetch import prefetches
+from twin.schedule.ring import limits_of
 from twin.schedule.types import WarpSchedule
 
 
@@ -34,7 +35,7 @@ def planned(name: str, hidden: int, heads: int, ffn: int, node: str = "1xh200") 
 
 def made(plan: Plan) -> tuple[WarpSchedule, Scratch]:
     schedule = schedule_of(plan)
-    return schedule.of_warps(), scratch_of(schedule)
+    return schedule.of_warps(), schedule.memory.scratch
 
 
 def mixtral(top_k: int, width: int, **sizes: int) -> ModelSpec:

@@ -10,10 +10,11 @@ import pytest
 
 from twin.errors import PlanError
 from twin.hardware.load import device_names, load_device, load_node, node_names
-from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.room import check_room, free_bytes, smallest_node
 from twin.models.load import load_model
 from twin.models.spec import DType
+from twin.schedule.options import plan_for
+from twin.schedule.ring import limits_of
 
 LARGE = load_model("llama-3.1-70b")
 

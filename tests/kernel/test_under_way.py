@@ -8,11 +8,11 @@ import pytest
 
 from twin.errors import PlanError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
+from twin.schedule.options import plan_for
 
 SHORT_CONTEXT = {"context": 96, "max_context": 160}
 

@@ -15,7 +15,6 @@ from twin.calibrate.gpu_probes import gpu_probes
 from twin.engine.cuda_build import compile_cubin, threads
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.models.codes import CODES
 from twin.models.feeds import DenseFeed
 from twin.models.formats import format_named
@@ -34,6 +33,7 @@ from twin.plan.types import (
 )
 from twin.schedule.choose import schedule_of
 from twin.schedule.coded_tiles import coded_slot_bytes
+from twin.schedule.options import plan_for
 from twin.schedule.plans import build
 
 MI300X = Limits(

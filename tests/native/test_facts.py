@@ -11,10 +11,10 @@ import pytest
 from twin import toolchain
 from twin.data import data_dir
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.kernel.facts import FACTS, facts
 from twin.kernel.header import header
 from twin.models.load import load_model
+from twin.schedule.options import plan_for
 
 HERE = Path(__file__).resolve().parent
 PROMPT = "twin/kernel/prompt.py is another"

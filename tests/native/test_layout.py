@@ -19,11 +19,9 @@ from tests.draws import drawn
 from twin.engine.weights import random_weights
 from twin.errors import PlanError
 from twin.hardware.load import load_node
-from twin.kernel.constants import pack_constants
-from twin.kernel.defaults import limits_of
 from twin.kernel.fields import FIELDS, record
 from twin.kernel.header import Control, RankMemory, Request, Status, header
-from twin.kernel.streams import PAGE_BYTES, pack, stream_bytes, tile_bytes
+from twin.kernel.streams import PAGE_BYTES, pack
 from twin.kernel.tables import image, layout
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.shards import stage_matrix
@@ -39,6 +37,7 @@ from twin.plan.types import (
     tiles,
 )
 from twin.schedule.plans import build
+from twin.schedule.ring import limits_of
 from twin.schedule.scan import check_cache_tiles
 from twin.toolchain import build_host
 
@@ -167,7 +166,7 @@ def test_a_stream_is_its_stages_tiles_back_to_back(
     weights = random_weights(SPEC, 1, dtype)
     made = layout(plan)
     out = np.zeros(int(made.sizes["stream_pages"]) * PAGE_BYTES, np.uint8)
-    pack(plan, weights, 0, out)
+    pack(plan, made.weights, weights, 0, out)
     for block in range(blocks):
         expected = b""
         for stage in plan.stages:
@@ -177,11 +176,10 @@ def test_a_stream_is_its_stages_tiles_back_to_back(
             parts = [
                 matrix[r[0] : r[1], c[0] : c[1]].tobytes() for r, c in tiles(stage.matrix, block)
             ]
-            assert [len(p) for p in parts] == tile_bytes(plan, stage, block)
             assert max(len(p) for p in parts) <= slot
             expected += b"".join(parts)
         start = int(made.streams[block][0]) * PAGE_BYTES
-        assert len(expected) == stream_bytes(plan)[block]
+        assert len(expected) == made.weights.block_bytes[block]
         assert out[start : start + len(expected)].tobytes() == expected
 
 
@@ -192,14 +190,17 @@ def test_starts_are_where_each_stages_tiles_begin() -> None:
     for stage in plan.stages:
         for block in range(plan.blocks):
             assert made.starts[stage.index * plan.blocks + block] == (at[block] // 16,)
-            at[block] += sum(tile_bytes(plan, stage, block)) if stage.matrix else 0
+            if stage.matrix is None:
+                continue
+            for rows, cols in tiles(stage.matrix, block):
+                at[block] += plan.stored_bytes(stage.matrix, rows[1] - rows[0], cols[1] - cols[0])
     assert layout(planned()).starts == []
 
 
 def test_constants_lie_where_the_stage_table_says() -> None:
     plan = planned()
     weights = random_weights(SPEC, 1, DType.FP32)
-    constants = pack_constants(plan, weights, 0)
+    constants = layout(plan).constants.pack(weights, 0)
     fields = FIELDS["stages"][1]
     row = layout(plan).stages[1]  # QKV of layer 0
     norm = row[fields.index("norm")]
@@ -222,7 +223,7 @@ def test_only_teams_of_warps_have_norms_in_another_order(node: str) -> None:
     )
     weights = random_weights(spec, 1, DType.FP16)
     at = layout(plan).stages[1][FIELDS["stages"][1].index("norm")]
-    lies = pack_constants(plan, weights, 0)[at : at + 2048]
+    lies = layout(plan).constants.pack(weights, 0)[at : at + 2048]
     given = weights["layers.0.attn_norm"].astype(np.float32)
     assert np.array_equal(np.sort(lies), np.sort(given))
     assert np.array_equal(lies, given) == (not limits.teams)

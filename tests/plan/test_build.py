@@ -15,7 +15,6 @@ from tests.draws import drawn
 from tests.proof.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
 from twin.errors import PlanError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.tables import tile_inverse
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes
@@ -38,8 +37,10 @@ from twin.plan.types import (
 from twin.proof.prove import prove, violations
 from twin.schedule import plans
 from twin.schedule.coded_tiles import MOST_ROWS, SmallSlot
+from twin.schedule.options import plan_for
 from twin.schedule.plans import build
 from twin.schedule.probe import exchange_probe, sample_probe
+from twin.schedule.ring import limits_of
 from twin.schedule.tiles import WIDEST_TILE, cut
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.proof.tiny import tiny
 from twin.errors import PlanError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.plan.spans import scatter, spread_beside
 from twin.plan.types import HandOffKind, Plan, Sampling, Span, StageKind
 from twin.proof.prove import prove
+from twin.schedule.options import plan_for
 
 H200 = load_node("1xh200")
 LLAMA = load_model("llama-3.2-1b")

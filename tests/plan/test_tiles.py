@@ -11,7 +11,6 @@ import pytest
 
 from twin.errors import PlanError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
@@ -20,6 +19,7 @@ from twin.plan.types import Matrix, Plan, StageKind
 from twin.proof.prove import prove
 from twin.schedule.block import ROWS_AT_ONCE, TEAM_WARPS
 from twin.schedule.choose import schedule_of
+from twin.schedule.options import plan_for
 from twin.schedule.teams import team_of
 from twin.schedule.tiles import folds, low_rows, teams_beside
 

@@ -11,10 +11,11 @@ from twin.calibrate.node import calibrated_node
 from twin.engine.host import HostEngine
 from twin.errors import EngineError, PlanError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import limits_of, plan_for
 from twin.models.load import load_model
 from twin.plan.types import HandOffKind, Plan, StageKind
 from twin.proof.prove import prove, violations
+from twin.schedule.options import plan_for
+from twin.schedule.ring import limits_of
 from twin.sim.executor import Executor
 from twin.sim.run import simulate
 

@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from twin.kernel.budget import on_chip_bytes
 from twin.plan.types import (
     CollectiveKind,
     Execution,
@@ -24,6 +23,7 @@ from twin.plan.types import (
     StageKind,
     Value,
 )
+from twin.schedule.choose import schedule_of
 
 Mutation = Callable[[Plan, random.Random], Plan | None]  # None: nothing to break here
 
@@ -432,7 +432,7 @@ def other_limits(plan: Plan, chance: random.Random) -> Plan | None:
         (
             replace(limits, blocks=plan.options.blocks - 1),
             replace(limits, memory_bytes=plan.memory_bytes() - 1),
-            replace(limits, on_chip_bytes=on_chip_bytes(plan) - 1),
+            replace(limits, on_chip_bytes=schedule_of(plan).block_bytes - 1),
             replace(limits, memory_bytes=plan.memory_bytes()),
             replace(limits, blocks=plan.options.blocks),
         )

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from twin.kernel.budget import on_chip_bytes
 from twin.models.spec import DType
 from twin.plan.types import (
     CollectiveKind,
@@ -32,6 +31,7 @@ from twin.plan.types import (
     Stage,
     StageKind,
 )
+from twin.schedule.choose import schedule_of
 
 PRIME = (1 << 61) - 1
 KINDS = list(StageKind)
@@ -898,7 +898,7 @@ def budget_faults(plan: Plan) -> list[str]:
                 faults.append("rows")
     faults += ["ahead"] if o.ahead_slots >= o.ring_slots else []
     faults += ["memory"] if plan.memory_bytes() > plan.limits.memory_bytes else []
-    faults += ["on chip"] if on_chip_bytes(plan) > plan.limits.on_chip_bytes else []
+    faults += ["on chip"] if schedule_of(plan).block_bytes > plan.limits.on_chip_bytes else []
     faults += ["context"] if o.context > o.max_context else []
     faults += (
         ["dies"]

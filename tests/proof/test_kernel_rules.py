@@ -15,7 +15,6 @@ import pytest
 from tests.attack.bases import LANED, LIMITS, LLAMA
 from twin.errors import InvalidPlan, PlanError
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.models.formats import BF16, FP8_BLOCK, MXFP4, Format
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes
@@ -32,6 +31,7 @@ from twin.plan.types import (
     rows_bytes,
 )
 from twin.proof.prove import prove, violations
+from twin.schedule.options import plan_for
 from twin.schedule.plans import build
 from twin.schedule.probe import (
     attention_probe,

@@ -15,7 +15,6 @@ from tests.engine.small_engine import planned
 from tests.proof.tiny import plan_of, tiny
 from twin.errors import InvalidPlan
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.models.formats import format_named
 from twin.models.load import from_config, load_model
 from twin.models.quantized import requantized
@@ -32,6 +31,7 @@ from twin.plan.types import (
     StageKind,
 )
 from twin.proof.prove import prove, violations
+from twin.schedule.options import plan_for
 from twin.schedule.probe import sample_probe
 
 

@@ -17,11 +17,11 @@ from tests.calibrate.ran import ran
 from tests.command_line import TINY
 from twin.calibrate.validate import Validation
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.plan.types import StageKind
 from twin.report import outcome, pages
 from twin.report.html import Page
 from twin.report.step import traced_blocks
+from twin.schedule.options import plan_for
 from twin.sim.run import simulate
 from twin.study.kinds import Study
 from twin.study.outcome import Bars, Column, Lines, Outcome, Part, Series, Shown, Table, Waterfall

@@ -19,10 +19,10 @@ from tests.command_line import TINY
 from twin.batching.prices import rates_of
 from twin.calibrate.validate import Validation
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.plan.types import Plan
 from twin.report import figures, pages, step, words
 from twin.report.html import Chip, Page, Section, html_table
+from twin.schedule.options import plan_for
 from twin.sim.run import Result, simulate
 from twin.sim.trace import Trace, named_track, span
 from twin.study.beside import Beside, Comparison

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.plan.types import Plan
 from twin.proof.prove import violations
 from twin.schedule import scan
 from twin.schedule.choose import schedule_of
+from twin.schedule.options import plan_for
 from twin.schedule.scan import cache_scan
 
 

@@ -14,8 +14,6 @@ from tests.draws import drawn
 from tests.h200 import H200
 from twin.errors import PlanError
 from twin.hardware.load import load_node
-from twin.kernel.constants import in_norm_order
-from twin.kernel.defaults import plan_for
 from twin.kernel.tables import layout
 from twin.models.load import load_model
 from twin.models.spec import DType
@@ -25,6 +23,7 @@ from twin.plan.types import CollectiveKind, Options, Plan, StageKind
 from twin.schedule.block import FOLD_COLUMNS, WARP
 from twin.schedule.choose import schedule_of
 from twin.schedule.homes import SKEW_FLOATS
+from twin.schedule.options import plan_for
 from twin.schedule.plans import build
 from twin.schedule.teams import THREAD_REGISTERS, VECTORS, Team, team_of
 
@@ -118,7 +117,7 @@ def test_norms_weights_lie_where_threads_look_for_them(model: str) -> None:
     schedule = schedule_of(planned(model))
     team = schedule.of_warps().teams["hidden"]
     given = np.arange(team.cols, dtype=np.float32)
-    lies = in_norm_order(schedule, given)
+    lies = schedule.norm_order.of(given)
     if schedule.by_fours:  # a thread has four neighbours
         assert (lies == given).all()
         return

@@ -12,9 +12,9 @@ from twin.engine.weights import random_weights
 from twin.errors import ConfigError
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.plan.types import Sampling
+from twin.schedule.options import plan_for
 from twin.server.expected import Beside, expect
 from twin.server.open import opened
 

@@ -26,9 +26,9 @@ from twin.hardware.types import (
     Structure,
     Warps,
 )
-from twin.kernel import defaults
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.types import CollectiveKind, HandOffKind, Limits, Options, Placement, Plan, Sampling
+from twin.schedule import options as defaults
 from twin.schedule.plans import build
 from twin.schedule.probe import exchange_probe, stream_probe
 from twin.sim.run import simulate

@@ -11,9 +11,9 @@ import pytest
 
 from twin.calibrate.node import calibrated_node
 from twin.hardware.override import with_number
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
+from twin.schedule.options import plan_for
 from twin.sim.division import MARGIN, choice
 from twin.sim.run import simulate
 

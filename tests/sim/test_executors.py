@@ -39,7 +39,6 @@ from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit, with_number
 from twin.hardware.override import numbers as numbers_of
 from twin.hardware.types import Cache, Device, Link, Node, Number, Sharing, Warps
-from twin.kernel.defaults import plan_for as default_plan
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.types import (
@@ -51,6 +50,7 @@ from twin.plan.types import (
     Plan,
     Sampling,
 )
+from twin.schedule.options import plan_for as default_plan
 from twin.schedule.plans import build
 from twin.schedule.probe import stream_probe
 from twin.sim import executor as executors

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from tests.sim.test_executors import assert_equal
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.plan.types import Plan
+from twin.schedule.options import plan_for
 from twin.sim.run import simulate
 
 NODE = load_node("1xh200")

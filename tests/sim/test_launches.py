@@ -11,10 +11,10 @@ from tests.sim.machines import fitted, ideal, limits_of, node_of, number, plan_f
 from twin.errors import HardwareError
 from twin.hardware.load import load_node
 from twin.hardware.types import Sharing
-from twin.kernel.defaults import plan_for as default_plan
 from twin.models.load import load_model
 from twin.models.spec import Lanes
 from twin.plan.types import CollectiveKind, Execution, Options, Plan
+from twin.schedule.options import plan_for as default_plan
 from twin.schedule.probe import exchange_probe, stream_probe
 from twin.sim.clock import SimulationError
 from twin.sim.machine import Machine

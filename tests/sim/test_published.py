@@ -8,9 +8,9 @@ import pytest
 
 from twin.hardware.load import load_node
 from twin.hardware.override import with_numbers
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
 from twin.plan.types import Execution, StageKind
+from twin.schedule.options import plan_for
 from twin.sim.run import simulate
 
 LAUNCH_S = 4.5e-6  # launch and clean-up per kernel on the MI300X, as published

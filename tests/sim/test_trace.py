@@ -19,10 +19,10 @@ from twin.engine.session import Generation
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
-from twin.kernel.defaults import plan_for as default_plan
 from twin.plan.types import CollectiveKind, HandOffKind, Options, Parts, Plan
 from twin.report.recording import Recording, load, record
 from twin.report.side_by_side import side_by_side, text
+from twin.schedule.options import plan_for as default_plan
 from twin.sim.machine import Machine
 from twin.sim.run import Result, simulate
 from twin.sim.trace import CRITICAL, marks

@@ -23,10 +23,10 @@ from twin.cost.lowering import compile_plan
 from twin.cost.tiles import team_work, tiles_of_a_round
 from twin.cost.warp_gathers import CROWDED
 from twin.hardware.load import load_node
-from twin.kernel import defaults
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
 from twin.plan.types import HandOffKind, Options, Plan, StageKind
+from twin.schedule import options as defaults
 from twin.schedule.choose import priced_schedule
 from twin.schedule.plans import build
 from twin.schedule.prefetch import Prefetch

@@ -16,8 +16,8 @@ from studies.common.shapes import Bench
 from twin.errors import EngineError
 from twin.hardware.load import load_node
 from twin.hardware.types import Device
-from twin.kernel.budget import on_chip_bytes
 from twin.models.formats import DECODED
+from twin.schedule.choose import schedule_of
 
 SCRIPT = Path(__file__).resolve().parents[2] / "studies" / "few-bits" / "evidence.py"
 
@@ -36,7 +36,7 @@ def test_plans_for_a_gpu_fit_a_block() -> None:
     plans = [*formats.watched_plans(bench), *formats.small_plans(bench)]
     assert PLANS["formats"] is formats.watched_plans
     for plan in plans:
-        assert on_chip_bytes(plan) <= plan.limits.on_chip_bytes, plan.name
+        assert schedule_of(plan).block_bytes <= plan.limits.on_chip_bytes, plan.name
 
 
 @pytest.mark.parametrize("name", formats.GPUS)

@@ -20,9 +20,9 @@ from studies.common.rows import (
 )
 from tests.engine.small_engine import LLAMA
 from twin.hardware.load import load_node
-from twin.kernel.defaults import plan_for
 from twin.models.feeds import ExpertFeed
 from twin.models.load import load_model
+from twin.schedule.options import plan_for
 
 HOST = load_node("1xhost")
 PLAN = plan_for(replace(LLAMA, vocab=101), HOST, context=8, max_context=32)

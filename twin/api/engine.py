@@ -22,8 +22,8 @@ from twin.engine.sampling import SamplingParams
 from twin.engine.session import Session
 from twin.errors import ConfigError
 from twin.hardware.types import Node
-from twin.kernel.defaults import multiplies_blocks
 from twin.plan.types import Plan, Sampling
+from twin.schedule.options import multiplies_blocks
 from twin.text import shown
 
 REASONS = {Stop.LENGTH: "length", Stop.TOKEN: "stop", Stop.TEXT: "stop", Stop.CANCELLED: "abort"}

@@ -15,10 +15,10 @@ from twin.cost.routing import MOST_STEPS, STEPS, read_routing, usual_steps
 from twin.data import did_you_mean
 from twin.errors import ConfigError
 from twin.hardware.types import Node
-from twin.kernel.defaults import FIELDS
 from twin.models import load
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
+from twin.schedule.options import FIELDS
 from twin.sim.run import Result
 from twin.sim.run import simulate as simulate_plan
 from twin.study.case import Case

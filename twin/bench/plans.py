@@ -12,14 +12,15 @@ from typing import Any
 from twin.calibrate.peer_probes import idle_exchange, loaded_exchange, stream_alone
 from twin.errors import ConfigError, PlanError
 from twin.hardware.types import Node
-from twin.kernel.budget import on_chip_bytes
-from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.room import TO_RUN, check_room
 from twin.models.spec import DType, ModelSpec
 from twin.plan.peer_probes import over_gpus
 from twin.plan.types import CollectiveKind, Execution, Options, Plan, Sampling
 from twin.proof.prove import prove
+from twin.schedule.choose import schedule_of
+from twin.schedule.options import plan_for
 from twin.schedule.probe import stream_probe
+from twin.schedule.ring import limits_of
 
 PROBE_STAGES, PROBE_COLS = 4, 4096
 # an all-reduce of the kernel's alone, beside a stream, and that stream without it
@@ -109,7 +110,7 @@ def exchange_probes(node: Node, plan: Plan) -> dict[str, Plan]:
     hidden = plan.spec.hidden
     made = {IDLE: over_gpus(idle_exchange(limits, hidden), gpus)}
     loaded = over_gpus(loaded_exchange(limits, hidden), gpus)
-    if on_chip_bytes(loaded) <= limits.on_chip_bytes:
+    if schedule_of(loaded).block_bytes <= limits.on_chip_bytes:
         made |= {LOADED: loaded, UNDISTURBED: stream_alone(limits)}
     for probe in made.values():
         prove(probe)
@@ -144,7 +145,7 @@ def fitted(make: Callable[[Mapping[str, Any]], Plan], chosen: Mapping[str, Any])
     is left alone.
     """
     plan = make({})
-    over = on_chip_bytes(plan) - plan.limits.on_chip_bytes
+    over = schedule_of(plan).block_bytes - plan.limits.on_chip_bytes
     if over <= 0 or "ring_slots" in chosen:
         return plan
     slots = plan.options.ring_slots - -(-over // plan.options.slot_bytes)

@@ -12,9 +12,9 @@ from twin.calibrate.gpu_formats import CHOOSING, DECODING
 from twin.calibrate.gpu_mixers import CHOICE, STATES
 from twin.calibrate.gpu_probes import QUICK, SLOT, gpu_probes
 from twin.calibrate.probes import Probe
-from twin.kernel.strips import MOST_STRIPS, STRIP_BYTES, strips_of, with_strips
 from twin.plan.build import dies
 from twin.plan.types import Execution, Limits, Placement, Plan
+from twin.schedule.strips import MOST_STRIPS, STRIP_BYTES, strips_of, with_strips
 
 WINDOW = re.compile(r"(.*)-window(\d+)")
 ASKED_OF = "-b132"  # in the names of quick probes: all blocks of an H200

@@ -21,11 +21,11 @@ from twin.calibrate.drawn_kinds import (
 from twin.calibrate.experiment import Experiment
 from twin.errors import CalibrationError, ConfigError, TwinError
 from twin.hardware.types import HOST, Node
-from twin.kernel.defaults import default_options
 from twin.kernel.room import check_room
 from twin.models.kind import ModelKind
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.types import HandOffKind
+from twin.schedule.options import default_options
 
 MOST_SHAPES = 256
 MOST_SEED = 2**32 - 1

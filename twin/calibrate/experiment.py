@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from twin.hardware.load import load_node
-from twin.kernel.defaults import limits_of
 from twin.models.spec import ModelSpec
 from twin.plan.types import Options, Plan
 from twin.proof.prove import prove
 from twin.schedule.plans import build
+from twin.schedule.ring import limits_of
 
 TOKENS = 48  # decoded and timed per repeat
 REPEATS = 5

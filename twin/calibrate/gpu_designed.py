@@ -17,9 +17,10 @@ from typing import NamedTuple
 from msgspec import convert
 
 from twin.calibrate.gpu_layers import CHAIN, WINDOW, Question, chain_plan, chain_spec
-from twin.kernel.defaults import is_short, most_slots, tight
 from twin.models.spec import DType
 from twin.plan.types import HandOffKind, Limits
+from twin.schedule.choose import schedule_of
+from twin.schedule.ring import is_short, tight
 
 PREFIX = "shape-"  # records of chains called design- have other windows, and are not fitted again
 SHORT_WINDOW = 2  # slots in flight where layers are short, as the engine's default
@@ -80,8 +81,9 @@ def designed(limits: Limits) -> Iterator[Question]:
             handoff=shape.handoff,
             ring_slots=1,
         )
-        room = most_slots(plan)
+        room = schedule_of(plan).most_slots
         window = SHORT_WINDOW if is_short(plan, room) else WINDOW
-        plan, slots = tight(spec, plan.options, plan, room)
+        plan = tight("hopper", plan)
+        slots = schedule_of(plan).most_slots
         options = replace(plan.options, ring_slots=slots, window_slots=window)
         yield name, CHAIN, replace(plan, options=options)

@@ -14,7 +14,6 @@ from twin.calibrate.experiment import Experiment
 from twin.calibrate.gpu_layers import chain_spec
 from twin.errors import CalibrationError
 from twin.hardware.types import HOST, Node
-from twin.kernel.defaults import default_options, plan_for
 from twin.models.load import load_model
 from twin.models.spec import DType, Lanes, ModelSpec
 from twin.plan.types import (
@@ -25,6 +24,7 @@ from twin.plan.types import (
     Options,
     Placement,
 )
+from twin.schedule.options import default_options, plan_for
 
 TOKENS = 160  # decoded and timed per repeat on a GPU
 REPEATS = 2

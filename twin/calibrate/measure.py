@@ -24,8 +24,8 @@ from twin.engine.session import Session
 from twin.errors import CalibrationError, TwinError
 from twin.hardware.activity import look, usable
 from twin.hardware.types import Device, Node
-from twin.kernel.defaults import limits_of
 from twin.proof.prove import prove
+from twin.schedule.ring import limits_of
 from twin.text import shown
 
 T = TypeVar("T")

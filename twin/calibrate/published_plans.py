@@ -17,12 +17,12 @@ from twin.calibrate.store import Run
 from twin.errors import CalibrationError, ConfigError
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
-from twin.kernel.defaults import limits_of
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec
 from twin.plan.published_allreduce import allreduce_probe
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
 from twin.schedule.probe import exchange_probe, stream_probe
+from twin.schedule.ring import limits_of
 from twin.sim.batch import planned
 from twin.text import said, shown
 from twin.workers import each

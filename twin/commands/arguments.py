@@ -21,10 +21,10 @@ from twin.errors import ConfigError, OutputError
 from twin.files import check_file, check_folder
 from twin.hardware.load import load_node
 from twin.hardware.types import HOST, Node
-from twin.kernel.defaults import FIELDS, SETTLED
 from twin.models.formats import STORED
 from twin.models.spec import DType
 from twin.plan.types import Options
+from twin.schedule.options import FIELDS, SETTLED
 from twin.study.options import check_range
 from twin.text import shown
 from twin.toolchain import host_compiler

@@ -32,8 +32,8 @@ from twin.files import check_file, check_folder
 from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit, numbers
 from twin.hardware.types import Kind, Node, Number
-from twin.kernel.defaults import limits_of
 from twin.report.tables import percent, table
+from twin.schedule.ring import limits_of
 from twin.units import format_quantity, unit_of
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from twin.commands.inputs import case_of
 from twin.commands.output import emit
 from twin.hardware.floor import ceiling, exchange_floor_s, floor_s
 from twin.hardware.types import Node
-from twin.kernel.budget import on_chip_bytes
 from twin.plan.types import Plan
 from twin.report import words
 from twin.report.tables import count, facts, percent, table
+from twin.schedule.choose import schedule_of
 from twin.study.gpus import Offer, compared, default_gpus, offers, said
 from twin.units import format_quantity, parse_quantity
 
@@ -135,7 +135,7 @@ def budgets(plan: Plan) -> list[tuple[str, int, int, str]]:
     limits = plan.limits
     return [
         ("blocks per GPU", plan.options.blocks, limits.blocks, ""),
-        ("on-chip memory per block", on_chip_bytes(plan), limits.on_chip_bytes, "B"),
+        ("on-chip memory per block", schedule_of(plan).block_bytes, limits.on_chip_bytes, "B"),
         ("device memory per GPU", plan.memory_bytes(), limits.memory_bytes, "B"),
         ("KV positions", plan.options.context, plan.options.max_context, ""),
     ]

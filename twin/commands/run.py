@@ -25,10 +25,10 @@ from twin.engine.session import Generation, Session
 from twin.errors import ConfigError
 from twin.files import read_text
 from twin.hardware.types import Node
-from twin.kernel.defaults import multiplies_blocks
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.report.tables import count
+from twin.schedule.options import multiplies_blocks
 from twin.text import shown
 from twin.units import format_quantity
 

@@ -14,7 +14,7 @@ from twin.engine.opening import Source, open_source
 from twin.errors import ConfigError
 from twin.files import read_text
 from twin.hardware.types import Node
-from twin.kernel.defaults import multiplies_blocks
+from twin.schedule.options import multiplies_blocks
 from twin.text import shown
 
 KEY = "MONOTWIN_API_KEY"

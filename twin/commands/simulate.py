@@ -32,7 +32,6 @@ from twin.files import write
 from twin.hardware.load import load_node
 from twin.hardware.override import numbers as hardware_numbers
 from twin.hardware.types import Kind, Node
-from twin.kernel.defaults import plan_for
 from twin.models.kind import ModelKind, kind_of
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
@@ -41,6 +40,7 @@ from twin.proof.prove import prove
 from twin.report import words
 from twin.report.step import by_kind, ordered_causes, slowest_stages, spoken, traced_blocks
 from twin.report.tables import bar, count, facts, percent, table
+from twin.schedule.options import plan_for
 from twin.sim.executor import Executor
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation

@@ -28,7 +28,6 @@ from twin.engine.session import (
     random_pattern,
 )
 from twin.errors import EngineError
-from twin.kernel.constants import pack_constants
 from twin.kernel.header import (
     MAX_RANKS,
     SENTINEL_WORD,
@@ -39,12 +38,11 @@ from twin.kernel.header import (
     Status,
     request_type,
 )
-from twin.kernel.layout import LINE_FLOATS, shelves_floats
-from twin.kernel.recurrent import cache_bytes
 from twin.kernel.streams import PAGE_BYTES, embedding, pack
 from twin.kernel.tables import layout
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan, Sampling
+from twin.schedule.block import LINE_FLOATS
 
 __all__ = ["CudaEngine", "Generation", "run_probe"]
 
@@ -211,12 +209,13 @@ class CudaEngine(Session):
             if weights is not None and packed:
                 self._pack(weights, rank, gpu)
             if weights is not None:
-                memory.constants = gpu.copied(pack_constants(self.plan, weights, rank))
+                memory.constants = gpu.copied(layout(self.plan).constants.pack(weights, rank))
             self._allocate_work(gpu, memory)
 
     def _allocate_work(self, gpu: Gpu, memory: RankMemory) -> None:
         """What a rank computes in."""
-        plan, sizes = self.plan, layout(self.plan).sizes
+        plan, made = self.plan, layout(self.plan)
+        sizes = made.sizes
         exchange, counters = int(sizes["exchange_floats"]), int(sizes["counters"]) * LINE_FLOATS
         state = (
             0
@@ -226,8 +225,8 @@ class CudaEngine(Session):
         memory.exchange = gpu.allocate_exchanged(exchange * 4)
         memory.counters = gpu.allocate_exchanged(counters * 4)
         memory.kv, memory.shelves = (
-            gpu.allocate(cache_bytes(plan)),
-            gpu.allocate_exchanged(shelves_floats(plan) * 4),
+            gpu.allocate(made.cache_bytes),
+            gpu.allocate_exchanged(made.shelves_floats * 4),
         )
         memory.prompt = gpu.allocate(int(sizes["prompt_floats"]) * 4)
         memory.state = gpu.allocate(state * 4) if state else None
@@ -244,11 +243,11 @@ class CudaEngine(Session):
 
     def _stream_bytes(self) -> int:
         """Of a rank."""
-        return int(layout(self.plan).sizes["stream_pages"]) * PAGE_BYTES
+        return layout(self.plan).weights.pages * PAGE_BYTES
 
     def _pack(self, weights: Weights, rank: int, gpu: Gpu) -> None:
         host = np.zeros(self._stream_bytes(), np.uint8)
-        pack(self.plan, weights, rank, host)
+        pack(self.plan, layout(self.plan).weights, weights, rank, host)
         gpu.write(self._launch.ranks[rank].stream, host)
 
     def fill_random(self, seed: int) -> None:

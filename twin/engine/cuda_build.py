@@ -16,11 +16,11 @@ from typing import Any
 from twin.data import data_dir
 from twin.engine.driver import compiler_version, open_compiler
 from twin.errors import EngineError, ToolchainError
-from twin.kernel.budget import on_chip_bytes
 from twin.kernel.header import header
-from twin.kernel.prompt import check_tensor_cores
 from twin.kernel.tables import layout
 from twin.plan.types import Plan
+from twin.schedule.choose import schedule_of
+from twin.schedule.pass_memory import check_tensor_cores
 from twin.schedule.scan import check_cache_tiles
 from twin.toolchain import cache_dir, cached, content_key, native_sources, run_compiler, unsealed
 
@@ -93,7 +93,11 @@ def compile_cubin(
     check_cache_tiles(plan)
     text = header(plan, trace=trace)
     nvcc = shutil.which("nvcc")
-    flags = [*FLAGS, *([LINES] if lines else []), f"-DTWIN_SHARED_BYTES={on_chip_bytes(plan)}"]
+    flags = [
+        *FLAGS,
+        *([LINES] if lines else []),
+        f"-DTWIN_SHARED_BYTES={schedule_of(plan).block_bytes}",
+    ]
     flags += ["-DTWIN_PASSES"] if passes else []
     version = run_compiler([nvcc, "--version"]) if nvcc else compiler_version()
     target = (
@@ -120,7 +124,7 @@ def compile_cubin(
         arch,
         "nvcc" if nvcc else "NVRTC",
         **json.loads(report),
-        shared_bytes=on_chip_bytes(plan),
+        shared_bytes=schedule_of(plan).block_bytes,
         cubin=cubin,
     )
 

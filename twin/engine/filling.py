@@ -39,8 +39,8 @@ def coded_pieces(plan: Plan, seed: int) -> Iterator[Piece]:
     """
     if not plan.coded:
         return
-    made = layout(plan)
-    starts = [int(row[0]) * PAGE_BYTES for row in made.streams]
+    made = layout(plan).weights
+    starts = [int(row[0]) * PAGE_BYTES for row in made.blocks]
     random = np.random.default_rng(seed)
     contents: dict[tuple[Matrix, int], NDArray[np.uint8]] = {}
     sources: dict[Matrix, Encoded] = {}  # experts
@@ -49,7 +49,7 @@ def coded_pieces(plan: Plan, seed: int) -> Iterator[Piece]:
             continue
         matrix = replace(stage.matrix, owned=())
         if stage.routed:
-            place, key = made.placed[stage.index], (stage.matrix, 0)
+            place, key = made.experts[stage.index], (stage.matrix, 0)
             size = place.units * UNIT_BYTES * stage.routed.experts
             if matrix.format is not None:
                 if matrix not in sources:

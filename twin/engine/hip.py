@@ -15,9 +15,9 @@ from twin.engine.places import Places
 from twin.engine.session import Session
 from twin.errors import EngineError
 from twin.kernel.header import Control
-from twin.kernel.strips import THREADS
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan
+from twin.schedule.strips import THREADS
 
 __all__ = ["HipEngine"]
 

@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from twin.data import data_dir
 from twin.errors import EngineError, ToolchainError
 from twin.kernel.header import header
-from twin.kernel.strips import THREADS, strips_of
 from twin.kernel.tables import layout
 from twin.plan.types import Execution, Placement, Plan
+from twin.schedule.strips import THREADS, strips_of
 from twin.toolchain import (
     cache_dir,
     cached,

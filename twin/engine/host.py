@@ -23,14 +23,12 @@ from twin.engine.session import (
     random_pattern,
 )
 from twin.errors import EngineError
-from twin.kernel.constants import pack_constants
 from twin.kernel.header import SENTINEL_WORD, Control, RankMemory, Request, header
-from twin.kernel.layout import LINE_FLOATS, shelves_floats
-from twin.kernel.recurrent import cache_bytes
 from twin.kernel.streams import PAGE_BYTES, embedding, pack
 from twin.kernel.tables import image, layout
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan
+from twin.schedule.block import LINE_FLOATS
 from twin.toolchain import build_host
 
 __all__ = ["Generation", "HostEngine", "run_probe"]
@@ -170,15 +168,15 @@ class _Arenas:
         table = embedding(plan, weights) if weights is not None else np.zeros(1, np.uint8)
         self._kept.append(table)
         for rank, memory in enumerate(self.ranks):
-            stream = _arena(int(made.sizes["stream_pages"]) * PAGE_BYTES)
+            stream = _arena(made.weights.pages * PAGE_BYTES)
             constants = np.zeros(1, np.float32)
             if weights is not None:
-                pack(plan, weights, rank, stream)
-                constants = _aligned(pack_constants(plan, weights, rank))
+                pack(plan, made.weights, weights, rank, stream)
+                constants = _aligned(made.constants.pack(weights, rank))
                 self.constants.append(constants)
             exchange = _arena(self._exchange_floats * 4).view(np.int32)
             counters = _arena(self._counters * LINE_FLOATS * 4).view(np.int32)
-            kv, shelves = _arena(cache_bytes(plan)), _arena(shelves_floats(plan) * 4)
+            kv, shelves = _arena(made.cache_bytes), _arena(made.shelves_floats * 4)
             self._streams.append(stream)
             self._exchange.append(exchange)
             self._counts.append(counters)

@@ -25,7 +25,6 @@ from twin.engine.weights import Checkpoint, open_checkpoint, random_weights
 from twin.engine.words import CONFIG
 from twin.errors import CheckpointError, ConfigError
 from twin.hardware.types import Device, Node
-from twin.kernel.defaults import plan_for
 from twin.kernel.room import TO_RUN, check_room, free_bytes
 from twin.models.files import is_there
 from twin.models.gguf_file import is_gguf, read_gguf
@@ -34,6 +33,7 @@ from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Array, Weights
 from twin.plan.types import Plan, Sampling
 from twin.proof.prove import prove
+from twin.schedule.options import plan_for
 from twin.text import shown
 
 MOST_SEED = 2**63 - 1

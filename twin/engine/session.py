@@ -22,7 +22,6 @@ from numpy.typing import DTypeLike, NDArray
 from twin.engine.sampling import SamplingParams
 from twin.errors import EngineError
 from twin.kernel.coded import STORAGE
-from twin.kernel.constants import rope_vectors
 from twin.kernel.header import (
     LOGITS_TAKEN,
     MAX_RANKS,
@@ -32,6 +31,7 @@ from twin.kernel.header import (
     Request,
     Status,
 )
+from twin.kernel.tables import layout
 from twin.plan.shards import factors_change
 from twin.plan.types import Plan, Sampling
 
@@ -364,7 +364,7 @@ class Session(ABC):
         if self._short is None or self._long == (present > self._short):
             return
         self._held = []
-        for at, table in rope_vectors(self.plan, self._short, present=present):
+        for at, table in layout(self.plan).constants.rope_vectors(self._short, present=present):
             self._write_constants(at, table)
         self._long = not self._long
 

@@ -20,8 +20,8 @@ from twin.explore.view import Asked, View
 from twin.hardware.override import interval as range_of
 from twin.hardware.override import numbers
 from twin.hardware.types import Kind, Node
-from twin.kernel.defaults import SETTLED
 from twin.plan.types import Options, Plan
+from twin.schedule.options import SETTLED
 from twin.study import interval
 from twin.study.beside import beside, checked
 from twin.study.depth import Depths, repeating

@@ -11,10 +11,10 @@ from typing import Any, get_args, get_type_hints
 from twin.errors import TwinError
 from twin.hardware.load import load_node, node_names
 from twin.hardware.override import numbers
-from twin.kernel.defaults import DEFAULT, SETTLED
 from twin.models.formats import STORED
 from twin.models.load import load_model, model_names
 from twin.plan.types import Options
+from twin.schedule.options import DEFAULT, SETTLED
 from twin.study.hardware import CLOCK, node_on_file
 from twin.study.options import CONDITIONS
 from twin.units import format_quantity, unit_of

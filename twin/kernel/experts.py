@@ -14,19 +14,15 @@ from numpy.typing import NDArray
 
 from twin.errors import PlanError
 from twin.kernel.coded import STORAGE, tile
-from twin.kernel.fields import up
 from twin.models.codes import Blocks, Coded, Encoded
 from twin.models.feeds import Scoring
 from twin.models.formats import UNIT_BYTES
 from twin.plan import shards
 from twin.plan.shards import Weights
 from twin.plan.types import Matrix, Plan, Stage, StageKind, tiles_of
+from twin.schedule.block import up
+from twin.schedule.memory import CONTEST
 
-CHOICE_WORDS = 2  # of a chosen expert: its number, its weight;
-KEYS_ALIGNED = 16  # words, where they begin
-KEPT_FIRST = 4  # words before a block's sums of shared experts; the first is their gate
-CONTEST = 64  # experts of a group at most, which a block compares with each other: choice.cuh
-COUNTS = 3  # words behind them: of choices, and of those that each of two loaders has asked for
 # of a stage, where a plan has experts
 FIELDS = ("expert_page", "expert_units", "expert_rows", "expert_cols")
 CODED_FIELDS = ("expert_group", "expert_apart")  # besides, where it has few-bit weights
@@ -100,13 +96,6 @@ def fields(place: Place | None, names: tuple[str, ...]) -> dict[str, int]:
     return {name: getattr(place, name.removeprefix("expert_")) if place else 0 for name in names}
 
 
-def fields_of(plan: Plan) -> tuple[str, ...]:
-    """What stages say of experts."""
-    if not plan.kernel_routed:
-        return ()
-    return FIELDS + (CODED_FIELDS if plan.coded else ())
-
-
 def slices(matrix: Matrix, expert: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """An expert's [rows, cols] as its column slices: rows of a slice follow each other, so that any
     of them are one copy.
@@ -174,18 +163,6 @@ def compared(experts: int, top_k: int, threads: int) -> int:
         return -(-experts // threads) * experts
     final = groups * top_k
     return -(-experts // threads) * each + -(-final // threads) * final
-
-
-def contest_floats(plan: Plan) -> int:
-    """What a block needs to choose among many experts: its logits and a gate's, and keys of two
-    words of all experts and of the first ones of each group.
-    """
-    kind = plan.spec.experts if plan.spec and plan.kernel_routed else None
-    if kind is None or kind.experts <= CONTEST:
-        return 0
-    groups = -(-kind.experts // CONTEST)
-    keys = up(kind.experts, 2) + up(groups * kind.top_k, 2)
-    return up(kind.experts + 1, KEYS_ALIGNED) + 2 * keys
 
 
 NO_BESIDE: dict[str, bool | int | float] = {"SHARED": False, "GATED": False, "DENSE": False}

@@ -8,15 +8,20 @@ what is generated.
 
 from __future__ import annotations
 
-from twin.kernel import prompt
 from twin.kernel.coded import NUMBERS
-from twin.kernel.experts import CONTEST, KEPT_FIRST
 from twin.kernel.header import LOGITS_TAKEN, PASS_BARRIER, SENTINEL_WORD, START_BARRIER
-from twin.kernel.layout import (
+from twin.kernel.streams import PAGE_BYTES
+from twin.models.formats import BLOCK_ROWS, GGUF, INT4, SCALED_ROWS, UNIT_BYTES
+from twin.plan.types import PARTIAL_EXTRA
+from twin.schedule import pass_memory, passes, scan
+from twin.schedule.block import FOLDED_ROWS, LINE_FLOATS, ROWS_AT_ONCE
+from twin.schedule.homes import BANKS, SKEW_FLOATS, WIDE_AT_ONCE
+from twin.schedule.memory import (
     BARRIER_BYTES,
+    CONTEST,
     FOUND_FLOATS,
+    KEPT_FIRST,
     LEVEL_FLOATS,
-    LINE_FLOATS,
     MEETING_FLOATS,
     PROBED_FLOATS,
     PROGRESS_BYTES,
@@ -28,12 +33,6 @@ from twin.kernel.layout import (
     STATE_EXTRA,
     SUMMARY_FLOATS,
 )
-from twin.kernel.streams import PAGE_BYTES
-from twin.models.formats import BLOCK_ROWS, GGUF, INT4, SCALED_ROWS, UNIT_BYTES
-from twin.plan.types import PARTIAL_EXTRA
-from twin.schedule import passes, scan
-from twin.schedule.block import FOLDED_ROWS, ROWS_AT_ONCE
-from twin.schedule.homes import BANKS, SKEW_FLOATS, WIDE_AT_ONCE
 from twin.schedule.splits import KEPT_HEAD, SPLITS_AT_ONCE, TENSOR_HEADS, TENSOR_POSITIONS
 from twin.schedule.teams import LATE_AT_ONCE
 
@@ -87,21 +86,24 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "PROBED_FLOATS": (PROBED_FLOATS, "what threads found in the buckets asked for"),
     "PASS_STEP_COLUMNS": (passes.STEP_COLUMNS, "of a step of a pass's product"),
     "PASS_TILE_TOKENS": (passes.TILE_TOKENS, "of a block at a time"),
-    "PASS_MOST_STEPS": (prompt.MOST_STEPS, "of a product on the chip"),
-    "PASS_ROOM_BYTES": (prompt.ROOM_BYTES, "of steps on the chip"),
-    "PASS_ROWS_BYTES": (prompt.ROWS_BYTES, "of what a block knows of the rows that it multiplies"),
+    "PASS_MOST_STEPS": (pass_memory.MOST_STEPS, "of a product on the chip"),
+    "PASS_ROOM_BYTES": (pass_memory.ROOM_BYTES, "of steps on the chip"),
+    "PASS_ROWS_BYTES": (
+        pass_memory.ROWS_BYTES,
+        "of what a block knows of the rows that it multiplies",
+    ),
     "PASS_SCAN_POSITIONS": (
         passes.SCAN_POSITIONS,
         "of a tile of cached keys and values on tensor cores",
     ),
     "PASS_WIDE_POSITIONS": (passes.WIDE_POSITIONS, "of heads beyond KEPT_HEAD elements"),
-    "PASS_SCAN_TILES": (prompt.SCAN_TILES, "of these on the chip"),
+    "PASS_SCAN_TILES": (pass_memory.SCAN_TILES, "of these on the chip"),
     "PASS_PITCH_BYTES": (
-        prompt.PITCH_BYTES,
+        pass_memory.PITCH_BYTES,
         "between keys and values of neighbouring positions on the chip",
     ),
-    "PASS_TILE_BYTES": (prompt.TILE_BYTES, "of a column of a tile of cached keys"),
-    "PASS_TILES": (prompt.TILES, "of cached keys and values on the chip"),
+    "PASS_TILE_BYTES": (pass_memory.TILE_BYTES, "of a column of a tile of cached keys"),
+    "PASS_TILES": (pass_memory.TILES, "of cached keys and values on the chip"),
 }
 
 

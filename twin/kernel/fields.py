@@ -93,8 +93,3 @@ def in_order(fields: Sequence[str], named: Mapping[str, int | float]) -> tuple[A
     if unknown := named.keys() - set(fields):
         raise KeyError(f"no such fields: {', '.join(sorted(unknown))}")
     return tuple(named[field] for field in fields)
-
-
-def up(count: int, step: int) -> int:
-    """The next multiple of `step`."""
-    return -(-count // step) * step

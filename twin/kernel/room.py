@@ -10,11 +10,12 @@ from typing import Any
 from twin.errors import PlanError, TwinError
 from twin.hardware.load import load_node, node_names
 from twin.hardware.types import Node
-from twin.kernel.defaults import limits_of, plan_for
-from twin.kernel.prompt import decoded_bytes, routed_bytes
+from twin.kernel.prompt import prompt_of
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.schedule.choose import schedule_of
+from twin.schedule.options import plan_for
+from twin.schedule.ring import limits_of
 from twin.units import format_quantity
 
 MEMINFO = Path("/proc/meminfo")
@@ -107,4 +108,5 @@ def _needed_bytes(plan: Plan) -> int:
     """Of one GPU: weights, caches and exchanged words, where passes decode weights, and what they
     keep of experts.
     """
-    return plan.memory_bytes() + decoded_bytes(schedule_of(plan)) + routed_bytes(plan)
+    prompt = prompt_of(schedule_of(plan))
+    return plan.memory_bytes() + prompt.decoded_bytes + prompt.routed_bytes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,45 +16,65 @@ from twin.models.codes import Blocks, Coded
 from twin.models.formats import UNIT_BYTES
 from twin.plan import shards
 from twin.plan.shards import Weights
-from twin.plan.types import Execution, Matrix, Plan, Span, Stage, rows_bytes, tiles
+from twin.plan.types import Execution, Matrix, Plan, Span, rows_bytes
 
 PAGE_BYTES = 4096  # streams of blocks start on a page
 
 
-def stream_bytes(plan: Plan) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Where the memory of weights is divided, in pages from its start."""
+
+    block_bytes: list[int]  # [blocks] weights that one step streams through each
+    blocks: Table  # [blocks] the first page of each block's stream
+    experts: dict[int, experts.Place]  # of each stage that has some, behind the streams
+    pages: int  # in all
+    # one kernel per stage: [stages][blocks] where a stage's tiles start, in units of UNIT_BYTES
+    # from the start of the block's stream; else empty
+    starts: Table
+
+
+def streams_of(plan: Plan) -> Streams:
+    sizes = _stream_bytes(plan)
+    rows: Table = []
+    page = 0
+    for size in sizes:
+        rows.append((page,))
+        page += -(-size // PAGE_BYTES)
+    placed, pages = experts.places(plan, page, page_bytes=PAGE_BYTES, unit_bytes=UNIT_BYTES)
+    resident = plan.options.execution is Execution.RESIDENT
+    return Streams(sizes, rows, placed, pages, [] if resident else _starts(plan))
+
+
+def _stream_bytes(plan: Plan) -> list[int]:
     """[blocks] weights that one step streams through each."""
+    matrices = [stage.matrix for stage in plan.stages if stage.matrix and not stage.routed]
+    blocks = range(plan.blocks)
     if plan.coded:
-        return [
-            sum(
-                block_bytes(plan, stage.matrix, block)
-                for stage in plan.stages
-                if stage.matrix and not stage.routed
-            )
-            for block in range(plan.blocks)
-        ]
+        return [sum(_block_bytes(plan, m, block) for m in matrices) for block in blocks]
     # of all matrices whose rows the blocks share alike
     columns: Counter[tuple[Span, ...]] = Counter()
-    for stage in plan.stages:
-        if stage.matrix and not stage.routed:
-            columns[stage.matrix.owned] += stage.matrix.cols
+    for matrix in matrices:
+        columns[matrix.owned] += matrix.cols
     size = plan.options.weight_dtype.bytes
     return [
         size * sum((owned[block][1] - owned[block][0]) * cols for owned, cols in columns.items())
-        for block in range(plan.blocks)
+        for block in blocks
     ]
 
 
-def tile_bytes(plan: Plan, stage: Stage, block: int) -> list[int]:
-    """Bytes of each ring slot of a block, in stream order."""
-    assert stage.matrix is not None
-    return [
-        plan.stored_bytes(stage.matrix, r[1] - r[0], c[1] - c[0])
-        for r, c in tiles(stage.matrix, block)
-    ]
+def _starts(plan: Plan) -> Table:
+    at = [0] * plan.blocks
+    rows: Table = []
+    for stage in plan.stages:
+        rows += [(a // UNIT_BYTES,) for a in at]
+        if stage.matrix and not stage.routed:
+            at = [a + _block_bytes(plan, stage.matrix, block) for block, a in enumerate(at)]
+    return rows
 
 
-def block_bytes(plan: Plan, matrix: Matrix, block: int) -> int:
-    """The sum of a block's `tile_bytes`."""
+def _block_bytes(plan: Plan, matrix: Matrix, block: int) -> int:
+    """Of a block's tiles."""
     lo, hi = matrix.owned[block]
     rows = max(0, hi - lo)
     if matrix.format is None:
@@ -63,54 +82,14 @@ def block_bytes(plan: Plan, matrix: Matrix, block: int) -> int:
     return rows_bytes(matrix.format, matrix.tile_rows, matrix.tile_cols, rows, matrix.cols)
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where the memory of weights is divided, in pages from its start."""
-
-    blocks: Table  # [blocks] the first page of each block's stream
-    experts: dict[int, experts.Place]  # of each stage that has some, behind the streams
-    pages: int  # in all
-
-
-@lru_cache(maxsize=8)
-def places(plan: Plan) -> Places:
-    rows: Table = []
-    page = 0
-    for size in stream_bytes(plan):
-        rows.append((page,))
-        page += -(-size // PAGE_BYTES)
-    placed, pages = experts.places(plan, page, page_bytes=PAGE_BYTES, unit_bytes=UNIT_BYTES)
-    return Places(rows, placed, pages)
-
-
-def starts(plan: Plan) -> Table:
-    """In units of UNIT_BYTES, from the start of the block's stream."""
-    if plan.options.execution is Execution.RESIDENT:
-        return []
-    size = plan.options.weight_dtype.bytes
-    at = [0] * plan.blocks
-    rows: Table = []
-    for stage in plan.stages:
-        rows += [(a // UNIT_BYTES,) for a in at]
-        if stage.matrix and plan.coded and not stage.routed:
-            at = [a + block_bytes(plan, stage.matrix, block) for block, a in enumerate(at)]
-        elif stage.matrix and not stage.routed:
-            at = [
-                a + (hi - lo) * stage.matrix.cols * size
-                for a, (lo, hi) in zip(at, stage.matrix.owned, strict=True)
-            ]
-    return rows
-
-
 # ---- packing -------------------------------------------------------------------------------------
 
 
-def pack(plan: Plan, weights: Weights, rank: int, out: NDArray[np.uint8]) -> None:
+def pack(plan: Plan, made: Streams, weights: Weights, rank: int, out: NDArray[np.uint8]) -> None:
     """Write the streams of all blocks of a rank into `out` [stream_pages * PAGE_BYTES], in the
     order of `types.tiles`, and the experts behind them.
     """
     storage = STORAGE[plan.options.weight_dtype]
-    made = places(plan)
     starts = [int(row[0]) * PAGE_BYTES for row in made.blocks]
     for stage in plan.stages:
         if stage.matrix is None:

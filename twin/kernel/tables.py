@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from twin.kernel import experts
 from twin.kernel.coded import coded_fields
-from twin.kernel.constants import constant_offsets, stage_extras
+from twin.kernel.constants import Constants, constants_of
 from twin.kernel.fields import (
     CODED_FIELDS,
     FIELDS,
@@ -25,19 +25,29 @@ from twin.kernel.fields import (
     Table,
     in_order,
     record,
-    up,
 )
-from twin.kernel.layout import LINE_FLOATS, scratch_of, sizes_of
 from twin.kernel.prompt import prompt_of
-from twin.kernel.streams import places, starts
+from twin.kernel.recurrent import state_bytes
+from twin.kernel.sizes import sizes_of
+from twin.kernel.streams import Streams, streams_of
 from twin.plan.types import Matrix, Parts, Plan, Read, Span, Stage, StageKind, Value
+from twin.schedule.block import LINE_FLOATS, up
 from twin.schedule.choose import schedule_of
+from twin.schedule.memory import shelves_floats
+from twin.schedule.types import Schedule
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Rows of each table in the field order of FIELDS, and the sizes of the arenas."""
+    """All that the kernel of a plan gets, made once: rows of each table in the field order of
+    FIELDS, the sizes of the arenas, where constants and weights lie.
+    """
 
+    schedule: Schedule
+    constants: Constants
+    weights: Streams
+    cache_bytes: int  # of a rank: keys and values, and the recurrent states behind them
+    shelves_floats: int  # what the blocks of a rank make of their logits for the full sampler
     sizes: dict[str, int | float]
     stages: Table
     reads: Table
@@ -46,11 +56,9 @@ class Layout:
     owned: Table  # [blocks][sets] spans: those of a block lie together
     rows: Table  # [sets][blocks] (first, count) into `spans`
     spans: Table
-    streams: Table  # [blocks] first page of each block's stream
-    # one kernel per stage: [stages][blocks] where a stage's tiles start in the stream; else empty
+    streams: Table  # as of `weights`
     starts: Table
     stage_fields: tuple[str, ...]  # FIELDS, and those of STAGE_EXTRAS that the model's family uses
-    placed: dict[int, experts.Place]  # the experts of each stage that has some
 
     def fields(self, table: str) -> tuple[str, ...]:
         """The names of a table's columns."""
@@ -68,13 +76,13 @@ def layout(plan: Plan) -> Layout:
     reads: Table = []
     resets: Table = []
     stages: Table = []
-    constants, vectors = constant_offsets(plan)
-    extras, codes = stage_extras(plan), CODED_FIELDS if plan.coded else ()
-    routed = experts.fields_of(plan)
-    fields = (*FIELDS["stages"][1], *extras, *codes, *routed)
-    placed = places(plan)
     schedule = schedule_of(plan)
-    scratch, prompt = scratch_of(schedule), prompt_of(schedule)
+    constants, weights = constants_of(schedule), streams_of(plan)
+    scratch, prompt = schedule.memory.scratch, prompt_of(schedule)
+    vectors, extras = constants.offsets, constants.extras
+    codes = CODED_FIELDS if plan.coded else ()
+    routed = (experts.FIELDS + (experts.CODED_FIELDS if codes else ())) if weights.experts else ()
+    fields = (*FIELDS["stages"][1], *extras, *codes, *routed)
     kv = states = 0
     for stage, matrix in zip(plan.stages, schedule.matrices, strict=True):
         at = vectors.get(stage.index, {})
@@ -99,7 +107,7 @@ def layout(plan: Plan) -> Layout:
                     next=_next_stage(plan, stage),
                     **{name: at.get(name, -1) for name in extras},
                     **(coded_fields(plan, matrix) if codes else {}),
-                    **experts.fields(placed.experts.get(stage.index), routed),
+                    **experts.fields(weights.experts.get(stage.index), routed),
                 ),
             )
         )
@@ -123,15 +131,15 @@ def layout(plan: Plan) -> Layout:
             for r in stage.resets
         ]
     values, exchange, counters = _values(plan, sets, prompt.values)
-    sizes = sizes_of(schedule, scratch, prompt) | {
+    sizes = sizes_of(schedule, prompt) | {
         "kv_stages": kv,
         "exchange_floats": exchange,
         "counters": counters + 3,
         "grid_counter": counters,
         "prompt_counter": counters + 2,
         "owned_sets": len(sets.sets),
-        "constant_floats": constants,
-        "stream_pages": placed.pages,
+        "constant_floats": constants.floats,
+        "stream_pages": weights.pages,
         "rope": vectors.get(-1, {}).get("rope", -1),
     }
     behind = scratch.stages + scratch.held + scratch.whole
@@ -141,19 +149,32 @@ def layout(plan: Plan) -> Layout:
         sizes |= {"whole": behind - scratch.whole, "whole_units": scratch.whole_units}
     sizes |= {"held": scratch.stages} if scratch.held else {}
     return Layout(
-        sizes,
-        stages,
-        reads,
-        resets,
-        values,
-        sets.owned,
-        sets.rows,
-        sets.spans,
-        placed.blocks,
-        starts(plan),
-        fields,
-        placed.experts,
+        schedule=schedule,
+        constants=constants,
+        weights=weights,
+        cache_bytes=_cache_bytes(plan),
+        shelves_floats=shelves_floats(plan),
+        sizes=sizes,
+        stages=stages,
+        reads=reads,
+        resets=resets,
+        values=values,
+        owned=sets.owned,
+        rows=sets.rows,
+        spans=sets.spans,
+        streams=weights.blocks,
+        starts=weights.starts,
+        stage_fields=fields,
     )
+
+
+def _cache_bytes(plan: Plan) -> int:
+    attended = sum(stage.kind is StageKind.ATTENTION for stage in plan.stages)
+    size = 0
+    if attended:
+        own = plan.kernel_attention()
+        size = own.items * own.item_positions * own.position_bytes(plan.options.kv_dtype)
+    return attended * size + state_bytes(plan)
 
 
 def _next_stage(plan: Plan, stage: Stage) -> int:

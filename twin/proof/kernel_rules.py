@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 
 from twin.errors import PlanError
 from twin.kernel.fields import FLOATS
-from twin.kernel.layout import LINE_FLOATS, shelf_rows, shelves_floats
-from twin.kernel.prompt import check_tensor_cores
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.models.formats import UNIT_BYTES
@@ -28,8 +26,11 @@ from twin.plan.types import (
 )
 from twin.proof.stored import DECODED, in_blocks, multiplied
 from twin.proof.violation import Violation
+from twin.schedule.block import LINE_FLOATS
 from twin.schedule.choose import schedule_of
 from twin.schedule.chosen import multiplied as multiplied_at_once
+from twin.schedule.memory import shelf_rows, shelves_floats
+from twin.schedule.pass_memory import check_tensor_cores
 from twin.schedule.scan import check_cache_tiles
 
 LOADED_AT_ONCE = 8  # elements of a row: 16 bytes of the narrowest stored type

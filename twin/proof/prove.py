@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from twin.errors import InvalidPlan
-from twin.kernel.budget import on_chip_bytes
 from twin.plan.types import (
     MOST_STAGGER_NS,
     CollectiveKind,
@@ -35,6 +34,7 @@ from twin.proof.dataflow import check_data_flow
 from twin.proof.happens_before import prove_reuse
 from twin.proof.kernel_rules import MOST_NUMBER, check_kernel, check_layout
 from twin.proof.violation import Violation
+from twin.schedule.choose import schedule_of
 
 __all__ = ["Report", "Violation", "prove", "violations"]
 
@@ -479,7 +479,7 @@ def _budgets(plan: Plan) -> Iterator[Violation]:
 
 
 def _chip_budget(plan: Plan) -> Iterator[Violation]:
-    used, limit = on_chip_bytes(plan), plan.limits.on_chip_bytes
+    used, limit = schedule_of(plan).block_bytes, plan.limits.on_chip_bytes
     if used > limit:
         yield Violation(
             "budget", THE_PLAN, f"needs {used} bytes on chip per block, the limit is {limit}"

@@ -11,11 +11,13 @@ from twin.errors import PlanError
 from twin.plan.types import Matrix, Plan
 from twin.schedule import homes
 from twin.schedule.chosen import multiplied
+from twin.schedule.memory import simulated_memory, threads_memory, warps_memory
 from twin.schedule.passes import passes_of
 from twin.schedule.prefetch import prefetches
 from twin.schedule.scan import cache_scan
 from twin.schedule.teams import NO_TEAM, Team, teams_by_input
 from twin.schedule.types import Schedule, WarpSchedule
+from twin.schedule.warp_memory import NO_WARPS, needs_of, warp_sizes
 
 MANY_RANKS = 4  # of whose parts a block looks at several together
 
@@ -23,9 +25,19 @@ MANY_RANKS = 4  # of whose parts a block looks at several together
 @lru_cache(maxsize=64)
 def schedule_of(plan: Plan) -> Schedule:
     """Raises PlanError for tiles that the warps of an NVIDIA block cannot share."""
-    matrices = multiplied(plan)
-    warps = _warps(plan, matrices) if plan.limits.teams else None
-    return Schedule(plan, matrices, cache_scan(plan), warps, passes_of(plan))
+    matrices, scan = multiplied(plan), cache_scan(plan)
+    shared = plan.limits.teams  # do warps share the rows of a tile?
+    warps = _warps(plan, matrices) if shared else None
+    sizes, order = NO_WARPS, homes.NormOrder()
+    if plan.without_code():
+        memory = simulated_memory(plan, in_registers=shared)
+    elif warps:
+        memory = warps_memory(plan, matrices, needs_of(plan, matrices, warps, scan))
+        sizes = NO_WARPS | warp_sizes(plan, warps, scan)
+        order = homes.norm_order(warps.residual, warps.teams["hidden"])
+    else:
+        memory = threads_memory(plan, matrices)
+    return Schedule(plan, matrices, scan, warps, passes_of(plan), memory, sizes, order)
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from twin.models.spec import DType
 from twin.plan.types import Matrix, Plan
 from twin.schedule.block import FOLD_COLUMNS
@@ -50,6 +53,33 @@ class FeedForward:
     in_registers: int  # column slices; those of the others lie in shared memory (cuda_tall.cuh)
     at_once: int  # column slices that are gathered together into registers
     rounds: int  # in which all of it is gathered, wherever it lies
+
+
+@dataclass(frozen=True, slots=True)
+class NormOrder:
+    """How threads load the weights of a residual's norm, `norm_place` in
+    native/platform/cuda_vector.cuh: of each slice of `tile` columns the first four of every thread,
+    then the next four of every thread. 0: as they are, where a thread has four neighbours, and
+    where no warps share rows.
+    """
+
+    tile: int = 0
+    vector: int = 0
+
+    def of(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A norm's weights [hidden] in this order."""
+        if not self.tile:
+            return weights
+        slices = (weights[at : at + self.tile] for at in range(0, weights.size, self.tile))
+        fours = (of.reshape(-1, self.vector // 4, 4).swapaxes(0, 1) for of in slices)
+        return np.concatenate([of.reshape(-1) for of in fours])
+
+
+def norm_order(residual: Residual, team: Team) -> NormOrder:
+    """`team`: of the matrices that multiply the residual."""
+    if residual.home is Home.BY_FOURS:
+        return NormOrder()
+    return NormOrder(team.tile, team.vector)
 
 
 def feed_forward(plan: Plan, team: Team) -> FeedForward:

@@ -51,7 +51,9 @@ class Passes:
     plan: Plan
     chunk: int  # tokens of a pass
     stages: tuple[PassStage, ...]  # the last one only appends keys and values
-    tensor: bool  # NVIDIA: does attention run on tensor cores?
+    # NVIDIA: are rows decoded before they are multiplied? Does attention run on tensor cores?
+    decodes: bool
+    tensor: bool
     # NVIDIA: rows of an expert that a block multiplies together; few-bit weights: blocks whose rows
     # of a down projection it multiplies together
     batch: int
@@ -84,16 +86,16 @@ def passes_of(plan: Plan) -> Passes | None:
         return None
     last = max((s.index for s in plan.stages if s.kind is StageKind.ATTENTION), default=-1)
     stages = [s for s in plan.stages[: last + 1] if ROWS[s.kind].in_pass]
-    batch = 0
-    if plan.limits.teams and plan.kernel_routed:
+    batch, decodes = 0, plan.limits.teams
+    if decodes and plan.kernel_routed:
         batch = DECODED_ROWS if plan.coded else ROUTED_ROWS
     owners = _owners(plan, batch) if plan.coded else 1
     return Passes(
         plan=plan,
         chunk=chunk,
         stages=tuple(_pass_stage(plan, stage, batch, owners) for stage in stages),
-        tensor=plan.limits.teams
-        and tensor_heads(plan.kernel_attention(), plan.options.kv_dtype.bytes),
+        decodes=decodes,
+        tensor=decodes and tensor_heads(plan.kernel_attention(), plan.options.kv_dtype.bytes),
         batch=batch,
         owners=owners,
     )

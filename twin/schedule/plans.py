@@ -25,6 +25,22 @@ def build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
         raise SmallSlot(options.slot_bytes, refusal.rows, least) from None
 
 
+def resized(plan: Plan, slot_bytes: int) -> Plan:
+    """The plan of a model with another size of slots. It is laid out again only where its attention
+    is divided otherwise. Raises as `build`.
+    """
+    assert plan.spec is not None
+    options = replace(plan.options, slot_bytes=slot_bytes)
+    own = attention_of(plan.spec, options, plan.limits, ranks=plan.ranks, blocks=plan.blocks)
+    was = plan.attention
+    if own and was and (own.splits, own.window_splits) != (was.splits, was.window_splits):
+        return build(plan.spec, options, plan.limits)
+    try:
+        return tiled(replace(plan, options=options, attention=own))
+    except SmallSlot:
+        return build(plan.spec, options, plan.limits)
+
+
 def _build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
     _check_head_window(spec, options, limits)
     return tiled(outline(spec, options, limits, attention_of))

@@ -66,8 +66,8 @@ class Cutter:
                 f"{stage.name}: an expert's {own.rows} gate and up rows are no whole tiles of "
                 f"{own.tile_rows} rows: use tile_rows={ROWS_AT_ONCE}"
             )
-        if self.folded and input_of(stage.kind, routed=False) is Input.HIDDEN and folds(own):
-            own = replace(own, folded=True)
+        hidden = self.folded and input_of(stage.kind, routed=False) is Input.HIDDEN
+        own = replace(own, folded=hidden and folds(own))
         return replace(stage, matrix=own, more=tuple(more))
 
     def _cut(self, kind: StageKind, matrix: Matrix, top_k: int) -> Matrix:

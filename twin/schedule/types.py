@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from twin.plan.catalogue import input_of
 from twin.plan.types import Matrix, Plan, StageKind
-from twin.schedule.homes import FeedForward, Home, Residual
+from twin.schedule.homes import FeedForward, Home, NormOrder, Residual
+from twin.schedule.memory import SharedMemory
 from twin.schedule.passes import Passes
 from twin.schedule.prefetch import Prefetch
 from twin.schedule.scan import CacheScan
@@ -48,6 +49,21 @@ class Schedule:
     scan: CacheScan
     warps: WarpSchedule | None  # None: no warps share rows of a tile (AMD, CPU)
     passes: Passes | None  # None: prompts are read by ordinary steps
+    memory: SharedMemory  # of a block
+    # what the generated header says of the warps; zeros of blocks without them
+    warp_sizes: Mapping[str, int]
+    norm_order: NormOrder
+
+    @property
+    def block_bytes(self) -> int:
+        """Shared memory of a block with the plan's own ring."""
+        options = self.plan.options
+        return self.memory.bytes(options.ring_slots, max(options.window_slots, options.head_window))
+
+    @property
+    def most_slots(self) -> int:
+        """The largest ring that a block has room for, at least one slot."""
+        return self.memory.most_slots(self.plan.limits.on_chip_bytes)
 
     def of_warps(self) -> WarpSchedule:
         """`warps` of a plan for an NVIDIA GPU."""

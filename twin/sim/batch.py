@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from twin.hardware.types import Node
-from twin.kernel.defaults import limits_of, plan_for
 from twin.kernel.room import check_room
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.proof.prove import prove
+from twin.schedule.options import plan_for
+from twin.schedule.ring import limits_of
 from twin.sim.executor import Executor
 from twin.sim.run import Result, simulate
 

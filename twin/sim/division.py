@@ -24,12 +24,13 @@ from twin.errors import TwinError
 from twin.files import MOST_RECORD_BYTES, read_json
 from twin.hardware.override import numbers
 from twin.hardware.types import Node
-from twin.kernel.defaults import limits_of, plan_for
 from twin.models.spec import ModelSpec
 from twin.plan.ranges import pages_of
 from twin.plan.settle import on_kernel
 from twin.plan.types import Execution, HandOffKind, Options, Plan
 from twin.schedule.choose import schedule_of
+from twin.schedule.options import plan_for
+from twin.schedule.ring import limits_of
 from twin.schedule.splits import first_positions
 from twin.sim.executor import Executor
 from twin.sim.run import simulate

@@ -7,10 +7,10 @@ from typing import Any
 
 from twin.errors import TwinError
 from twin.hardware.types import Node
-from twin.kernel.defaults import DEFAULT, plan_for
 from twin.kernel.room import check_room
 from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
+from twin.schedule.options import DEFAULT, plan_for
 from twin.sim.batch import planned
 from twin.sim.division import Choice, choice
 from twin.sim.run import Result, simulate

@@ -13,8 +13,8 @@ from twin.calibrate.on_record import step_at
 from twin.errors import TwinError
 from twin.hardware.floor import ceiling
 from twin.hardware.load import load_node, node_names
-from twin.kernel.defaults import plan_for
 from twin.models.load import load_model
+from twin.schedule.options import plan_for
 from twin.study import interval
 from twin.study.depth import Depths, repeating, times
 from twin.study.hardware import node_on_file

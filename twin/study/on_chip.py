@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from twin.errors import TwinError
-from twin.kernel.defaults import DEFAULT
 from twin.machines.cell import Cell, cell
 from twin.machines.load import load_machine
 from twin.machines.types import Machine
+from twin.schedule.options import DEFAULT
 from twin.study.grid import Model
 from twin.study.outcome import Cell as Entry
 from twin.study.outcome import Column, Part, Shown, Table

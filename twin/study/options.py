@@ -11,9 +11,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from twin.data import did_you_mean
 from twin.errors import ConfigError
-from twin.kernel.defaults import FIELDS
 from twin.plan.ranges import RANGES as PLANNED
 from twin.plan.types import Options
+from twin.schedule.options import FIELDS
 from twin.text import shown
 from twin.units import parse_quantity, unit_of
 

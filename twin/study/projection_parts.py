@@ -11,7 +11,7 @@ import numpy as np
 from twin.hardware.override import SPREAD, numbers
 from twin.hardware.override import interval as range_of
 from twin.hardware.types import Kind, Number
-from twin.kernel.defaults import DEFAULT
+from twin.schedule.options import DEFAULT
 from twin.study.grid import MODEL, NODE, Cell
 from twin.study.interval import LEVELS, TELLING, WIDTHS, Draws, Interval, chance
 from twin.study.options import Plain, option_value

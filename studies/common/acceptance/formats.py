@@ -23,7 +23,6 @@ from twin.errors import TwinError
 from twin.files import csv_text, write
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
-from twin.kernel.defaults import plan_for
 from twin.models.formats import format_named
 from twin.models.load import from_config, load_model
 from twin.models.quantized import requantized
@@ -33,6 +32,7 @@ from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.reference.step import Reference
 from twin.schedule.coded_tiles import coded_slot_bytes
+from twin.schedule.options import plan_for
 
 DENSE = ("int8", "fp8", "fp8-128x128", "int4-g128", "int4-g32-zp", "mxfp4", "nvfp4")
 MIXTURES = (

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twin.kernel.budget import on_chip
 from twin.plan.types import Plan
+from twin.schedule.choose import schedule_of
 
 THREADS = 512  # of a block: eight waves
 STRIP_ROWS, LOAD_BYTES = 4, 16  # of a strip; of a row's weights in a lane
@@ -20,7 +20,7 @@ REGISTERS, EXPERT_REGISTERS = 76, 36
 
 
 def most_strips(plan: Plan) -> int:
-    """As many as a lane has registers for, beside its elements of the residual."""
+    """As many as a lane has registers for, next to its elements of the residual."""
     room = EXPERT_REGISTERS if plan.kernel_routed else REGISTERS
     return max(1, min(MOST_STRIPS, (room - -(-plan.shard.hidden // THREADS)) // STRIP_REGISTERS))
 
@@ -36,7 +36,7 @@ def with_strips(plan: Plan, count: int) -> Plan:
     """
     most, slot_bytes = min(count, most_strips(plan)), plan.options.slot_bytes
     rings = [max(1, held * STRIP_BYTES // slot_bytes) for held in range(most, 0, -1)]
-    memory, room = on_chip(plan), plan.limits.on_chip_bytes
+    memory, room = schedule_of(plan).memory, plan.limits.on_chip_bytes
     slots = next((ring for ring in rings if memory.bytes(ring, ring) <= room), rings[-1])
     return replace(plan, options=replace(plan.options, ring_slots=slots, window_slots=slots))
 

@@ -1,0 +1,142 @@
+"""What a block keeps in shared memory while it reads a prompt in passes."""
+
+from __future__ import annotations
+
+from twin.errors import PlanError
+from twin.models.feeds import ExpertFeed
+from twin.models.spec import DType, ModelSpec
+from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Plan
+from twin.schedule.block import LINE_FLOATS, TEAM_WARPS, up
+from twin.schedule.passes import SCAN_ROWS, scan_positions, tensor_heads
+from twin.schedule.splits import KEPT_HEAD
+
+TOKENS = 16  # of a pass on a CPU
+# between the keys and values of neighbouring positions, without tensor cores
+PITCH_BYTES = 64
+TILE_BYTES = 64  # of a column of a tile of cached keys: 32 positions of 16 bits
+TILES = 4
+MOST_STEPS = 24  # of a product
+ALIGNED_BYTES = 1024  # of eight rows of a step
+ROOM_BYTES = 192 << 10  # of steps: four of 256 weight rows and 128 tokens
+BEGINS_BYTES = 8 << 10  # where a thread's rows begin
+ROWS_BYTES = 256  # and whose rows they are
+SCAN_TILES = 4  # one in use, the others under way
+CHUNKS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a pass
+SMALL_CHUNKS = (16, 32, 64)  # where attention keeps the chunk's keys in shared memory
+
+
+def routing_floats(feed: ExpertFeed, hidden: int, warps: int) -> int:
+    """What a block needs while it chooses experts: a token of each warp; `Routing` in
+    native/monokernel/prompt_experts.cuh.
+    """
+    return LINE_FLOATS + warps * (hidden + feed.experts + 2 * feed.top_k)
+
+
+def _routed_bytes(feed: ExpertFeed | None, chunk: int) -> int:
+    """NVIDIA: 16-bit entries sorted by expert, and where each expert's begin; ChunkShared in
+    cuda_prompt.cuh.
+    """
+    return up(2 * chunk * feed.top_k + 4 * (feed.experts + 1), 16) if feed else 0
+
+
+def attention_bytes(own: Attention, *, chunk: int, blocks: int, kv_bytes: int) -> int:
+    """A block's keys, values and queries, FP32; angles; the chunk's keys and values as cached;
+    earlier ones; partials.
+
+    Attending in native/monokernel/prompt_attention.cuh asserts that it divides the same. `blocks`
+    of a rank; `kv_bytes` of a cached number.
+    """
+    queries = min(chunk, -(-own.kv_heads * chunk // blocks)) * own.group
+    heads = up((2 * chunk + queries) * own.head_dim, LINE_FLOATS)
+    turns = up(chunk * own.head_dim, LINE_FLOATS)
+    pitch = 2 * own.head_dim * kv_bytes + PITCH_BYTES
+    fresh = up(chunk * pitch // 4, LINE_FLOATS)
+    tiles = up(TILES * (TILE_BYTES // kv_bytes) * pitch // 4, LINE_FLOATS)
+    return 4 * (
+        heads
+        + turns
+        + fresh
+        + tiles
+        + up(max(MOST_WARPS, own.group) * (own.head_dim + PARTIAL_EXTRA), LINE_FLOATS)
+    )
+
+
+def planned_pass_bytes(plan: Plan) -> int:
+    """Shared memory of an NVIDIA block's passes; none without passes."""
+    options = plan.options
+    if options.prompt_chunk == 1 or plan.spec is None:
+        return 0
+    return pass_bytes(
+        plan.spec,
+        plan.kernel_attention(),
+        chunk=options.prompt_chunk,
+        blocks=plan.blocks,
+        dtype=options.weight_dtype,
+        kv_bytes=options.kv_dtype.bytes,
+    )
+
+
+def pass_bytes(
+    spec: ModelSpec, own: Attention, *, chunk: int, blocks: int, dtype: DType, kv_bytes: int
+) -> int:
+    """What attention needs, or products, or a choice of experts. `blocks` of a rank; `kv_bytes` of
+    a cached number.
+    """
+    if tensor_heads(own, kv_bytes):
+        # PassScan::bytes in cuda_attend.cuh
+        kept = own.head_dim <= KEPT_HEAD
+        rows = SCAN_TILES * 2 * scan_positions(own.head_dim) + (0 if kept else SCAN_ROWS)
+        attention = rows * (own.head_dim * kv_bytes + 16)
+    else:
+        attention = attention_bytes(own, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes)
+    products = ALIGNED_BYTES + ROOM_BYTES + BEGINS_BYTES if dtype is not DType.FP32 else 0
+    feed = spec.experts
+    routing = 4 * routing_floats(feed, spec.hidden, TEAM_WARPS) if feed else 0
+    most = max(products, up(attention, 256), up(routing, 256))
+    return most + ROWS_BYTES + _routed_bytes(feed, chunk)
+
+
+def fitting_chunk(
+    spec: ModelSpec, own: Attention, *, blocks: int, room: int, dtype: DType, kv_bytes: int
+) -> int:
+    """The most tokens a pass that fit `room` bytes of a block's shared memory, else 1: blocks with
+    less of it than a Hopper's read prompts by ordinary steps.
+    """
+    chunks = possible_chunks(spec, own, dtype, kv_bytes)
+    fitting = (
+        c
+        for c in chunks
+        if pass_bytes(spec, own, chunk=c, blocks=blocks, dtype=dtype, kv_bytes=kv_bytes) <= room
+    )
+    return max(fitting, default=1)
+
+
+def possible_chunks(
+    spec: ModelSpec, own: Attention, dtype: DType, kv_bytes: int
+) -> tuple[int, ...]:
+    """Tokens of a pass that an NVIDIA GPU can make: experts are for tensor cores alone."""
+    if spec.experts and dtype is DType.FP32:
+        return ()
+    return CHUNKS if tensor_heads(own, kv_bytes) and dtype is not DType.FP32 else SMALL_CHUNKS
+
+
+def check_tensor_cores(plan: Plan) -> None:
+    """Raises PlanError for passes that an NVIDIA GPU cannot make."""
+    options = plan.options
+    if options.prompt_chunk == 1:
+        return
+    assert plan.spec is not None
+    chunks = possible_chunks(
+        plan.spec, plan.kernel_attention(), options.weight_dtype, options.kv_dtype.bytes
+    )
+    if not chunks:
+        raise PlanError(
+            f"prompt_chunk={options.prompt_chunk}: passes multiply experts of 16 bits or fewer; "
+            f"use prompt_chunk=1 with {options.weight_dtype.value}"
+        )
+    if options.prompt_chunk not in chunks:
+        allowed = ", ".join(map(str, chunks))
+        raise PlanError(
+            f"prompt_chunk={options.prompt_chunk}: a pass of this plan takes {allowed} tokens; "
+            "use one of them, or 1"
+        )
