@@ -212,7 +212,14 @@ def add(tree: Path, kind: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", sections())
 def test_worked_example_of_an_addition_runs(name: str, tmp_path: Path) -> None:
-    for folder in ("twin", "hwmodels", "native", "calibration/fits", "studies/graph-engines"):
+    for folder in (
+        "twin",
+        "hwmodels",
+        "native",
+        "calibration/fits",
+        "calibration/kernels",
+        "studies/graph-engines",
+    ):
         # with what Python has compiled: it sees by itself which files an example changes
         shutil.copytree(ROOT / folder, tmp_path / folder)
     shutil.copy(ROOT / "calibration/measured.csv", tmp_path / "calibration")

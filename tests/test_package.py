@@ -30,6 +30,13 @@ def test_a_wheel_carries_every_fit_on_file_and_its_errors_but_not_its_computer_s
     }
     # what runs on record came to, and the kernels that records ran
     fits |= {"calibration/measured.csv", "calibration/kernels.csv"}
+    kernels = ROOT / "calibration" / "kernels"  # a folder of each that was probed, one of people's
+    fits |= {"calibration/kernels/README.md", "calibration/kernels/stated"}
+    fits |= {
+        f"calibration/{file.relative_to(kernels.parent)}"
+        for file in kernels.glob("*/*.yaml")
+        if file.parent.name != "stated"
+    }
     assert {name for name in carried if name.startswith("calibration")} == fits - set(ignored)
 
 

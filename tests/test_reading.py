@@ -172,10 +172,11 @@ def test_any_plain_data_are_read_or_refused_in_a_line(data: dict[str, Any]) -> N
 
 def test_eleven_missing_keys_of_a_device_are_told_in_one_refusal(tmp_path: Path) -> None:
     data: Any = read_yaml(data_dir("hwmodels") / "devices" / "h200-sxm.yaml")
+    data["kernel"] = read_yaml(data_dir("calibration") / "kernels" / "stated" / "h200-sxm.yaml")
     gone = [
-        *(("block", name) for name in ["row_s", "stage_s", "element_s", "kv_bytes_per_s"]),
+        *(("kernel", name) for name in ["row_s", "stage_s", "element_s", "kv_bytes_per_s"]),
         *(("memory", name) for name in ["latency_s", "peak_bytes_per_s", "capacity_bytes"]),
-        *(("warps", name) for name in ["copy_s", "tile_s", "settle_s"]),
+        *(("kernel", name) for name in ["copy_s", "tile_s", "settle_s"]),
     ]
     for section, name in gone:
         del data[section][name]

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from twin.errors import ConfigError
 from twin.units import (
-    cycles_to_ps,
     format_quantity,
     format_range,
     parse_count,
@@ -102,16 +101,6 @@ def test_a_range_names_a_unit_once_where_both_ends_have_it(
     low: float, high: float, shown: str
 ) -> None:
     assert format_range(low, high, "s" if low < 1 else "B/s") == shown
-
-
-@given(st.integers(0, 10**12), st.integers(0, 10**12), st.integers(1, 5 * 10**9))
-def test_cycles_never_drift(a: int, b: int, hz: int) -> None:
-    assert 0 <= cycles_to_ps(a + b, hz) - cycles_to_ps(a, hz) - cycles_to_ps(b, hz) <= 1
-
-
-def test_a_clock_of_zero_is_refused() -> None:
-    with pytest.raises(ConfigError):
-        cycles_to_ps(1, 0)
 
 
 @given(st.integers(0, 10**12))

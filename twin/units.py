@@ -20,6 +20,9 @@ _SPELLINGS: dict[str, dict[str, float]] = {
     "Hz": {f"{p}Hz": scale for p, scale in _DECIMAL.items()},
     "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "ps": 1e-12},
     "W": {"mW": 1e-3, "W": 1.0, "kW": 1e3, "MW": 1e6},
+    "cycles": {"cycles": 1.0},
+    "B/cycle": {"B/cycle": 1.0},
+    "ratio": {"": 1.0},
     "": {"": 1.0},
 }
 _SHOWN = {  # descending; what people read, not everything that is accepted
@@ -28,10 +31,22 @@ _SHOWN = {  # descending; what people read, not everything that is accepted
     "Hz": ("GHz", "MHz", "kHz", "Hz"),
     "s": ("s", "ms", "us", "ns", "ps"),
     "W": ("MW", "kW", "W", "mW"),
+    "cycles": ("cycles",),
+    "B/cycle": ("B/cycle",),
+    "ratio": ("",),
     "": ("",),
 }
 _SHOWN_BINARY = ("TiB", "GiB", "MiB", "KiB", "B")
-_SUFFIXES = (("bytes_per_s", "B/s"), ("bytes", "B"), ("hz", "Hz"), ("s", "s"), ("w", "W"))
+_SUFFIXES = (
+    ("bytes_per_s", "B/s"),
+    ("bytes_per_cycle", "B/cycle"),
+    ("bytes", "B"),
+    ("hz", "Hz"),
+    ("cycles", "cycles"),
+    ("ratio", "ratio"),
+    ("s", "s"),
+    ("w", "W"),
+)
 LONGEST = 100  # characters of a quantity: matching takes the square of them
 UNSIGNED = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 NUMBER = rf"[+-]?{UNSIGNED}"
@@ -44,8 +59,8 @@ _NUMBER = re.compile(rf"\s*({NUMBER})\s*(\S*)\s*\Z")
 
 
 def parse_quantity(text: str, unit: str) -> float:
-    """`text` ("4.8 TB/s", "256 KiB") in the base unit `unit`: "B", "B/s", "Hz", "s", "W", or "" for
-    a count.
+    """`text` ("4.8 TB/s", "256 KiB") in the base unit `unit`: "B", "B/s", "Hz", "s", "W",
+    "cycles", "B/cycle", "ratio", or "" for a count.
 
     Never negative. GB is 1e9 bytes, GiB is 2**30. Raises ConfigError.
     """
@@ -98,6 +113,8 @@ def format_quantity(value: float, unit: str, *, binary: bool | None = None) -> s
     (`binary_bytes`). None: binary where that is whole.
     """
     spellings = _spellings(unit)
+    if unit == "ratio":
+        return f"{value:.3g}"
     if not unit:
         return f"{value:,.0f}" if value == int(value) or value >= 999.5 else f"{value:.3g}"
     if unit == "B" and binary is not False and (whole := _whole_binary(value)):
@@ -159,15 +176,6 @@ def picoseconds(seconds: float) -> int:
     return round(ps)
 
 
-def cycles_to_ps(cycles: int, hz: int) -> int:
-    """Whole picoseconds of `cycles` at `hz`, rounded down once: a rounded period would drift."""
-    if cycles < 0 or hz <= 0:
-        raise ConfigError(
-            f"{cycles} cycles at {hz} Hz is not a time: cycles must be >= 0 and the clock > 0"
-        )
-    return cycles * 10**12 // hz
-
-
 def example(unit: str) -> str:
     """How a quantity of this unit is written."""
     return {
@@ -176,6 +184,9 @@ def example(unit: str) -> str:
         "Hz": "1.98 GHz",
         "s": "0.35 us",
         "W": "750 W",
+        "cycles": "1420 cycles",
+        "B/cycle": "128 B/cycle",
+        "ratio": "0.25",
         "": "132",
     }[unit]
 

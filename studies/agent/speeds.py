@@ -13,7 +13,7 @@ from twin.batching.step import IDEAL, predict
 from twin.batching.tables import stack_names
 from twin.errors import TwinError
 from twin.hardware.load import load_node
-from twin.hardware.types import Kind
+from twin.hardware.number import Kind
 from twin.models.load import load_model
 from twin.reading import FieldError, Reader, one_of
 from twin.study.fields import ModelName, NodeName, Rate, check_context

@@ -52,8 +52,9 @@ def to_pack(calibration: Path, node: str) -> list[str]:
 
 def words_of(calibration: Path, node: str) -> set[str]:
     """What the fit and the held-out errors of a node name, records among them."""
-    files = [calibration / part / f"{node}.yaml" for part in ("fits", "held-out")]
-    texts = [file.read_text(encoding="utf-8") for file in files if file.is_file()]
+    parts = (f"fits/{node}.*", f"held-out/{node}.yaml", f"kernels/[0-9a-f]*/{node}.yaml")
+    files = (file for part in parts for file in sorted(calibration.glob(part)))
+    texts = [file.read_text(encoding="utf-8") for file in files]
     return {word.rstrip(".") for text in texts for word in NAME.findall(text)}
 
 

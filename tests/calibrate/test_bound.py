@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from twin.calibrate.bound import ALLOWED, Group, Vector, allowed, curvature, noise
-from twin.hardware.types import Kind, Number
+from twin.hardware.number import Kind, Number
 
 FACTOR_OF_TWO = Number(1.0, Kind.ASSUMED, "test", 0.5, 2.0)
 NOISE = 0.01

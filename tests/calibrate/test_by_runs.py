@@ -27,13 +27,13 @@ from twin.schedule.options import default_options
 from twin.sim.run import simulate
 
 H200 = load_node("1xh200")
-PATH = "warps.tile_s"
+PATH = "kernel.tile_s"
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(store.HOME_VARIABLE, str(tmp_path))
-    for folder in ("fits", "held-out"):
+    for folder in ("fits", "kernels", "held-out"):
         shutil.copytree(data_dir("calibration") / folder, tmp_path / folder)
     kept = store.read_fit(H200.name)
     assert kept is not None
@@ -69,7 +69,7 @@ def moved(*records: store.Run) -> by_runs.Moved:
 @pytest.fixture
 def few_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them take minutes."""
-    monkeypatch.setattr(by_runs, "_movable", lambda node: [PATH, "block.stage_s"])
+    monkeypatch.setattr(by_runs, "_movable", lambda node: [PATH, "kernel.stage_s"])
 
 
 def test_the_numbers_move_towards_the_runs_and_no_further(home: Path, few_numbers: None) -> None:
@@ -87,7 +87,7 @@ def test_the_numbers_move_towards_the_runs_and_no_further(home: Path, few_number
         assert number.high is not None
         assert number.low <= number.value <= number.high
         same = number.value == kept[0][path].value
-        assert same is (path not in (PATH, "block.stage_s"))
+        assert same is (path not in (PATH, "kernel.stage_s"))
     assert "moved by shapes-3-seed-1, shapes-3-seed-2" in found.numbers[PATH].source
     assert len(found.together[PATH]) == len(kept[1]["together"][PATH])
 
@@ -96,7 +96,7 @@ def test_runs_that_agree_move_nothing(home: Path, few_numbers: None) -> None:
     found = moved(record(home, 1, 1.0))
     fit = store.read_fit(H200.name)
     assert fit is not None
-    for path in (PATH, "block.stage_s"):
+    for path in (PATH, "kernel.stage_s"):
         assert found.numbers[path].value == pytest.approx(fit[0][path].value, rel=1e-6)
 
 
@@ -190,7 +190,7 @@ def test_deep_models_have_the_slopes_of_two_short_ones(home: Path) -> None:
     run = record(home, 1, 1.0)
     kept = store.read_fit(H200.name)
     assert kept is not None
-    path = "block.stage_s"
+    path = "kernel.stage_s"
     more = replace(kept[0][path], value=1.1 * kept[0][path].value, high=None)
     nodes = [
         apply_fit(uncalibrated_node(H200.name), fit) for fit in (kept[0], {**kept[0], path: more})

@@ -15,23 +15,24 @@ from twin.calibrate.fit import REACH, TOGETHER, Fit, fit_node, simulated_step_s
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.probes import Probe, footprints, host_probes
 from twin.calibrate.reading import quiet, settled
-from twin.cost.consume import core_kind
+from twin.cost.formats import family
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
+from twin.hardware.number import Kind, Number
 from twin.hardware.override import apply_fit, numbers
-from twin.hardware.types import Kind, Node, Number
+from twin.hardware.types import Node
 from twin.models.formats import DECODED
 from twin.proof.prove import violations
 from twin.schedule.ring import limits_of
 
 TRUE = {
-    "block.bf16_bytes_per_s": 20e9,
-    "block.row_s": 3e-9,
+    "kernel.bf16_bytes_per_s": 20e9,
+    "kernel.row_s": 3e-9,
     "handoff.hop_s": 4e-7,
-    "block.element_s": 8e-10,
-    "block.kv_bytes_per_s": 9e9,
+    "kernel.element_s": 8e-10,
+    "kernel.kv_bytes_per_s": 9e9,
     "launch.graph_edge_s": 2e-6,
-    "block.sample_element_s": 5e-9,
+    "kernel.sample_element_s": 5e-9,
     "sharing.switch_s": 1.5e-6,
 }
 # out of the way
@@ -99,7 +100,7 @@ def test_every_probe_is_a_valid_plan() -> None:
 def test_the_fit_finds_the_numbers_that_made_the_samples(fitted: Fit) -> None:
     fit = fitted
     assert abs(fit.worst[1]) < 0.05
-    for path in ("block.kv_bytes_per_s", "block.sample_element_s", "launch.graph_edge_s"):
+    for path in ("kernel.kv_bytes_per_s", "kernel.sample_element_s", "launch.graph_edge_s"):
         number = fit.numbers[path]
         assert number.value == pytest.approx(TRUE[path], rel=0.2), path
         assert number.kind is Kind.FITTED
@@ -108,7 +109,7 @@ def test_the_fit_finds_the_numbers_that_made_the_samples(fitted: Fit) -> None:
         assert number.low <= number.value <= number.high
     assert all(len(factors) == TOGETHER and min(factors) > 0 for factors in fit.together.values())
     assert "launch.graph_edge_s" in fit.together
-    assert "block.fp32_bytes_per_s" not in fit.together  # no probe knows it
+    assert "kernel.fp32_bytes_per_s" not in fit.together  # no probe knows it
 
 
 def test_the_cost_of_a_turn_is_found_when_the_rest_is_known() -> None:
@@ -127,12 +128,12 @@ def test_the_cost_of_a_turn_is_found_when_the_rest_is_known() -> None:
 def test_a_number_that_no_probe_binds_keeps_what_its_file_says(fitted: Fit) -> None:
     node, fit = two_cores(), fitted
     # no FP32 probe among the few
-    assert fit.binding["block.fp32_bytes_per_s"] < 1 <= fit.binding["block.kv_bytes_per_s"]
+    assert fit.binding["kernel.fp32_bytes_per_s"] < 1 <= fit.binding["kernel.kv_bytes_per_s"]
     assert {path for path, number in fit.numbers.items() if number.kind is Kind.FITTED} == {
         p for p, strength in fit.binding.items() if strength >= 1
     }
     known = apply_fit(node, fit.numbers)
-    assert known.device.block.fp32_bytes_per_s == node.device.block.fp32_bytes_per_s
+    assert known.device.kernel.fp32_bytes_per_s == node.device.kernel.fp32_bytes_per_s
 
 
 def test_an_interval_ends_where_the_fit_does_however_noisy_a_probe_is() -> None:
@@ -242,8 +243,8 @@ def test_streams_find_the_cache_and_what_lies_behind_whatever_the_system_says(
         "llc.bytes_per_s": 80 * GB,
         "block.load_bytes_per_s": 9 * GB,
         "memory.stream_bytes_per_s": 15 * GB,
-        "block.bf16_bytes_per_s": 30 * GB,
-        "block.row_s": 3e-9,
+        "kernel.bf16_bytes_per_s": 30 * GB,
+        "kernel.row_s": 3e-9,
         "l2.bytes_per_s": 200 * GB,
     }
     made = apply_fit(
@@ -299,7 +300,7 @@ def test_each_kind_of_code_that_a_core_decodes_has_a_probe_that_finds_its_rate()
     chosen = [
         p for p in host_probes(limits_of(node), 2, node.device, quick=True) if p.group == "codes"
     ]
-    kinds = {core_kind(form.name) for form in DECODED.values()}
+    kinds = {family(form.name) for form in DECODED.values()}
     assert {p.name for p in chosen} == {f"codes-{kind}" for kind in kinds}
     rates = {f"codes.{kind}_bytes_per_s": 1e8 * (2 + at) for at, kind in enumerate(sorted(kinds))}
     made = apply_fit(

@@ -35,7 +35,8 @@ from twin.engine import choose
 from twin.engine.choose import Found
 from twin.errors import CalibrationError, EngineError
 from twin.hardware.load import load_node
-from twin.hardware.types import Kind, Node, Number
+from twin.hardware.number import Kind, Number
+from twin.hardware.types import Node
 from twin.models.load import load_model
 from twin.plan.types import Options
 from twin.proof.prove import violations
@@ -49,20 +50,20 @@ from twin.sim.run import simulate
 # a tile nor a hop
 SETTLED = (
     ("memory.stream_bytes_per_s",),
-    ("warps.copy_s",),
-    ("warps.pair_bytes_per_s",),
-    ("warps.slice_s", "warps.reduction_s"),
-    ("block.element_s",),
+    ("kernel.copy_s",),
+    ("block.pair_bytes_per_s",),
+    ("kernel.slice_s", "kernel.reduction_s"),
+    ("kernel.element_s",),
     ("l2.latency_s",),
-    ("warps.round_s",),
-    ("warps.unit_s",),
-    ("warps.compare_s",),
-    ("block.sample_element_s",),
-    ("warps.tile_s", "block.stage_s"),
-    ("handoff.hop_s", "block.stage_s"),
-    ("handoff.hop_s", "handoff.fence_s", "block.stage_s"),
-    ("warps.item_s", "block.stage_s"),
-    ("launch.graph_edge_s", "block.stage_s"),
+    ("kernel.round_s",),
+    ("kernel.unit_s",),
+    ("kernel.compare_s",),
+    ("kernel.sample_element_s",),
+    ("kernel.tile_s", "kernel.stage_s"),
+    ("handoff.hop_s", "kernel.stage_s"),
+    ("handoff.hop_s", "handoff.fence_s", "kernel.stage_s"),
+    ("kernel.item_s", "kernel.stage_s"),
+    ("launch.graph_edge_s", "kernel.stage_s"),
 )
 SLOW = ("hop-0-1", "graph-matrices", "exchange-grid-16-b132")  # to simulate
 SHARED_BYTES = 232448  # of an H200's block
@@ -157,7 +158,7 @@ def test_numbers_of_some_groups_are_found(tmp_path: Path, monkeypatch: pytest.Mo
     )
     assert main(["calibrate", "1xh200", "--from", str(tmp_path / "probes"), "--json"]) == 0
     node = calibrated_node("1xh200")
-    for path in ("block.element_s", "l2.latency_s", "block.sample_element_s"):
+    for path in ("kernel.element_s", "l2.latency_s", "kernel.sample_element_s"):
         assert getattr_path(node, path) == pytest.approx(HIDDEN[path], rel=0.1), path
     fitted = store.read_fit("1xh200-sxm")
     assert main(["calibrate", "1xh200", "--judge", "--json"]) == 0
@@ -187,7 +188,7 @@ def test_some_groups_are_probed_and_fitted_beside_the_others_on_file(
     assert "there are exchange, sample" in capsys.readouterr().err
     kept = {
         "handoff.hop_s": Number(9e-7, Kind.FITTED, "test", 8e-7, 1e-6),
-        "block.sample_element_s": Number(1e-10, Kind.FITTED, "test", 1e-10, 2e-10),
+        "kernel.sample_element_s": Number(1e-10, Kind.FITTED, "test", 1e-10, 2e-10),
     }
     meta = {"run": "old", "binding": dict.fromkeys(kept, 3.0), "residuals": {"another": 0.5}}
     store.write_fit("1xh200-sxm", kept, meta)
@@ -197,7 +198,7 @@ def test_some_groups_are_probed_and_fitted_beside_the_others_on_file(
     numbers, about = found
     assert numbers["handoff.hop_s"] == kept["handoff.hop_s"]
     # found beside a hop that is not the device's
-    assert numbers["block.sample_element_s"].value > 2 * kept["block.sample_element_s"].value
+    assert numbers["kernel.sample_element_s"].value > 2 * kept["kernel.sample_element_s"].value
     assert about["run"] == "old"
     assert set(about["added"]) == {"sample"}
     assert main(["calibrate", "1xh200", "--from", str(first), "--groups", "exchange"]) != 0
@@ -220,7 +221,7 @@ def test_some_groups_of_a_run_that_has_more_are_fitted(
     assert main(["calibrate", "1xh200", "--groups", "sample", "--from", both]) == 0
     found = store.read_fit("1xh200-sxm")
     assert found is not None
-    assert found[0].keys() == {"handoff.hop_s", "block.sample_element_s"}
+    assert found[0].keys() == {"handoff.hop_s", "kernel.sample_element_s"}
     assert found[0]["handoff.hop_s"] == kept["handoff.hop_s"]
     assert found[1]["run"] == "old"
     held = store.read_run(store.runs_folder("1xh200-sxm") / found[1]["added"]["sample"])

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from twin.calibrate.knee import knee
 from twin.cost.terms import kept_share
 from twin.hardware.host import detect_host
-from twin.hardware.types import Cache, Kind, Number
+from twin.hardware.number import Kind, Number
+from twin.hardware.types import Cache
 
 MB = 10**6
 LADDER = [round(4 * MB * 2 ** (at / 2)) for at in range(18)]  # to 1.45 GB

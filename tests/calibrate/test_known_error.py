@@ -20,7 +20,8 @@ from twin.calibrate.known_error import FEWEST, MANY, KnownError, keep, keep_draw
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.validate import Validation, compare
 from twin.hardware.load import load_node
-from twin.hardware.types import Kind, Node, Number
+from twin.hardware.number import Kind, Number
+from twin.hardware.types import Node
 from twin.models.kind import ModelKind, kind_of
 from twin.models.load import load_model
 from twin.sim.run import simulate

@@ -13,8 +13,8 @@ from twin.calibrate.peer_probes import peer_probes
 from twin.calibrate.recipe import link_groups, recipe_of
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
+from twin.hardware.number import Kind, Number
 from twin.hardware.override import apply_fit
-from twin.hardware.types import Kind, Number
 from twin.schedule.ring import limits_of
 
 

@@ -26,7 +26,8 @@ from twin.calibrate.validate import Validation, compare
 from twin.cli import main
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
-from twin.hardware.types import Kind, Node, Number
+from twin.hardware.number import Kind, Number
+from twin.hardware.types import Node
 from twin.models.kind import ModelKind, kind_of
 from twin.models.load import load_model
 from twin.plan.types import HandOffKind

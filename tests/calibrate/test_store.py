@@ -13,7 +13,7 @@ from tests.command_line import Twin
 from twin.calibrate import store
 from twin.calibrate.node import calibrated_node, fits_of
 from twin.errors import CalibrationError, OutputError
-from twin.hardware.types import Kind, Number
+from twin.hardware.number import Kind, Number
 from twin.study.interval import Draws, settings
 
 NUMBERS = {"handoff.hop_s": Number(1e-6, Kind.FITTED, "x", 0.9e-6, 1.1e-6)}

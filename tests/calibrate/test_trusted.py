@@ -17,14 +17,15 @@ from twin.calibrate.probes import Probe, host_probes
 from twin.calibrate.recipe import HOST_RECIPE
 from twin.commands import calibrate
 from twin.errors import CalibrationError
-from twin.hardware.types import Kind, Node, Number
+from twin.hardware.number import Kind, Number
+from twin.hardware.types import Node
 from twin.schedule.ring import limits_of
 
 RATE = 10e9
 NUMBERS = {
     "block.load_bytes_per_s": 10e9,
     "memory.stream_bytes_per_s": 18e9,
-    "block.bf16_bytes_per_s": 30e9,
+    "kernel.bf16_bytes_per_s": 30e9,
 }
 
 
@@ -63,7 +64,7 @@ def _fit(
         ({"misfit": -0.26}, r"by 26%, more than 25%"),
         ({"binding": 0.5}, r"no probe binds what memory streams"),
         ({"numbers": {"block.load_bytes_per_s": 44e12}}, r"load_bytes_per_s is 44,000 GB/s"),
-        ({"numbers": {"block.bf16_bytes_per_s": 1e12}}, r"bf16_bytes_per_s is 1,000 GB/s"),
+        ({"numbers": {"kernel.bf16_bytes_per_s": 1e12}}, r"bf16_bytes_per_s is 1,000 GB/s"),
     ],
 )
 def test_a_fit_that_says_nothing_leaves_the_one_on_file(

@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from tests.sim.machines import MODEL, fitted, ideal, limits_of, node_of, number, plan_for, warped
-from twin.cost import attend, consume, terms, tiles, vectors
+from tests.sim.machines import (
+    MODEL,
+    core_kernel,
+    fitted,
+    ideal,
+    limits_of,
+    node_of,
+    number,
+    plan_for,
+    warped,
+    warps_of,
+)
+from twin.cost import attention, formats, rests, terms, tiles, vectors
 from twin.cost.lowering import compile_plan
 from twin.cost.tiles import rolled_rows, team_work
 from twin.cost.vectors import partial_alignment, vector_bytes, vector_chunks, vector_rounds
 from twin.cost.warp_streams import WarpStreams
+from twin.hardware.kernel import Unpacking
 from twin.hardware.load import load_device, load_node
+from twin.hardware.number import Kind, Number
 from twin.hardware.override import apply_fit
-from twin.hardware.types import Cache, Kind, Number
+from twin.hardware.stated import of_a_core
+from twin.hardware.types import Cache, Device
 from twin.kernel.experts import compared
 from twin.models.formats import DECODED, format_named
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.types import CollectiveKind, Common, Matrix, Options, Plan, Residual, Scan, StageKind
-from twin.schedule.choose import schedule_of
+from twin.schedule.choose import priced_schedule, schedule_of
 from twin.schedule.options import plan_for as default_plan
 from twin.schedule.plans import build
 from twin.schedule.probe import attention_probe, stream_probe
-from twin.sim.run import _rests_on, simulate
+from twin.sim.run import simulate
 
 
 def test_a_cost_names_its_terms_and_the_one_that_binds() -> None:
-    device = fitted(ideal(), block__element_s=2e-12, block__stage_s=100e-12)
-    tile = terms.stage_cost(device, resets=0, vector=10)
+    tile = terms.stage_cost(0.0, 0.0, 10 * 2e-12, 100e-12)
     assert dict(tile.terms) == {"published": 0, "resets": 0, "vector": 20, "stage": 100}
     assert (tile.ps, tile.binding) == (120, "stage")
     assert replace(tile, overlap=True).ps == 100
@@ -46,10 +59,10 @@ def test_a_core_pays_for_each_gate_and_each_element_of_a_split_that_it_adds_up(n
     merged = 2 * spec.heads * spec.head_dim
     times = {"gate_s": spec.ffn, "merged_s": merged}[name] * spec.layers
     alone, with_it = (
-        simulate(plan, replace(node, device=replace(node.device, block=block))).step_s
-        for block in (
-            node.device.block,
-            replace(node.device.block, **{name: number(1e-6)}),
+        simulate(plan, replace(node, device=replace(node.device, kernel=kernel))).step_s
+        for kernel in (
+            node.device.kernel,
+            replace(node.device.kernel, **{name: number(1e-6)}),
         )
     )
     assert with_it - alone == pytest.approx(times * 1e-6, rel=2e-3)
@@ -66,7 +79,8 @@ def test_the_splits_of_a_head_read_all_its_positions_once() -> None:
         stage, items = plan.stages[0], 4 if window else 6
         assert stage.items[-1][1] == items
         assert (
-            sum(attend.item_kv_bytes(plan, stage, item) for item in range(items)) == plan.kv_bytes()
+            sum(attention.item_kv_bytes(plan, stage, item) for item in range(items))
+            == plan.kv_bytes()
         )
 
 
@@ -104,7 +118,7 @@ def test_later_steps_stream_from_the_cache_that_holds_them() -> None:
 
 
 def test_parts_of_all_ranks_are_gathered_and_reset() -> None:
-    node = node_of(fitted(ideal(), block__element_s=1e-9), 2)
+    node = node_of(fitted(ideal(), kernel__element_s=1e-9), 2)
     plan = plan_for(
         node,
         Options(
@@ -130,12 +144,12 @@ def test_parts_of_all_ranks_are_gathered_and_reset() -> None:
     fixed = program.stages[0][pushed.index].fixed_ps
     own_publication = 0 if pushed.matrix else plan.values[pushed.publishes or 0].owned[0][1]
     # a core resets a vector of words at once
-    resets = (2 * 16 + others) / terms.RESET_AT_ONCE
+    resets = (2 * 16 + others) / of_a_core().reset_elements.value
     assert fixed == (resets + own_publication + pushed.vector_elements) * 1000
 
 
 def test_the_fixed_cost_of_a_row_is_paid_once_however_many_slices_it_has() -> None:
-    device = fitted(ideal(per_die=1), block__row_s=1e-9)
+    device = fitted(ideal(per_die=1), kernel__row_s=1e-9)
     for slot_bytes in (128, 4096):
         plan = stream_probe(
             Options(blocks=1, slot_bytes=slot_bytes, tile_rows=2),
@@ -200,7 +214,7 @@ def test_tensor_cores_multiply_no_columns_beyond_a_slice() -> None:
 
     def weights(matrix: Matrix) -> float:
         work = team_work(
-            warped().warps, matrix, rows=16, cols=matrix.tile_cols, groups=1, dtype=DType.BF16
+            warps_of(warped()), matrix, rows=16, cols=matrix.tile_cols, groups=1, dtype=DType.BF16
         )
         return work.weights / 16
 
@@ -216,7 +230,7 @@ def test_tensor_cores_multiply_no_columns_beyond_a_slice() -> None:
 def test_loops_over_rows_pay_each_time() -> None:
     def ends(matrix: Matrix, step_s: float) -> int:
         return team_work(
-            warped().warps,
+            warps_of(warped()),
             matrix,
             rows=matrix.tile_rows,
             cols=matrix.tile_cols,
@@ -239,11 +253,9 @@ def test_chosen_experts_are_one_matrix_to_a_block_of_warps() -> None:
     """All their tiles, and one end of a batch; a device without warps ends each expert."""
     node = load_node("1xh200")
     plan, device = default_plan(load_model("gpt-oss-20b"), node), node.device
-    assert device.warps
-    streams = WarpStreams(schedule_of(plan), device, device.warps)
+    streams = WarpStreams(schedule_of(plan), device, warps_of(device))
     down = next(stage for stage in plan.stages if stage.kind is StageKind.ROUTED_DOWN)
     assert down.matrix
-    assert device.warps
     for block in (0, 131):
         lo, hi = down.matrix.owned[block]
         found = streams.weights(down, block, (1, 1, 1, 1))
@@ -251,7 +263,7 @@ def test_chosen_experts_are_one_matrix_to_a_block_of_warps() -> None:
         groups = -(-(hi - lo) // down.matrix.tile_rows)
         assert len(found.sizes) == 4 * groups * down.matrix.slices
         assert sum(found.sizes) * 3 == sum(apart.sizes) * 4
-        batch_s = device.warps.tile_s.value
+        batch_s = warps_of(device).tile_s.value
         assert sum(found.costs) < sum(apart.costs) * 4 / 3 - 2 * batch_s * 1e12
 
 
@@ -260,10 +272,9 @@ def test_heads_of_a_block_are_prepared_a_warp_each() -> None:
     second half of six heads' time. Heads of 256 elements take twice as long as of 64, a query head
     alone less.
     """
-    warps = warped(heads_s=1e-6).warps
-    assert warps is not None
+    warps = warps_of(warped(heads_s=1e-6))
     assert [
-        attend.heads_ps(warps, dim, heads)
+        attention.heads_ps(warps, dim, heads)
         for dim, heads in ((64, 3), (64, 6), (128, 6), (256, 6), (64, 9), (64, 17))
     ] == [
         700_000,
@@ -273,7 +284,7 @@ def test_heads_of_a_block_are_prepared_a_warp_each() -> None:
         17 * 10**5,
         22 * 10**5,
     ]
-    in_step = [attend.heads_ps(warps, 64, heads, in_step=True) for heads in (2, 3, 9, 17)]
+    in_step = [attention.heads_ps(warps, 64, heads, in_step=True) for heads in (2, 3, 9, 17)]
     assert in_step == [600_000, 700_000, 700_000, 700_000]
 
 
@@ -284,7 +295,7 @@ def test_heads_of_narrow_residuals_begin_a_scan_together() -> None:
     node = load_node("1xh200")
 
     def scan_ps(plan: Plan, heads_s: float) -> int:
-        blocks = compile_plan(plan, fitted(node.device, warps__heads_s=heads_s)).stages
+        blocks = compile_plan(plan, fitted(node.device, kernel__heads_s=heads_s)).stages
         return max(w.fixed_ps for own in blocks for w in own if w.kind is StageKind.ATTENTION)
 
     def on_their_way_us(hidden: int, heads: int) -> float:
@@ -363,7 +374,7 @@ def of_fixed_work(model: str, **changed: float) -> dict[StageKind, int]:
     """A block's time for what a stage does once, by kind of stage."""
     node = load_node("1xh200")
     numbers = {
-        f"warps.{name}": Number(value, Kind.ASSUMED, "test", value, value)
+        f"kernel.{name}": Number(value, Kind.ASSUMED, "test", value, value)
         for name, value in changed.items()
     }
     spec = load_model(model)
@@ -390,7 +401,7 @@ def test_what_is_gathered_beside_few_bit_weights_is_settled_in_every_stage_that_
 def test_inputs_become_whole_numbers_where_threads_multiply_such() -> None:
     for model, made in (("int8", True), ("int4-g128", True), ("fp8", False), ("mxfp4", False)):
         name = f"llama-3.2-1b@{model}"
-        long, short = of_fixed_work(name, whole_s=2e-6), of_fixed_work(name, whole_s=1e-6)
+        long, short = of_fixed_work(name, quantise_s=2e-6), of_fixed_work(name, quantise_s=1e-6)
         slices = {kind: (long[kind] - short[kind]) / 1e6 for kind in long}
         assert slices[StageKind.QKV] == int(made)
         assert slices[StageKind.DOWN] == 2 * made  # a team sees two slices of 8,192 columns
@@ -399,12 +410,13 @@ def test_inputs_become_whole_numbers_where_threads_multiply_such() -> None:
 
 def test_a_format_takes_the_rate_of_its_element() -> None:
     device, weights = load_node("1xh200").device, 10**6
-    assert device.warps is not None
     for name, form in DECODED.items():
-        rate = getattr(device.warps, consume.RATES[consume.decoded_as(form)]).value
-        assert consume.unpacking_s(device, form, weights) == weights * form.bits / 8 / rate, name
-    slow = consume.unpacking_s(replace(device, warps=None), DECODED["int8"], weights)
-    assert slow == weights * consume.UNPACK["int8"] * 2 / device.block.bf16_bytes_per_s.value
+        rate = getattr(device.kernel, formats.RATES[formats.decoded_as(form)]).value
+        taken = formats.unpacking_s(device.kernel, form, weights)
+        assert taken == weights * form.bits / 8 / rate, name
+    core = core_kernel()
+    slow = formats.unpacking_s(core, DECODED["int8"], weights)
+    assert slow == weights * core.unpacking.int8_ratio.value * 2 / core.bf16_bytes_per_s.value
 
 
 @pytest.mark.parametrize("name", ["8xh200", "8xb300", "8xmi300x"])
@@ -416,25 +428,35 @@ def test_a_projection_decodes_by_the_rates_that_were_probed(name: str) -> None:
     forms = {m.format for s in plan.stages for m in s.matrices if m.format and m.format.bits == 4}
     (form,) = forms
     assert not form.coded
-    assert consume.judged(plan, node.device) == []
-    assert "warps.fp4_bytes_per_s" not in consume.untouched(plan, node.device)
-    assert node.device.warps is not None
-    probed = 10**6 / 2 / node.device.warps.fp4_bytes_per_s.value
-    assert consume.unpacking_s(node.device, form, 10**6) == probed
+    kernel = warps_of(node.device)
+    assert "unpacking.mxfp4_ratio" in rests.untouched(plan, kernel)
+    assert "fp4_bytes_per_s" not in rests.untouched(plan, kernel)
+    probed = 10**6 / 2 / kernel.fp4_bytes_per_s.value
+    assert formats.unpacking_s(kernel, form, 10**6) == probed
 
 
 def test_a_plan_rests_on_the_numbers_of_its_own_formats() -> None:
     node = load_node("1xh200")
     plans = {name: default_plan(load_model(name), node) for name in ("qwen3-8b@fp8", "gpt-oss-20b")}
-    told = {name: set(consume.untouched(plan, node.device)) for name, plan in plans.items()}
-    assert "warps.fp8_bytes_per_s" not in told["qwen3-8b@fp8"]
-    assert told["qwen3-8b@fp8"] >= {"warps.fp4_bytes_per_s", "warps.step_s", "warps.whole_s"}
-    assert told["gpt-oss-20b"] >= {"warps.int4_bytes_per_s", "warps.step_s"}
-    assert "warps.settle_s" not in told["qwen3-8b@fp8"] | told["gpt-oss-20b"]
-    dense = consume.untouched(default_plan(load_model("llama-3.2-1b"), node), node.device)
-    others = ("quads_s", "whole_s", "step_s", "settle_s", "state_s", "state_element_s", "compare_s")
-    assert set(dense) == {f"warps.{name}" for name in (*consume.RATES.values(), *others)}
-    assert "warps.compare_s" not in told["gpt-oss-20b"]
+    kernel = node.device.kernel
+    idle = {name: set(rests.untouched(plan, kernel)) for name, plan in plans.items()}
+    assert "fp8_bytes_per_s" not in idle["qwen3-8b@fp8"]
+    assert idle["qwen3-8b@fp8"] >= {"fp4_bytes_per_s", "step_s", "quantise_s"}
+    assert idle["gpt-oss-20b"] >= {"int4_bytes_per_s", "step_s"}
+    assert "settle_s" not in idle["qwen3-8b@fp8"] | idle["gpt-oss-20b"]
+    dense = rests.untouched(default_plan(load_model("llama-3.2-1b"), node), kernel)
+    others = (
+        "by_fours_s",
+        "quantise_s",
+        "step_s",
+        "settle_s",
+        "state_s",
+        "state_element_s",
+        "compare_s",
+    )
+    ratios = {f"unpacking.{field.name}" for field in fields(Unpacking)}
+    assert set(dense) == {*formats.RATES.values(), *others, *ratios}
+    assert "compare_s" not in idle["gpt-oss-20b"]
 
 
 def scan_of(model: str, node: str, kind: StageKind) -> tuple[Plan, Scan]:
@@ -446,10 +468,9 @@ def test_a_recurrent_state_is_one_request() -> None:
     """128 x 32 elements over 256 threads, and three positions of 288 channels."""
     plan, scan = scan_of("qwen3-coder-next@fp8-128x128", "1xh200", StageKind.DELTA)
     device = warped(state_s=3e-6, state_element_s=1e-8)
-    asked = list(consume.scan_requests(device, plan, StageKind.DELTA, scan, 0))
+    asked = list(streams_of(plan, device)._entries(StageKind.DELTA, scan, 0))
     assert asked == [(4 * (128 * 32 + 3 * 288), 3_160_000)]
-    assert consume.judged(plan, device) == []
-    assert "warps.state_s" not in consume.untouched(plan, device)
+    assert "state_s" not in rests.untouched(plan, device.kernel)
 
 
 def test_wide_entries_are_multiplied_by_tensor_cores() -> None:
@@ -459,18 +480,21 @@ def test_wide_entries_are_multiplied_by_tensor_cores() -> None:
     plan, scan = scan_of("deepseek-v3", "8xh200", StageKind.ATTENTION)
     assert (scan.group, scan.dim) == (16, 576)
     device = warped(unit_s=13e-6, item_s=1e-6)
-    asked = list(consume.scan_requests(device, plan, StageKind.ATTENTION, scan, 0))
+    asked = list(streams_of(plan, device)._entries(StageKind.ATTENTION, scan, 0))
     times = [ps / 1e6 for _, ps in asked]
     assert times[0] == pytest.approx(78.0)
     assert set(times[1:]) <= {77.0}
     assert sum(size for size, _ in asked) == scan.item_bytes(0)
-    assert consume.judged(plan, load_node("8xh200").device) == []
-    assert "warps.unit_s" in {path.removeprefix("device.") for path in rests_on(plan)}
+    assert "kernel.unit_s" in {path.removeprefix("device.") for path in rests_on(plan)}
 
 
 def rests_on(plan: Plan) -> set[str]:
     """Assumed numbers of an H200 without a fit."""
-    return set(_rests_on(plan, load_node("8xh200")))
+    return set(rests.rests_on(plan, load_node("8xh200")))
+
+
+def streams_of(plan: Plan, device: Device) -> WarpStreams:
+    return WarpStreams(priced_schedule(plan), device, warps_of(device))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from twin.calibrate.node import calibrated_node
-from twin.cost.consume import judged
+from twin.cost.rests import rests_on
 from twin.models.depth import first_layers
 from twin.models.load import load_model
 from twin.plan.types import Residual
@@ -39,7 +39,7 @@ def test_a_sliced_residual_leaves_routed_stages_as_they_are(model: str, node: st
 def test_no_device_with_warps_decodes_by_a_judged_law(model: str, node: str) -> None:
     where = calibrated_node(node)
     case = Case(first_layers(load_model(model), 2), where, {"context": 1024})
-    assert not [one for one in judged(case.plan(), where.device) if "unpack" in one]
+    assert not [one for one in rests_on(case.plan(), where) if "unpacking" in one]
 
 
 @pytest.mark.parametrize("more", [{"batch": 8}, {"draft": 3}, {"expert_ranks": 2}])

@@ -8,7 +8,7 @@ import pytest
 
 from tests.sim.machines import FAST, ideal, limits_of, node_of, number
 from tests.sim.test_executors import assert_equal
-from twin.cost.under_way import SHORTFALL, delivered_share, enough_under_way
+from twin.cost.under_way import delivered_share, enough_under_way
 from twin.hardware.load import load_node
 from twin.hardware.types import Device
 from twin.models.load import load_model
@@ -19,13 +19,15 @@ from twin.sim.executor import Executor
 from twin.sim.run import simulate
 
 RATE, SLOT = 1e12, 16384
+SHORTFALL = 0.27
 NEEDED_S = 6 * SLOT / RATE  # six slots of one block
 
 
 def device(needed_s: float | None = NEEDED_S) -> Device:
     found = ideal(stream=RATE)
     needed = None if needed_s is None else number(needed_s)
-    return replace(found, memory=replace(found.memory, under_way_s=needed))
+    lost = number(SHORTFALL)
+    return replace(found, memory=replace(found.memory, under_way_s=needed, shortfall_ratio=lost))
 
 
 def plan(window: int, blocks: int = 1) -> Plan:

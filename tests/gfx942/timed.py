@@ -21,8 +21,9 @@ from twin.engine.cuda import new_launch
 from twin.engine.hip import HipEngine
 from twin.engine.hip_build import HipReport, check_runs
 from twin.errors import ToolchainError
+from twin.hardware.number import Kind, Number
 from twin.hardware.override import apply_fit
-from twin.hardware.types import Device, Kind, Node, Number
+from twin.hardware.types import Device, Node
 from twin.plan.types import Plan
 from twin.sim.machine import Machine
 from twin.sim.run import simulate

@@ -17,8 +17,9 @@ from twin.data import data_dir, read_yaml
 from twin.errors import HardwareError
 from twin.hardware.derive import FOLLOWS, IDLE, QUEUE, followed
 from twin.hardware.load import load_device, read_device
+from twin.hardware.number import Kind, Number
 from twin.hardware.override import numbers, with_number
-from twin.hardware.types import Device, Kind, Number
+from twin.hardware.types import Device
 
 FOLLOWERS = ["b200", "b300", "mi300x", "mi325x", "mi355x", "mi455x", "rubin-r200"]
 H200 = load_device("h200-sxm")
@@ -38,11 +39,11 @@ def test_what_a_block_costs_follows_the_measured_part(name: str) -> None:
     assert followed(device) == ["h200-sxm"]
     known = numbers(device)
     for path in (
-        "block.stage_s",
-        "warps.tile_s",
-        "warps.round_s",
-        "warps.unit_s",
-        "warps.gather_bytes_per_s",
+        "kernel.stage_s",
+        "kernel.tile_s",
+        "kernel.round_s",
+        "kernel.unit_s",
+        "kernel.gather_bytes_per_s",
         "handoff.loaded_hop_s",
         "l2.loaded_latency_s",
     ):
@@ -60,10 +61,8 @@ def test_the_measured_part_follows_none() -> None:
 def test_the_same_cycles_take_less_time_at_a_higher_clock(name: str) -> None:
     device, fitted = best(name), best("h200-sxm")
     clocks = fitted.block.clock_hz.value / device.block.clock_hz.value
-    assert device.block.stage_s.value == pytest.approx(fitted.block.stage_s.value * clocks)
-    assert device.warps
-    assert fitted.warps
-    assert device.warps.item_s.value == pytest.approx(fitted.warps.item_s.value * clocks)
+    assert device.kernel.stage_s.value == pytest.approx(fitted.kernel.stage_s.value * clocks)
+    assert device.kernel.item_s.value == pytest.approx(fitted.kernel.item_s.value * clocks)
 
 
 def test_rates_fall_as_the_latency_of_the_exchange_grows() -> None:
@@ -71,10 +70,8 @@ def test_rates_fall_as_the_latency_of_the_exchange_grows() -> None:
     pointer chases.
     """
     device, fitted = best("mi300x"), best("h200-sxm")
-    assert device.warps
-    assert fitted.warps
-    assert device.warps.gather_bytes_per_s.value == pytest.approx(
-        fitted.warps.gather_bytes_per_s.value * 142 / 218
+    assert device.kernel.gather_bytes_per_s.value == pytest.approx(
+        fitted.kernel.gather_bytes_per_s.value * 142 / 218
     )
 
 
@@ -95,19 +92,16 @@ def test_the_same_queue_costs_the_same_wait(name: str, loaded: str, idle: str) -
 
 def test_a_wider_share_of_the_stream_takes_larger_copies_and_a_narrower_one_the_same() -> None:
     rubin, mi300x, fitted = (best(name) for name in ("rubin-r200", "mi300x", "h200-sxm"))
-    assert rubin.warps
-    assert mi300x.warps
-    assert fitted.warps
-    assert rubin.warps.copy_s.value == pytest.approx(
-        fitted.warps.copy_s.value * (4.61 / 132) / (20 / 224)
+    assert rubin.kernel.copy_s.value == pytest.approx(
+        fitted.kernel.copy_s.value * (4.61 / 132) / (20 / 224)
     )
-    assert mi300x.warps.copy_s.value == fitted.warps.copy_s.value
+    assert mi300x.kernel.copy_s.value == fitted.kernel.copy_s.value
 
 
 def test_what_a_file_says_itself_stays() -> None:
     mi300x = load_device("mi300x")
-    assert mi300x.block.fp16_bytes_per_s.value == 40e9
-    assert mi300x.block.fp16_bytes_per_s.like is None
+    assert mi300x.kernel.fp16_bytes_per_s.value == 40e9
+    assert mi300x.kernel.fp16_bytes_per_s.like is None
     assert mi300x.handoff.fence_s is None  # in the measured hops and barriers
 
 
@@ -115,26 +109,27 @@ def test_a_new_fit_moves_its_followers(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
     before = calibrated_node("8xb200").device
     assert before == load_device("b200")  # no fit in that folder: the files
-    doubled = 2 * H200.block.stage_s.value
+    doubled = 2 * H200.kernel.stage_s.value
     write_fit(
         "h200-sxm",
-        {"block.stage_s": Number(doubled, Kind.FITTED, "fit of a test", doubled, doubled)},
+        {"kernel.stage_s": Number(doubled, Kind.FITTED, "fit of a test", doubled, doubled)},
         {"run": "a test"},
     )
     after = calibrated_node("8xb200").device
-    assert after.block.stage_s.value == pytest.approx(2 * before.block.stage_s.value)
-    assert "fit of a test" in after.block.stage_s.source
-    assert after.block.row_s == before.block.row_s
-    assert after.block.stage_s.like
-    assert after.block.stage_s.like.fitted
+    assert after.kernel.stage_s.value == pytest.approx(2 * before.kernel.stage_s.value)
+    assert "fit of a test" in after.kernel.stage_s.source
+    assert after.kernel.row_s == before.kernel.row_s
+    assert after.kernel.stage_s.like
+    assert after.kernel.stage_s.like.fitted
 
 
 def test_a_factor_keeps_what_a_number_follows_and_a_value_ends_it() -> None:
     device = load_device("b200")
     assert (
-        with_number(device, "block.stage", "x0.5").block.stage_s.like == device.block.stage_s.like
+        with_number(device, "kernel.stage", "x0.5").kernel.stage_s.like
+        == device.kernel.stage_s.like
     )
-    assert with_number(device, "block.stage", "0.3 us").block.stage_s.like is None
+    assert with_number(device, "kernel.stage", "0.3 us").kernel.stage_s.like is None
 
 
 @pytest.fixture
@@ -177,7 +172,7 @@ def test_a_wrong_likeness_names_the_file_and_the_key(
 
 def test_without_a_likeness_nothing_may_be_left_out(b200: dict[str, Any], tmp_path: Path) -> None:
     del b200["like"]
-    with pytest.raises(HardwareError, match=r"block\.row_s, .* and \d+ more: missing"):
+    with pytest.raises(HardwareError, match=r"kernel: missing"):
         _read(b200, tmp_path)
 
 

@@ -13,8 +13,8 @@ from twin.calibrate.node import calibrated_node
 from twin.cost.prompt import prompt_time
 from twin.hardware.floor import ceiling, floor_s
 from twin.hardware.load import device_names, load_device, load_node
+from twin.hardware.number import Kind
 from twin.hardware.override import with_number, with_numbers
-from twin.hardware.types import Kind
 from twin.models.load import load_model
 from twin.schedule.options import plan_for
 from twin.sim.run import simulate

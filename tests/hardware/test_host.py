@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from twin.hardware.host import detect_host
+from twin.hardware.number import Kind
 from twin.hardware.override import numbers
 from twin.hardware.schema import check_number
-from twin.hardware.types import Kind
 
 
 def _machine(root: Path, *, cores: int = 4, l2: str = "1024K", l3: str | None = "32768K") -> Path:

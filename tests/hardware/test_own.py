@@ -14,9 +14,9 @@ from twin.data import data_dir
 from twin.errors import HardwareError, TwinError
 from twin.hardware import load
 from twin.hardware.load import load_node, read_device
+from twin.hardware.number import Kind
 from twin.hardware.override import numbers, with_numbers
 from twin.hardware.template import template
-from twin.hardware.types import Kind
 from twin.study.hardware import with_setting
 
 
@@ -70,7 +70,7 @@ def test_everything_that_is_wrong_with_a_file_is_said_at_once(own: Path) -> None
     refused(
         HardwareError,
         lambda: load_node(str(own)),
-        "did you mean memory.stream_bytes_per_s",
+        "or memory.stream_bytes_per_s",
         "unit '' of '3'",
     )
     own.write_text("like: h200\nsets: {}\n")
@@ -130,7 +130,8 @@ def test_a_wrong_field_is_refused_with_file_and_reason(
     own: Path, before: str, after: str, says: str
 ) -> None:
     whole = (data_dir("hwmodels") / "devices" / "h200-sxm.yaml").read_text()
-    whole = whole.replace("name: h200-sxm", "name: my-gpu") + "\nnode:\n  gpus: [1, 2]\n"
+    whole = whole.replace("name: h200-sxm", "name: my-gpu")
+    whole += "\nkernel: h200\nnode:\n  gpus: [1, 2]\n"
     assert before in whole
     own.write_text(whole.replace(before, after))
     refused(TwinError, lambda: load_node(str(own)), "my-gpu.yaml", says)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.draws import drawn
 from twin.errors import HardwareError
-from twin.hardware.types import Kind, Number
+from twin.hardware.number import Kind, Number
 from twin.machines.cell import Cell, cell, error, fitted_step_s, terms, units_for
 from twin.machines.load import load_machine, machine_names
 from twin.machines.types import Machine, Published, Spread, Use

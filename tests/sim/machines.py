@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from twin.calibrate.gpu_layers import chain_spec
-from twin.cost.consume import RATES as DECODED_RATES
+from twin.cost.formats import RATES as DECODED_RATES
+from twin.hardware.kernel import CoreKernel, WarpKernel
+from twin.hardware.load import load_device
+from twin.hardware.number import Kind, Number
 from twin.hardware.override import apply_fit
+from twin.hardware.stated import of_a_core
 from twin.hardware.types import (
-    BlockCosts,
+    Block,
     Cache,
     Device,
     Fabric,
     HandOff,
-    Kind,
     Launch,
     Link,
     Memory,
     Node,
-    Number,
     Sharing,
     Structure,
-    Warps,
 )
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.types import CollectiveKind, HandOffKind, Limits, Options, Placement, Plan, Sampling
@@ -32,24 +33,41 @@ from twin.schedule import options as defaults
 from twin.schedule.plans import build
 from twin.schedule.probe import exchange_probe, stream_probe
 from twin.sim.run import simulate
+from twin.units import unit_of
 
 RATES = (
     "memory.stream_bytes_per_s",
     "block.load_bytes_per_s",
-    "block.bf16_bytes_per_s",
-    "block.kv_bytes_per_s",
+    "kernel.bf16_bytes_per_s",
+    "kernel.kv_bytes_per_s",
     "l2.bytes_per_s",
 )
 TIMES = (
-    "block.row_s",
-    "block.element_s",
-    "block.stage_s",
+    "kernel.row_s",
+    "kernel.element_s",
+    "kernel.stage_s",
     "memory.latency_s",
     "handoff.hop_s",
     "handoff.atomic_s",
     "handoff.poll_s",
 )
 FAST = 1e18  # bytes/s; a pipe that never binds
+FREE = {
+    "fp16_bytes_per_s": FAST,
+    "bf16_bytes_per_s": FAST,
+    "fp32_bytes_per_s": FAST,
+    "row_s": 0.0,
+    "element_s": 0.0,
+    "stage_s": 0.0,
+    "kv_bytes_per_s": FAST,
+    "sample_element_s": 0.0,
+}
+_OPTIONAL = [f.name for f in fields(CoreKernel) if f.default is None]
+WARP_TIMES = [
+    f.name
+    for f in fields(WarpKernel)
+    if f.name not in FREE and f.name != "border_s" and unit_of(f.name) == "s"
+]
 MODEL = ModelSpec(
     name="tiny",
     family="test",
@@ -85,19 +103,11 @@ def ideal(*, dies: int = 1, per_die: int = 4, io_dies: int = 1, stream: float = 
         structure=Structure(
             **numbers(dies=dies, blocks_per_die=per_die, io_dies=io_dies, stacks=io_dies)
         ),
-        block=BlockCosts(
+        block=Block(
             **numbers(
                 clock_hz=1e9,
                 on_chip_bytes=1e9,
                 load_bytes_per_s=FAST,
-                fp16_bytes_per_s=FAST,
-                bf16_bytes_per_s=FAST,
-                fp32_bytes_per_s=FAST,
-                row_s=0,
-                element_s=0,
-                stage_s=0,
-                kv_bytes_per_s=FAST,
-                sample_element_s=0,
             )
         ),
         memory=Memory(
@@ -108,7 +118,23 @@ def ideal(*, dies: int = 1, per_die: int = 4, io_dies: int = 1, stream: float = 
         l2=Cache(**numbers(capacity_bytes=0, bytes_per_s=FAST, latency_s=0)),
         handoff=HandOff(**numbers(hop_s=0, cross_die_s=0, atomic_s=0, poll_s=0)),
         launch=Launch(**numbers(stream_s=0, graph_edge_s=0, restart_s=0)),
+        kernel=core_kernel(),
     )
+
+
+def core_kernel() -> CoreKernel:
+    """Free, but for the laws by which costs grow, which are those on file."""
+    on_file, nothing = of_a_core(), dict.fromkeys(_OPTIONAL)
+    return replace(on_file, **nothing, **numbers(**FREE))
+
+
+def warp_kernel(**costs: float) -> WarpKernel:
+    """Free but for these costs; its laws are those of an H200's kernel on file."""
+    on_file = load_device("h200-sxm").kernel
+    assert isinstance(on_file, WarpKernel)
+    rates = dict.fromkeys(("gather_bytes_per_s", *DECODED_RATES.values()), FAST)
+    free = dict.fromkeys(WARP_TIMES, 0.0)
+    return replace(on_file, border_s=None, **numbers(**{**FREE, **rates, **free, **costs}))
 
 
 def usual(*, dies: int = 1, per_die: int = 4, io_dies: int = 1) -> Device:
@@ -126,14 +152,14 @@ def usual(*, dies: int = 1, per_die: int = 4, io_dies: int = 1) -> Device:
         numbers(
             **{
                 "block.load_bytes_per_s": 2e11,
-                "block.fp16_bytes_per_s": 1e11,
-                "block.bf16_bytes_per_s": 1e11,
-                "block.fp32_bytes_per_s": 1e11,
-                "block.row_s": 5e-9,
-                "block.element_s": 1e-10,
-                "block.stage_s": 1e-7,
-                "block.kv_bytes_per_s": 5e10,
-                "block.sample_element_s": 2e-10,
+                "kernel.fp16_bytes_per_s": 1e11,
+                "kernel.bf16_bytes_per_s": 1e11,
+                "kernel.fp32_bytes_per_s": 1e11,
+                "kernel.row_s": 5e-9,
+                "kernel.element_s": 1e-10,
+                "kernel.stage_s": 1e-7,
+                "kernel.kv_bytes_per_s": 5e10,
+                "kernel.sample_element_s": 2e-10,
                 "memory.latency_s": 3e-7,
                 "l2.bytes_per_s": 2e12,
                 "l2.latency_s": 1e-7,
@@ -305,34 +331,19 @@ def fitted(device: Device, **values: float) -> Device:
 
 def warped(**changed: float) -> Device:
     """An ideal device whose blocks are of warps; only what is named costs anything."""
-    rates = dict.fromkeys(("pair_bytes_per_s", "gather_bytes_per_s", *DECODED_RATES.values()), FAST)
-    costs = (
-        "copy_s",
-        "watch_s",
-        "jitter_s",
-        "leave_s",
-        "slice_s",
-        "reduction_s",
-        "item_s",
-        "heads_s",
-        "round_s",
-        "unit_s",
-        "crowd_s",
-        "split_s",
-        "vector_s",
-        "quads_s",
-        "ahead_s",
-        "group_s",
-        "tile_s",
-        "whole_s",
-        "step_s",
-        "state_s",
-        "state_element_s",
-        "compare_s",
-        "settle_s",
-    )
-    rates |= dict.fromkeys(costs, 0.0)
-    return replace(ideal(stream=FAST), warps=Warps(**numbers(**{**rates, **changed})))
+    jitter, pair = changed.pop("jitter_s", 0.0), changed.pop("pair_bytes_per_s", FAST)
+    device = with_kernel(ideal(stream=FAST), warp_kernel(**changed))
+    block = replace(device.block, pair_bytes_per_s=number(pair))
+    return replace(device, block=block, memory=replace(device.memory, jitter_s=number(jitter)))
+
+
+def with_kernel(device: Device, kernel: CoreKernel | WarpKernel) -> Device:
+    return replace(device, kernel=kernel)
+
+
+def warps_of(device: Device) -> WarpKernel:
+    assert isinstance(device.kernel, WarpKernel)
+    return device.kernel
 
 
 def streamed(device: Device, *, blocks: int = 1, slot_bytes: int = 16384, rows: int = 64) -> float:

@@ -19,7 +19,7 @@ from twin.sim.run import simulate
 
 NODE = calibrated_node("1xh200")
 # one whose memory answers evenly: else blocks draw when, and plans differ by a percent for that
-QUIET = replace(NODE, device=with_number(NODE.device, "warps.jitter", "0 s"))
+QUIET = replace(NODE, device=with_number(NODE.device, "memory.jitter", "0 s"))
 LLAMA = load_model("llama-3.2-1b")
 
 

@@ -16,7 +16,7 @@ from tests.sim.machines import (
     plan_for,
     warped,
 )
-from twin.cost.terms import RESET_AT_ONCE
+from twin.hardware.stated import of_a_core
 from twin.hardware.types import Device
 from twin.plan.peer_probes import over_gpus
 from twin.plan.types import CollectiveKind, HandOffKind, Options, Sampling, StageKind
@@ -39,8 +39,8 @@ def handing(dies: int = 1) -> Device:
         handoff__cross_die_s=1e-7,
         handoff__poll_s=4e-8,
         handoff__atomic_s=5e-9,
-        block__element_s=1e-9,
-        block__stage_s=2e-7,
+        kernel__element_s=1e-9,
+        kernel__stage_s=2e-7,
         l2__latency_s=1.5e-7,
     )
 
@@ -48,7 +48,7 @@ def handing(dies: int = 1) -> Device:
 def test_a_sentinel_costs_a_hop_half_a_poll_and_the_gather() -> None:
     own = 10_000  # ps: each block publishes 10 elements, and sets as many back, a vector at once
     assert exchange_ps(handing(), HandOffKind.SENTINEL) == pytest.approx(
-        300_000 + 20_000 + 40_000 + own + own / RESET_AT_ONCE + 200_000, abs=10
+        300_000 + 20_000 + 40_000 + own + own / of_a_core().reset_elements.value + 200_000, abs=10
     )
 
 
@@ -80,7 +80,7 @@ def test_a_step_begins_with_one_access_to_memory_for_the_token() -> None:
 
 
 def test_the_sampling_block_looks_at_every_logit() -> None:
-    device = fitted(ideal(per_die=1), block__sample_element_s=1e-9)
+    device = fitted(ideal(per_die=1), kernel__sample_element_s=1e-9)
     plan = sample_probe(Options(blocks=1), limits_of(device), vocab=500)
     result = simulate(plan, node_of(device))
     assert result.step_ps == pytest.approx(500_000, abs=10)
@@ -89,7 +89,7 @@ def test_the_sampling_block_looks_at_every_logit() -> None:
 
 def test_a_models_sampling_block_looks_at_one_blocks_logits() -> None:
     """Those of all blocks are looked at side by side, and told in four words a block."""
-    slow, none = (node_of(fitted(ideal(), block__sample_element_s=each)) for each in (1e-5, 0))
+    slow, none = (node_of(fitted(ideal(), kernel__sample_element_s=each)) for each in (1e-5, 0))
     plan = plan_for(
         none,
         Options(
@@ -120,7 +120,7 @@ def test_waiting_for_a_slow_block_is_that_blocks_time_not_a_hand_off() -> None:
     """Another block owns all rows in each stage: the others wait long, but the path runs through
     its consumer.
     """
-    device = fitted(ideal(), block__bf16_bytes_per_s=1e9, handoff__hop_s=3e-7)
+    device = fitted(ideal(), kernel__bf16_bytes_per_s=1e9, handoff__hop_s=3e-7)
     plan = plan_for(
         node_of(device), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256)
     )
@@ -194,7 +194,7 @@ def test_a_fence_waits_among_what_is_in_flight_behind_the_work() -> None:
 
     def step(stage_s: float, loaded_hop_s: float) -> float:
         device = replace(
-            fitted(warped(), block__stage_s=stage_s),
+            fitted(warped(), kernel__stage_s=stage_s),
             memory=ideal(stream=2e11).memory,
             handoff=replace(
                 ideal().handoff, fence_s=number(1e-6), loaded_hop_s=number(loaded_hop_s)

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from tests.draws import drawn
 from tests.sim.machines import (
+    FREE,
     LANES,
     MODEL,
+    WARP_TIMES,
     ideal,
     limits_of,
     node_of,
@@ -28,6 +30,7 @@ from tests.sim.machines import (
     plan_for,
     plans,
     usual,
+    warp_kernel,
 )
 from tests.sim.test_families import cases as families
 from twin.cost import forms, wiring
@@ -35,10 +38,12 @@ from twin.cost.forms import Forms
 from twin.cost.lowering import compile_plan
 from twin.cost.routing import Routing
 from twin.errors import HardwareError, PlanError, ToolchainError
+from twin.hardware.kernel import WarpKernel
 from twin.hardware.load import load_node
+from twin.hardware.number import Number
 from twin.hardware.override import apply_fit, with_number
 from twin.hardware.override import numbers as numbers_of
-from twin.hardware.types import Cache, Device, Link, Node, Number, Sharing, Warps
+from twin.hardware.types import Cache, Device, Link, Node, Sharing
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.plan.types import (
@@ -99,38 +104,25 @@ def machines(draw: st.DrawFn) -> Node:
 
 
 WARP_RATES = {
-    "pair_bytes_per_s": 3e11,
     "gather_bytes_per_s": 5e10,
     "int8_bytes_per_s": 1e11,
     "fp8_bytes_per_s": 7e10,
     "int4_bytes_per_s": 9e10,
     "fp4_bytes_per_s": 3e10,
 }
-WARP_COSTS = (
-    "copy_s",
-    "watch_s",
-    "jitter_s",
-    "leave_s",
-    "heads_s",
-    "slice_s",
-    "reduction_s",
-    "item_s",
-    "round_s",
-    "unit_s",
-    "crowd_s",
-    "split_s",
-    "vector_s",
-    "ahead_s",
-    "group_s",
-    "tile_s",
-    "whole_s",
-    "step_s",
-    "state_s",
-    "state_element_s",
-    "compare_s",
-    "settle_s",
-    "quads_s",
-)
+
+
+def of_warps(device: Device, costs: dict[str, float]) -> Device:
+    """The device with blocks of warps, what both kinds pay alike as it was."""
+    jitter = number(costs.get("jitter_s", 2e-9))
+    kernel = warp_kernel(**WARP_RATES, **{n: s for n, s in costs.items() if n != "jitter_s"})
+    alike = {name: getattr(device.kernel, name) for name in FREE}
+    return replace(
+        device,
+        kernel=replace(kernel, **alike),
+        block=replace(device.block, pair_bytes_per_s=number(3e11)),
+        memory=replace(device.memory, jitter_s=jitter),
+    )
 
 
 @st.composite
@@ -140,7 +132,7 @@ def variations(draw: st.DrawFn, node: Node) -> Node:
     """
     device = node.device
     if draw(st.booleans()):
-        costs = dict.fromkeys(WARP_COSTS, 2e-9) | {
+        costs = dict.fromkeys(WARP_TIMES, 2e-9) | {
             "copy_s": draw(st.sampled_from((0.0, 5e-9))),
             "heads_s": 7e-8,
             "reduction_s": 2e-8,
@@ -148,11 +140,11 @@ def variations(draw: st.DrawFn, node: Node) -> Node:
             "round_s": 1e-7,
             "unit_s": 2e-7,
             "vector_s": 4e-8,
-            "ahead_s": 3e-8,
+            "prefetch_s": 3e-8,
             "group_s": 2e-8,
             "tile_s": 3e-8,
         }
-        device = replace(device, warps=Warps(**numbers(**WARP_RATES, **costs)))
+        device = of_warps(device, costs)
     if draw(st.booleans()):
         device = replace(device, block=replace(device.block, loading="on-demand"))
     if draw(st.booleans()):
@@ -246,11 +238,11 @@ def test_both_executors_give_the_same_trace_of_sums_beside_the_stages(
     """Keepers that are quicker than their blocks, and keepers that these wait for."""
     node = node_of(usual(per_die=8), data.draw(st.sampled_from((1, 2))))
     node = data.draw(variations(node))
-    warps = node.device.warps or Warps(**numbers(**WARP_RATES, **dict.fromkeys(WARP_COSTS, 2e-8)))
-    block = replace(
-        node.device.block, stage_s=number(data.draw(st.sampled_from((0.0, 1e-7, 4e-6))))
-    )
-    node = replace(node, device=replace(node.device, warps=warps, block=block))
+    device = node.device
+    if not isinstance(device.kernel, WarpKernel):
+        device = of_warps(device, dict.fromkeys(WARP_TIMES, 2e-8))
+    stage_s = number(data.draw(st.sampled_from((0.0, 1e-7, 4e-6))))
+    node = replace(node, device=apply_fit(device, {"kernel.stage_s": stage_s}))
     spec = replace(
         MODEL,
         layers=2 * delay + 1,
@@ -444,15 +436,15 @@ BEYOND = {  # (numbers, what the refusal says)
         {"block__load_bytes_per_s": 2.0},
         "load: a transfer of .* takes .* more than 4503.6 s",
     ),
-    "a stage of days": ({"block__stage_s": 1e6}, r"block.stage_s takes 1e\+06 s, more than"),
-    "a stage of an age": ({"block__stage_s": 1e280}, r"block.stage_s takes 1e\+280 s"),
+    "a stage of days": ({"kernel__stage_s": 1e6}, r"kernel.stage_s takes 1e\+06 s, more than"),
+    "a stage of an age": ({"kernel__stage_s": 1e280}, r"kernel.stage_s takes 1e\+280 s"),
     "a hop of days": ({"handoff__hop_s": 1e6}, r"handoff.hop_s takes 1e\+06 s"),
     "an element of minutes": (
-        {"block__element_s": 1e3},
+        {"kernel__element_s": 1e3},
         "stage .*: a piece of a block's work takes",
     ),
     "an hour in many stages": (
-        {"block__stage_s": 4e3},
+        {"kernel__stage_s": 4e3},
         "simulated time would be needed, and the clock ends at 36028.8 s",
     ),
     "an hour in many hops": ({"handoff__hop_s": 4e3}, "simulated time would be needed"),
@@ -598,7 +590,7 @@ def test_equal_points_share_a_plan_and_its_program() -> None:
     assert planned(spec, faster, blocks=8) is first
     assert planned(spec, node, blocks=16) is not first
     assert prepare(first, faster.device) is prepare(first, node.device)
-    assert prepare(first, with_number(node, "block.stage_s", "+10%").device) is not prepare(
+    assert prepare(first, with_number(node, "kernel.stage_s", "+10%").device) is not prepare(
         first, node.device
     )
 

@@ -40,8 +40,8 @@ def test_graphs_of_narrow_residuals_hand_no_state_over(hidden: int, pays: bool) 
     base = load_model("llama-3.2-1b")
     spec = replace(base, layers=1, windows=base.windows[:1], hidden=hidden)
     plan = default_plan(spec, node, context=64, max_context=128, execution=Execution.GRAPH)
-    launch = replace(node.device.launch, state_s=number(0))
-    free = replace(node, device=replace(node.device, launch=launch))
+    kernel = replace(node.device.kernel, border_s=number(0))
+    free = replace(node, device=replace(node.device, kernel=kernel))
     told, without = simulate(plan, node).step_s, simulate(plan, free).step_s
     assert (told > without) == pays
 
@@ -82,7 +82,7 @@ def executed(plan: Plan, execution: Execution) -> Plan:
 
 def test_blocks_of_one_core_take_turns() -> None:
     device = replace(
-        fitted(ideal(per_die=1), block__bf16_bytes_per_s=1e9), sharing=Sharing(number(1e-6))
+        fitted(ideal(per_die=1), kernel__bf16_bytes_per_s=1e9), sharing=Sharing(number(1e-6))
     )
     plans = [
         stream_probe(Options(blocks=n, slot_bytes=1024), limits_of(device), rows=16, cols=64)

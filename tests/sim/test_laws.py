@@ -22,13 +22,13 @@ from tests.sim.machines import (
     plan_for,
     plans,
     usual,
+    warped,
 )
-from tests.sim.machines import numbers as made
-from tests.sim.test_executors import WARP_COSTS, WARP_RATES, variations
+from tests.sim.test_executors import variations
 from twin.calibrate.node import calibrated_node
 from twin.hardware.override import apply_fit, numbers, with_number, with_numbers
 from twin.hardware.schema import limits
-from twin.hardware.types import Device, Node, Warps
+from twin.hardware.types import Device, Node
 from twin.models.load import load_model
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Parts, Placement, Plan
 from twin.schedule.options import plan_for as default_plan
@@ -170,10 +170,8 @@ def test_no_answer_comes_before_the_memory_has_served_it() -> None:
     """An answer may be sooner than the mean one by up to the latency: by more, a step was shorter
     than its bytes take.
     """
-    costs = dict.fromkeys(WARP_COSTS, 0.0) | {"jitter_s": 5e-7}
-    device = replace(
-        ideal(stream=1e9), warps=Warps(**made(**dict.fromkeys(WARP_RATES, FAST), **costs))
-    )
+    device = warped(jitter_s=5e-7)
+    device = apply_fit(device, {"memory.stream_bytes_per_s": number(1e9)})
     device = apply_fit(device, {"structure.blocks_per_die": number(1)})
     plan = stream_probe(
         Options(blocks=1, slot_bytes=512, ring_slots=2, window_slots=2),
@@ -282,11 +280,11 @@ BETTER = {  # path -> factor that improves it
     "launch.restart_s": 0.5,
     "memory.stream_bytes_per_s": 2.0,
     "memory.latency_s": 0.5,
-    "block.bf16_bytes_per_s": 2.0,
+    "kernel.bf16_bytes_per_s": 2.0,
     "block.load_bytes_per_s": 2.0,
-    "block.element_s": 0.5,
-    "block.stage_s": 0.5,
-    "block.row_s": 0.5,
+    "kernel.element_s": 0.5,
+    "kernel.stage_s": 0.5,
+    "kernel.row_s": 0.5,
     "l2.bytes_per_s": 2.0,
     "fabric.die_port_bytes_per_s": 2.0,
 }

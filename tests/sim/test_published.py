@@ -25,7 +25,7 @@ def test_one_kernel_per_operation_stays_below_the_published_cap() -> None:
     layers = [s for s in plan.stages if s.layer >= 0 and s.kind is not StageKind.COLLECTIVE]
     assert sum(len(s.operations) for s in layers) == 25 * KERNELS_PER_LAYER
     # the published launch: the MI300X on file has another project's, this one is held out
-    changes = [("launch.stream_s", LAUNCH_S), ("launch.state_s", 0.0)]
+    changes = [("launch.stream_s", LAUNCH_S), ("kernel.border_s", 0.0)]
     result = simulate(plan, with_numbers(load_node("1xmi300x"), changes))
     assert result.tokens_per_s <= PUBLISHED_CAP
     assert result.attribution["launch"] == pytest.approx(plan.launches() * LAUNCH_S)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tests.proof.tiny import plan_of, tiny
-from tests.sim.machines import limits_of, node_of, warped
-from twin.cost.attend import IN_LAYERS, cache_tiles
+from tests.sim.machines import limits_of, node_of, warped, warps_of
+from twin.cost.attention import cache_tiles
 from twin.cost.lowering import compile_plan
 from twin.plan.types import Options
 from twin.schedule.choose import schedule_of
@@ -115,10 +115,10 @@ def test_a_turn_on_tensor_cores_takes_longer_in_layers() -> None:
     )
     layer = replace(layer, limits=replace(layer.limits, teams=True))
     assert schedule_of(layer).scan.tensor
-    warps = warped(unit_s=1e-6).warps
-    assert warps is not None
+    warps = warps_of(warped(unit_s=1e-6))
     turns = [ps / 1e6 for _, ps in cache_tiles(warps, layer, cache_scan(layer), 64 << 10)]
-    assert turns == [0.0, IN_LAYERS, 0.0, IN_LAYERS]
+    longer = warps.attention.in_layers_ratio.value
+    assert turns == [0.0, longer, 0.0, longer]
 
 
 def test_an_items_start_and_end_grow_with_its_outputs() -> None:
@@ -128,8 +128,7 @@ def test_an_items_start_and_end_grow_with_its_outputs() -> None:
     assert [
         scanned(64, dim, group=group, item_s=2e-6)[0] for dim, group in ((64, 4), (128, 4), (64, 7))
     ] == [2.0, 2.5, 2.5]
-    warps = warped(item_s=2e-6).warps
-    assert warps is not None
+    warps = warps_of(warped(item_s=2e-6))
     starts: dict[bool, list[float]] = {False: [], True: []}
     for heads, teams in itertools.product((4, 8, 16), starts):  # of one key head: 128 outputs each
         layer = plan_of(

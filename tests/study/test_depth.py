@@ -20,7 +20,7 @@ POINTS = (
 )
 CHANGES = (
     (),
-    (("memory.stream", "x0.5"), ("block.stage", "x2")),
+    (("memory.stream", "x0.5"), ("kernel.stage", "x2")),
     (("handoff.hop", "x3"), ("clock", "x0.6")),
 )
 
@@ -63,7 +63,7 @@ def test_what_repeats_is_found(name: str, depths: Depths | None) -> None:
 @pytest.mark.parametrize("name", ["qwen2.5-coder-1.5b", "gpt-oss-20b", "gemma-3-1b"])
 def test_two_depths_tell_the_speed_of_all_layers(name: str) -> None:
     # blocks draw when the memory answers, in a deep model otherwise than twice in a short one
-    point = Point(name, "1xh200").with_options(blocks=8).with_settings(("warps.jitter", "0 s"))
+    point = Point(name, "1xh200").with_options(blocks=8).with_settings(("memory.jitter", "0 s"))
     depths = repeating(point.spec())
     assert depths
     whole, *short = compute([point, *depths.short(point)])

@@ -11,8 +11,8 @@ from twin.calibrate.node import calibrated_node
 from twin.calibrate.store import read_fit
 from twin.hardware.derive import QUEUE
 from twin.hardware.load import load_node
+from twin.hardware.number import Kind, Number
 from twin.hardware.override import SPREAD, apply_fit, interval, numbers
-from twin.hardware.types import Kind, Number
 from twin.study.hardware import drawable, with_settings
 from twin.study.interval import WIDTHS, Draws, about, chance, mechanism, settings, summary, uniforms
 
@@ -76,9 +76,9 @@ def test_mechanisms_move_together_and_the_rest_alone() -> None:
     )
     assert mechanism("device.handoff.loaded_hop_s") == mechanism("device.handoff.hop_s")
     assert (
-        mechanism("device.block.bf16_bytes_per_s")
-        == mechanism("device.block.fp16_bytes_per_s")
-        != mechanism("device.block.kv_bytes_per_s")
+        mechanism("device.kernel.bf16_bytes_per_s")
+        == mechanism("device.kernel.fp16_bytes_per_s")
+        != mechanism("device.kernel.kv_bytes_per_s")
     )
     assert mechanism("device.launch.stream_s") == mechanism("device.launch.graph_edge_s")
     assert mechanism("device.memory.latency_s") == "device.memory.latency_s"
@@ -166,12 +166,12 @@ def test_what_follows_a_fit_is_drawn_with_it() -> None:
     its, mine = settings(h200, DRAWS), settings(b200, DRAWS)
     for one, other in zip(its, mine, strict=True):
         there, here = ({path: float(value) for path, value in draw} for draw in (one, other))
-        cost = here["device.block.stage_s"] / there["device.block.stage_s"] * (1.92 / 1.98)
+        cost = here["device.kernel.stage_s"] / there["device.kernel.stage_s"] * (1.92 / 1.98)
         assert 0.65 - 1e-9 <= cost <= 1.5 + 1e-9
-        assert here["device.warps.item_s"] / there["device.warps.item_s"] * (
+        assert here["device.kernel.item_s"] / there["device.kernel.item_s"] * (
             1.92 / 1.98
         ) == pytest.approx(cost)
-        assert there["device.block.bf16_bytes_per_s"] / here["device.block.bf16_bytes_per_s"] * (
+        assert there["device.kernel.bf16_bytes_per_s"] / here["device.kernel.bf16_bytes_per_s"] * (
             1.92 / 1.98
         ) == pytest.approx(cost)
         assert here["device.handoff.loaded_hop_s"] >= here["device.handoff.hop_s"]

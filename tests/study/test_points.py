@@ -99,9 +99,9 @@ def test_key_changes_with_the_simulators_code(
 def test_clock_changes_the_blocks_and_not_the_memory(checkpoint: Path) -> None:
     base = points(checkpoint, 1)[0].on_node().device
     slow = points(checkpoint, 1)[0].with_settings(("clock", "x0.5")).on_node().device
-    assert slow.block.stage_s.value == pytest.approx(2 * base.block.stage_s.value)
-    assert slow.block.fp16_bytes_per_s.value == pytest.approx(
-        0.5 * base.block.fp16_bytes_per_s.value
+    assert slow.kernel.stage_s.value == pytest.approx(2 * base.kernel.stage_s.value)
+    assert slow.kernel.fp16_bytes_per_s.value == pytest.approx(
+        0.5 * base.kernel.fp16_bytes_per_s.value
     )
     assert slow.memory == base.memory
     assert slow.block.on_chip_bytes == base.block.on_chip_bytes

@@ -19,7 +19,8 @@ from twin.batching.kernels import (
 )
 from twin.batching.tables import KernelTables
 from twin.errors import HardwareError
-from twin.hardware.types import Node, Number
+from twin.hardware.number import Number
+from twin.hardware.types import Node
 from twin.models.formats import BF16, INT4, Format
 
 TABLE = {

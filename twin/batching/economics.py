@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twin.hardware.types import Number
+from twin.hardware.number import Number
 
 HOUR_S = 3600.0
 MILLION = 1e6

@@ -8,8 +8,9 @@ from functools import lru_cache
 from twin.batching.economics import HOUR_S, KWH_J, MILLION
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError
+from twin.hardware.number import Kind, Number
 from twin.hardware.schema import read
-from twin.hardware.types import Kind, Node, Number
+from twin.hardware.types import Node
 
 FILE = "prices.yaml"
 USER = "what-if: as the user says"

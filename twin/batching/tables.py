@@ -14,8 +14,8 @@ from pathlib import Path
 
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import ConfigError, HardwareError
+from twin.hardware.number import Number
 from twin.hardware.schema import read
-from twin.hardware.types import Number
 
 US = 1e-6
 Key = tuple[str, ...]

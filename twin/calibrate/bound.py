@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.hardware.types import Number
+from twin.hardware.number import Number
 
 Vector = NDArray[np.float64]
 # of the numbers' logarithms: the sum of squares that the fit makes least

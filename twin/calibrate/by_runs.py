@@ -42,8 +42,9 @@ from twin.calibrate.kernel_id import is_superseded
 from twin.calibrate.recipe import recipe_of
 from twin.calibrate.recorded import measured, recorded
 from twin.errors import CalibrationError, InvalidPlan
+from twin.hardware.number import Number
 from twin.hardware.override import apply_fit
-from twin.hardware.types import Node, Number
+from twin.hardware.types import Node
 from twin.models.depth import first_layers, line, repeated_layers
 from twin.plan.types import Plan
 from twin.sim.run import simulate
@@ -60,9 +61,9 @@ FLOOR = 0.02  # standard deviation of a number that the fit's draws hold more na
 # Of numbers that probes see less of than engine runs do: they have ten slots under way, and their
 # fences have no stores of a layer to wait for. The rate has its draws' alone: what runs differ from
 # it by is their cards' first, else it would follow whatever cards were lent most often.
-OPEN = {"warps.group_s": 0.5, "handoff.fence_s": 0.5, RATE: 0.0}
+OPEN = {"kernel.group_s": 0.5, "handoff.fence_s": 0.5, RATE: 0.0}
 OF_LAYERS = (CHAIN, DECODING, CHOOSING)  # groups
-ALONE = (RATE, "block.stage_s", "handoff.fence_s")
+ALONE = (RATE, "kernel.stage_s", "handoff.fence_s")
 STEP = 0.1  # e-folds between two simulations for a slope
 REACH = math.log(3.0)  # that a number moves at most
 STEPS = 2  # simulated of a run: the first is cold

@@ -31,8 +31,9 @@ from twin.calibrate.recipe import Recipe, fitted_by
 from twin.calibrate.simulated import Simulated, simulated
 from twin.errors import CalibrationError
 from twin.hardware import override
+from twin.hardware.number import Kind, Number
 from twin.hardware.override import apply_fit
-from twin.hardware.types import Kind, Node, Number
+from twin.hardware.types import Node
 from twin.plan.types import Plan
 
 Vector = NDArray[np.float64]

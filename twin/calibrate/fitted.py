@@ -7,7 +7,8 @@ import json
 
 from twin.calibrate import store
 from twin.calibrate.node import fits_of
-from twin.hardware.types import Node, Number
+from twin.hardware.number import Number
+from twin.hardware.types import Node
 
 MOVES = "moved_by"  # in a fit's file: the records of engine runs
 DIGITS = 12  # of a digest

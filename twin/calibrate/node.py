@@ -16,9 +16,10 @@ from twin.calibrate import store
 from twin.hardware.activity import usable
 from twin.hardware.derive import follow, followed
 from twin.hardware.load import links_as, load_device, load_node, overlay_of
+from twin.hardware.number import Kind, Number
 from twin.hardware.overlay import overlaid
 from twin.hardware.override import apply_fit, numbers, resolve_all
-from twin.hardware.types import HOST, Device, Kind, Node, Number
+from twin.hardware.types import HOST, Device, Node
 
 COUNTS = (2, 4, 8)  # GPUs of a node with links
 # what sentinels say of a link: of two GPUs, and of more, which differ from two by the ranks that a

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from twin.calibrate.gpu_layers import chain_spec
 from twin.calibrate.reading import Reading
-from twin.cost.consume import core_kind, core_rate
+from twin.cost.formats import family, rate_of
 from twin.hardware.host import detect_host
 from twin.hardware.types import Device
 from twin.models.formats import DECODED, Format
@@ -133,8 +133,8 @@ def _codes(limits: Limits, device: Device) -> list[Probe]:
     own = device.block.on_chip_bytes.value
     kinds: dict[str, Format] = {}
     for form in DECODED.values():
-        if core_rate(device, form) is not None:
-            kinds.setdefault(core_kind(form.name), form)
+        if rate_of(device.kernel, form) is not None:
+            kinds.setdefault(family(form.name), form)
     size = MB if own >= 2 * MB else MB // 4
     probes = []
     for kind, form in kinds.items():

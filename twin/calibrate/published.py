@@ -18,8 +18,8 @@ from msgspec import Meta
 
 from twin.data import read_yaml
 from twin.errors import CalibrationError, ConfigError
+from twin.hardware.number import Kind
 from twin.hardware.override import SPREAD
-from twin.hardware.types import Kind
 from twin.reading import SOME, Check, FieldError, Parse, read
 from twin.text import shown
 from twin.units import parse_quantity

@@ -27,7 +27,8 @@ from twin.calibrate.starts import Starts, gpu_starts, host_starts
 from twin.calibrate.store import Run
 from twin.engine.choose import amd_conditions, gpu_conditions
 from twin.errors import CalibrationError
-from twin.hardware.types import HOST, Codes, Device, Node
+from twin.hardware.kernel import Unpacking
+from twin.hardware.types import HOST, Device, Node
 from twin.plan.types import Limits
 
 Groups = dict[str, tuple[str, ...]]
@@ -59,10 +60,10 @@ class Recipe:
 
 HOST_GROUPS: Groups = {
     "stream": (
-        "block.bf16_bytes_per_s",
-        "block.fp16_bytes_per_s",
-        "block.fp32_bytes_per_s",
-        "block.row_s",
+        "kernel.bf16_bytes_per_s",
+        "kernel.fp16_bytes_per_s",
+        "kernel.fp32_bytes_per_s",
+        "kernel.row_s",
         "block.load_bytes_per_s",
         "memory.stream_bytes_per_s",
         "llc.block_bytes_per_s",
@@ -71,75 +72,78 @@ HOST_GROUPS: Groups = {
         "llc.capacity_bytes",
         "l2.bytes_per_s",
     ),
-    "codes": tuple(f"codes.{field.name}" for field in dataclasses.fields(Codes)),
-    "exchange": ("handoff.hop_s", "handoff.atomic_s", "block.element_s", "block.stage_s"),
-    "attention": ("block.kv_bytes_per_s", "block.item_s"),
-    "layers": ("block.merged_s", "block.gate_s"),
+    "codes": tuple(
+        f"kernel.{field.name.removesuffix('_ratio')}_bytes_per_s"
+        for field in dataclasses.fields(Unpacking)
+    ),
+    "exchange": ("handoff.hop_s", "handoff.atomic_s", "kernel.element_s", "kernel.stage_s"),
+    "attention": ("kernel.kv_bytes_per_s", "kernel.item_s"),
+    "layers": ("kernel.merged_s", "kernel.gate_s"),
     "launch": ("launch.graph_edge_s", "launch.stream_s"),  # told apart by execution
-    "sample": ("block.sample_element_s",),
+    "sample": ("kernel.sample_element_s",),
     "turns": ("sharing.switch_s",),
 }
 # what all cores share: of one core, its own rates and its part of the cache say the same
 OF_SEVERAL_CORES = ("memory.stream_bytes_per_s", "llc.bytes_per_s", "llc.capacity_bytes")
 GPU_GROUPS: Groups = {
     "consumer": (  # with the loader, which is what a small tile shows
-        "block.bf16_bytes_per_s",
-        "block.fp16_bytes_per_s",
-        "block.fp32_bytes_per_s",
-        "block.row_s",
-        "warps.copy_s",
-        "warps.slice_s",
-        "warps.reduction_s",
-        "warps.tile_s",
-        "warps.leave_s",
-        "block.stage_s",
+        "kernel.bf16_bytes_per_s",
+        "kernel.fp16_bytes_per_s",
+        "kernel.fp32_bytes_per_s",
+        "kernel.row_s",
+        "kernel.copy_s",
+        "kernel.slice_s",
+        "kernel.reduction_s",
+        "kernel.tile_s",
+        "kernel.leave_s",
+        "kernel.stage_s",
     ),
     "memory": (
         "memory.stream_bytes_per_s",
         "memory.under_way_s",
         "memory.latency_s",
         "block.load_bytes_per_s",
-        "warps.pair_bytes_per_s",
-        "warps.watch_s",
+        "block.pair_bytes_per_s",
+        "kernel.watch_s",
     ),
     "exchange": (
         "handoff.hop_s",
         "handoff.atomic_s",
         "handoff.fence_s",
-        "block.element_s",
+        "kernel.element_s",
         "l2.latency_s",
     ),
     # a loaded hop too: where blocks march in step (turns, hops) it grows more than between layers,
     # whose last block is late; and scans, whose probes by themselves say little of a round
     CHAIN: (
-        "warps.item_s",
-        "warps.round_s",
-        "warps.unit_s",
+        "kernel.item_s",
+        "kernel.round_s",
+        "kernel.unit_s",
         "handoff.loaded_hop_s",
-        "warps.gather_bytes_per_s",
-        "warps.crowd_s",
-        "warps.split_s",
-        "warps.vector_s",
-        "warps.ahead_s",
-        "warps.group_s",
-        "warps.heads_s",
-        "warps.jitter_s",
-        "warps.quads_s",
+        "kernel.gather_bytes_per_s",
+        "kernel.crowd_s",
+        "kernel.split_s",
+        "kernel.vector_s",
+        "kernel.prefetch_s",
+        "kernel.group_s",
+        "kernel.heads_s",
+        "memory.jitter_s",
+        "kernel.by_fours_s",
     ),
     DECODING: (
-        "warps.int8_bytes_per_s",
-        "warps.fp8_bytes_per_s",
-        "warps.int4_bytes_per_s",
-        "warps.fp4_bytes_per_s",
-        "warps.whole_s",
-        "warps.settle_s",
+        "kernel.int8_bytes_per_s",
+        "kernel.fp8_bytes_per_s",
+        "kernel.int4_bytes_per_s",
+        "kernel.fp4_bytes_per_s",
+        "kernel.quantise_s",
+        "kernel.settle_s",
     ),
-    CHOOSING: ("warps.step_s",),
-    STATES: ("warps.state_s", "warps.state_element_s"),
-    CHOICE: ("warps.compare_s",),
+    CHOOSING: ("kernel.step_s",),
+    STATES: ("kernel.state_s", "kernel.state_element_s"),
+    CHOICE: ("kernel.compare_s",),
     # told apart by the probes with matrices and with layers
-    "launch": ("launch.graph_edge_s", "launch.restart_s", "launch.state_s"),
-    "sample": ("block.sample_element_s",),
+    "launch": ("launch.graph_edge_s", "launch.restart_s", "kernel.border_s"),
+    "sample": ("kernel.sample_element_s",),
 }
 
 HOST_RECIPE = Recipe(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from twin.calibrate.knee import Knee, knee
 from twin.calibrate.probes import STAGES, Probe
-from twin.cost.attend import item_kv_bytes
+from twin.cost.attention import item_kv_bytes
 from twin.hardware.types import Device
 from twin.models.spec import DType
 from twin.plan.types import Plan
@@ -34,7 +34,7 @@ def host_starts(
         return _exchanged(seconds)
     if group == "codes":
         return {
-            f"codes.{p.name.removeprefix('codes-')}_bytes_per_s": _code_bytes(p) / seconds[p.name]
+            f"kernel.{p.name.removeprefix('codes-')}_bytes_per_s": _code_bytes(p) / seconds[p.name]
             for p in probes
         }
     if group == "attention":
@@ -90,8 +90,8 @@ def _exchanged(seconds: Seconds) -> dict[str, float]:
     stage = few - 2 * 64 * element
     hop = two - few + 32 * element  # of two blocks each publishes half
     found = {
-        "block.element_s": element,
-        "block.stage_s": max(stage, SMALL * few),
+        "kernel.element_s": element,
+        "kernel.stage_s": max(stage, SMALL * few),
         "handoff.hop_s": max(hop, SMALL * two),
         "handoff.atomic_s": max(counted - two, SMALL * two),
     }
@@ -111,7 +111,7 @@ def _attended(probes: list[Probe], seconds: Seconds) -> dict[str, float]:
     fixed = (seconds[short.name] - size[0] / rate) / items[0] if rate > 0 else 0.0
     return {
         path: value
-        for path, value in (("block.kv_bytes_per_s", rate), ("block.item_s", fixed))
+        for path, value in (("kernel.kv_bytes_per_s", rate), ("kernel.item_s", fixed))
         if value > 0
     }
 
@@ -176,7 +176,7 @@ def gpu_starts(
             )
         smallest = min(alone, key=lambda p: p.plan.options.slot_bytes, default=None)
         return found | (
-            {"warps.copy_s": smallest.plan.options.slot_bytes / rate[smallest.name]}
+            {"kernel.copy_s": smallest.plan.options.slot_bytes / rate[smallest.name]}
             if smallest
             else {}
         )

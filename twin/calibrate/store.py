@@ -7,6 +7,7 @@ A node of one device is called by the device, as on the command line: 1xh200-sxm
 from __future__ import annotations
 
 import csv
+import json
 import os
 import platform
 import subprocess
@@ -23,8 +24,10 @@ from msgspec import Meta
 
 from twin import files
 from twin.data import data_dir, read_yaml
-from twin.errors import CalibrationError, ConfigError
-from twin.hardware.types import Kind, Number
+from twin.errors import CalibrationError, ConfigError, HardwareError
+from twin.files import MOST_RECORD_BYTES
+from twin.hardware.moved import refuse
+from twin.hardware.number import Kind, Number
 from twin.reading import read
 from twin.text import shown
 
@@ -33,6 +36,10 @@ STAGE_FIELDS = ("run", "stage", "span_s", "wait_s", "work_s")
 STAGES = "stages.csv"
 KERNEL_ID = "kernel_id"  # in the meta data of a record
 SAMPLES = "samples.csv"
+OF_KERNEL = "kernel."  # before the paths of a kernel's costs
+COSTS = "kernel_costs"  # in a fit's file: the id of the kernel whose costs belong to it
+UNKNOWN = "unknown"  # the kernel of a run without an id
+BULK = ("residuals", "together", "cross", "moved_by")  # of a fit, what no prediction reads
 PATH_SHOWN = 200  # characters of a path in a message
 HOME_VARIABLE = "MONOTWIN_CALIBRATION"
 STAMP = "%Y-%m-%dT%H%M%S"
@@ -284,21 +291,47 @@ def _table_line(file: Path, line: int, fields: Sequence[str]) -> Iterator[None]:
         ) from error
 
 
+def kernel_file(node: str, kernel: str) -> Path:
+    """Where a fit's costs of a kernel stand."""
+    return home() / "kernels" / kernel / f"{name_of(node)}.yaml"
+
+
 def write_fit(node: str, numbers: dict[str, Number], meta: dict[str, Any]) -> Path:
-    """Store fitted numbers with their intervals; the only writer of fits/."""
+    """Store fitted numbers with their intervals: those of the hardware in fits/, costs of the
+    kernel that was probed in kernels/<its id>/, and what only intervals and later fits read in a
+    JSON file next to the fit. The only writer of these.
+    """
     file = fit_file(node)
-    fit = {
-        "node": node,
-        **meta,
-        "numbers": {path: _entry(number) for path, number in numbers.items()},
+    costs = {
+        path.removeprefix(OF_KERNEL): _entry(n)
+        for path, n in numbers.items()
+        if path.startswith(OF_KERNEL)
     }
-    files.write({file: yaml.safe_dump(fit, sort_keys=False, default_flow_style=None, width=140)})
+    rest = {path: _entry(n) for path, n in numbers.items() if not path.startswith(OF_KERNEL)}
+    about = {name: value for name, value in meta.items() if name not in (*BULK, COSTS)}
+    contents = {}
+    if costs:
+        kernel = str(meta.get(KERNEL_ID) or meta.get(COSTS) or UNKNOWN)
+        about[COSTS] = kernel
+        contents[kernel_file(node, kernel)] = _fit_text(
+            {"node": node, "kernel": kernel, "run": meta.get("run"), "numbers": costs}
+        )
+    bulk = {name: meta[name] for name in BULK if name in meta}
+    beyond = file.with_suffix(".json")
+    if bulk or beyond.exists():
+        contents[beyond] = json.dumps(bulk) + "\n"
+    contents[file] = _fit_text({"node": node, **about, "numbers": rest})
+    files.write(contents)
     return file
 
 
+def _fit_text(content: dict[str, Any]) -> str:
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=140)
+
+
 def read_fit(node: str) -> tuple[dict[str, Number], dict[str, Any]] | None:
-    """The fitted numbers of a node and the fit's context: this user's, else the package's; None
-    when there is no fit.
+    """The fitted numbers of a node, its kernel's costs among them, and the fit's context: this
+    user's, else the package's; None when there is no fit.
 
     Raises CalibrationError for a file that holds none.
     """
@@ -306,7 +339,8 @@ def read_fit(node: str) -> tuple[dict[str, Number], dict[str, Any]] | None:
     if file is None:
         return None
     status = file.stat()
-    numbers, meta = _fit(file, name_of(node), (status.st_ino, status.st_mtime_ns, status.st_size))
+    state = (status.st_ino, status.st_mtime_ns, status.st_size)
+    numbers, meta = _fit(file, name_of(node), state)
     return dict(numbers), dict(meta)
 
 
@@ -315,6 +349,27 @@ def _fit(file: Path, name: str, state: Any) -> tuple[dict[str, Number], dict[str
     """The content of a file in a state, which a prediction asks for some thirty times."""
     advice = f"remove it, or fit again with `twin calibrate {name}`"
     content = _read_yaml(file, advice)
+    numbers = _fitted(file, content, advice)
+    if kernel := content.pop(COSTS, None):
+        costs = file.parents[1] / "kernels" / str(kernel) / file.name
+        if not costs.is_file():
+            raise CalibrationError(
+                f"{shown(file, PATH_SHOWN)}: its kernel's costs are missing, in "
+                f"{shown(costs, PATH_SHOWN)}; {advice}"
+            )
+        found = _fitted(costs, _read_yaml(costs, advice), advice)
+        numbers |= {f"{OF_KERNEL}{path}": number for path, number in found.items()}
+        content[COSTS] = kernel
+    bulk = file.with_suffix(".json")
+    if bulk.is_file():
+        try:
+            content |= files.read_json(bulk, MOST_RECORD_BYTES)
+        except ConfigError as error:
+            raise CalibrationError(f"{error}; {advice}") from error
+    return numbers, content
+
+
+def _fitted(file: Path, content: dict[str, Any], advice: str) -> dict[str, Number]:
     found = read(
         content.pop("numbers", None),
         dict[str, _Fitted],
@@ -323,7 +378,11 @@ def _fit(file: Path, name: str, state: Any) -> tuple[dict[str, Number], dict[str
         at="numbers",
         advice=advice,
     )
-    return {path: one.number() for path, one in found.items()}, content
+    try:
+        refuse(found, shown(file, PATH_SHOWN), "kernels/<kernel id>")
+    except HardwareError as error:
+        raise CalibrationError(f"{error}; {advice}") from error
+    return {path: one.number() for path, one in found.items()}
 
 
 def held_out_file(node: str) -> Path:

@@ -13,7 +13,7 @@ from twin.calibrate.reading import settled
 from twin.calibrate.recipe import Recipe
 from twin.calibrate.store import Run
 from twin.errors import CalibrationError
-from twin.hardware.types import Kind
+from twin.hardware.number import Kind
 
 STREAMS = ("block.load_bytes_per_s", "memory.stream_bytes_per_s")
 BEYOND = 8.0  # times the fastest stream that was measured: no rate of this computer

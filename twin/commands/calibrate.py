@@ -30,8 +30,9 @@ from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError, ConfigError
 from twin.files import check_file, check_folder
 from twin.hardware.load import load_node
+from twin.hardware.number import Kind, Number
 from twin.hardware.override import apply_fit, numbers
-from twin.hardware.types import Kind, Node, Number
+from twin.hardware.types import Node
 from twin.report.tables import percent, table
 from twin.schedule.ring import limits_of
 from twin.units import format_quantity, unit_of

@@ -30,8 +30,9 @@ from twin.cost.routing import DRAWN_STEPS, MOST_STEPS, STEPS, read_routing, usua
 from twin.errors import ConfigError
 from twin.files import write
 from twin.hardware.load import load_node
+from twin.hardware.number import Kind
 from twin.hardware.override import numbers as hardware_numbers
-from twin.hardware.types import Kind, Node
+from twin.hardware.types import Node
 from twin.models.kind import ModelKind, kind_of
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec

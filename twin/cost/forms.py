@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
-from twin.cost import attend
+from twin.cost import attention
 from twin.plan.types import Plan, Read, Span, Stage
 
 
@@ -114,7 +114,7 @@ class Forms:
                 continue
             splits = plan.kernel_attention().splits_of(stage.window)
             heads = (hi - 1) // splits - lo // splits
-            sizes = (attend.item_kv_bytes(plan, stage, item) for item in range(lo, hi))
+            sizes = (attention.item_kv_bytes(plan, stage, item) for item in range(lo, hi))
             yield (heads, *sizes)
 
     def _counted(self, spans: Sequence[Sequence[Span]]) -> Sequence[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,7 +26,6 @@ from twin.plan.types import (
     routed_share,
 )
 from twin.schedule.types import Schedule
-from twin.units import picoseconds
 
 
 def polled(plan: Plan) -> bool:
@@ -55,13 +55,8 @@ class Gathered:
     rounds: int = 0  # of loads that follow each other beyond the first one
 
 
-class Gathers:
-    """Reads and publications of a schedule whose blocks are cores; what they have in common is
-    worked out once. Of blocks of warps: WarpGathers in warp_gathers.py.
-    """
-
-    ffn_in_memory = False  # is a feed-forward's input too wide for registers?
-    by_fours = False  # is a narrow residual gathered by fours of each thread?
+class Gathers(ABC):
+    """Reads and publications of a schedule; what they have in common is worked out once."""
 
     def __init__(self, schedule: Schedule, device: Device) -> None:
         self.schedule, self.plan, self.device = schedule, schedule.plan, device
@@ -114,15 +109,9 @@ class Gathers:
             read.previous_step, loaded.words * FP32_BYTES, loaded.ps, loaded.rounds, cause
         )
 
+    @abstractmethod
     def _gathered(self, stage: Stage, read: Read, words: int) -> Gathered:
-        """A core adds up what it reads; the bytes themselves also pass the die's pipes."""
-        return Gathered(words, picoseconds(words * self.device.block.element_s.value))
-
-    def quads(self, stage: Stage) -> bool:
-        """Does each thread gather four elements of its input that no other asks for
-        (cuda_quads.cuh)?
-        """
-        return self.by_fours and stage.kind in self.plan.kinds_by_input["hidden"]
+        """What it takes of a block to gather so many words."""
 
     def _words(self, read: Read, value: Value, block: int, experts: Chosen) -> int:
         """FP32 words of one rank's part that a block reads."""

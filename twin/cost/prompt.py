@@ -16,11 +16,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twin.cost.consume import unpacking_s
+from twin.cost.formats import unpacking_s
 from twin.cost.terms import weight_rate
 from twin.errors import PlanError
 from twin.hardware.floor import floor_s
-from twin.hardware.types import Node, Number
+from twin.hardware.kernel import PromptCosts
+from twin.hardware.number import Number
+from twin.hardware.types import Node
 from twin.models.spec import DType
 from twin.models.variant import Activation
 from twin.plan.catalogue import ROWS
@@ -41,50 +43,17 @@ from twin.schedule.passes import (
     sharing,
 )
 
-# Fitted to 24 prompts of seven models, 32 to 32,768 tokens (one H200, studies/prompts). So those
-# are explained, not predicted.
-# of a stage's products behind the barrier, and of the slowest block's end, beside the first step's
-# latency
-START_CYCLES = 2600
-# from barrier to barrier of a product's steps: a wait for copies, products, the next copies
-TURN_CYCLES = 1420
-# of weights and activations onto all blocks' chips, an H200's second-level cache
-FETCHED_BYTES_PER_S = 5.4e12
-# of a tile of positions and 128 query rows, and for each element of a head in 64 positions
-SCAN_CYCLES, SCAN_CYCLES_AN_ELEMENT = 700, 27
-# Judged from the machine code, not measured one by one:
-# a key or query head normed and turned by a warp: a sum over the warp, a few trips to shared memory
-HEAD_CYCLES = 200
-# On tensor cores an element of such a head, its place in the cache included: with that part of the
-# kernel left out (one H200, studies/prompts)
-HEAD_ELEMENT_CYCLES = 9.0
-# Fitted as above: what a block stores for others, in eight tokens' rows at a time: a sum, what
-# passes a gate, two outputs of attention. A gate that is a GELU. With these left out 1.0 to 1.7 and
-# 0.4 (before sums were stored in pairs)
-STORED_CYCLES, GELU_CYCLES = 1.2, 1.5
 GATHERED = 8  # neighbouring numbers of a norm that a thread loads at once
 PARTS_AT_ONCE = 2  # of a residual read, whose loads are under way together
-# caps of 64 positions' scores: a power and an inverse of each, 16 of which a block makes in a cycle
-SCAN_CAP_CYCLES = 1024
 # numbers that a thread loads at once, and how many such loads of keys, values, queries it has under
 # way
 COPY_PACK, COPIES = 4, 4
 COPIED = COPY_PACK * COPIES
 HEADS_AT_ONCE = 4  # of a token, whose loads are under way together
-# a few-bit weight decoded to 16 bits by a block: about six instructions of 128 in a cycle. A
-# division of a load's number, scales and stores included; what passes took: docs/twin.md
-DECODE_CYCLES = 0.05
-# A router's logits: experts and columns of a warp's step, whose loads are under way together, and
-# multiply-adds of a block in a cycle. Entries sorted by expert: cycles of a thread for each of its
-# entries, and for the counts of all threads before it. What passes took: docs/twin.md
-SCORED_EXPERTS, SCORED_COLUMNS, BLOCK_MULTIPLY_ADDS = 4, 512, 128
-SORT_CYCLES_AN_ENTRY, SORT_CYCLES = 150, 5000
+# a router's logits: experts and columns of a warp's step, whose loads are under way together
+SCORED_EXPERTS, SCORED_COLUMNS = 4, 512
 ENTRIES_AT_ONCE, SUMMED_AT_ONCE, SUMMED_COLUMNS = 8, 4, 8
-# without tensor cores: a warp's look at as many positions a thread for one query head
-LOOK_CYCLES, POSITIONS = 1500, 4
-# Fitted to Gemma-2-2B's 4,000 tokens on one H100: caps of that look's scores. Its 512 tokens are
-# told 1.4 % too slow, Gemma-3-1B's, which has no caps, 5 and 7 % (studies/prompts)
-CAP_CYCLES = 1470
+POSITIONS = 4  # of a thread, in a warp's look for one query head without tensor cores
 # the load that slows a pass depends on its time; it settles to 0.1 % in as many
 UTILISATION_ROUNDS = 4
 
@@ -154,21 +123,27 @@ class _Passes:
 
     def __init__(self, made: Passes, node: Node, load: float) -> None:
         plan = made.plan
-        self.made, self.plan, self.node, self.costs = made, plan, node, node.device.block
+        self.made, self.plan, self.node = made, plan, node
+        self.kernel, self.hz = node.device.kernel, node.device.block.clock_hz.value
         assert plan.spec is not None
         self.variant = plan.spec.variant
         self.latency = _loaded(node.device.l2.latency_s, node.device.l2.loaded_latency_s, load)
         self.hop = _loaded(node.device.handoff.hop_s, node.device.handoff.loaded_hop_s, load)
-        self.tensor_cores = (
-            self.costs.loading == "ahead" and plan.options.weight_dtype is not DType.FP32
-        )
+        narrow = plan.options.weight_dtype is not DType.FP32
+        self.tensor_cores = narrow and self.kernel.prompt is not None
         resident = plan.blocks * plan.ranks_per_gpu
         self.stream = min(
             node.device.memory.stream_bytes_per_s.value / resident,
-            self.costs.load_bytes_per_s.value,
+            node.device.block.load_bytes_per_s.value,
         )
         self.held = node.device.l2.capacity_bytes.value * node.device.structure.dies.value
         self.cache = node.device.l2.bytes_per_s.value * node.device.structure.dies.value / resident
+
+    @property
+    def prompt(self) -> PromptCosts:
+        """What passes on tensor cores cost."""
+        assert self.kernel.prompt is not None  # or nothing asks for it: `tensor_cores`
+        return self.kernel.prompt
 
     def run(self, first: int, tokens: int, waits: dict[str, float]) -> float:
         now = 0.0
@@ -194,14 +169,14 @@ class _Passes:
             size, weights = self._stored(matrix, share), share * matrix.cols
             if matrix.format is None:
                 dtype = self.plan.options.weight_dtype
-                rate = weight_rate(self.costs, dtype)
+                rate = weight_rate(self.kernel, dtype)
                 return max(size / self.stream, entries * weights * dtype.bytes / rate)
             return max(
                 size / self.stream,
-                entries * unpacking_s(self.node.device, matrix.format, round(weights)),
+                entries * unpacking_s(self.kernel, matrix.format, round(weights)),
             )
         own = max(1, round(used * one.batches / self.plan.blocks + 0.5))  # of a block, at most
-        start = START_CYCLES / self.costs.clock_hz.value + self.latency
+        start = self.prompt.start_cycles.value / self.hz + self.latency
         return own * (start + self._batch_s(matrix, one.rows, entries))
 
     def _batch_s(self, matrix: Matrix, rows: int, entries: float) -> float:
@@ -217,13 +192,15 @@ class _Passes:
         fetched = steps * 2 * STEP_COLUMNS * (min(wide, rows) + min(entries, together))
         if self.plan.coded:
             weights = rows * matrix.cols
-            decoded = weights * DECODE_CYCLES / self.costs.clock_hz.value + self.latency
+            decoded = weights * self.prompt.decode_cycles.value / self.hz + self.latency
             made = weights * self.plan.options.weight_dtype.bytes
             fetched += made
             if made * resident > self.held:  # to memory and back
                 streamed += 2 * made / self.stream
-        turns = steps / at_once * TURN_CYCLES / self.costs.clock_hz.value
-        multiplied = max(streamed, fetched / (FETCHED_BYTES_PER_S / resident), decoded + turns)
+        turns = steps / at_once * self.prompt.turn_cycles.value / self.hz
+        multiplied = max(
+            streamed, fetched / (self.prompt.fetched_bytes_per_s.value / resident), decoded + turns
+        )
         return multiplied + self._stored_s(rows / matrix.unit * entries)
 
     def _stored(self, matrix: Matrix, rows: float) -> float:
@@ -237,10 +214,10 @@ class _Passes:
         if not self.tensor_cores:
             # token by token
             if matrix.format is None:
-                return max(size / self.stream, tokens * size / weight_rate(self.costs, dtype))
+                return max(size / self.stream, tokens * size / weight_rate(self.kernel, dtype))
             stored = self.plan.stored_bytes(matrix, rows, matrix.cols)
             return max(
-                stored / self.stream, tokens * unpacking_s(self.node.device, matrix.format, weights)
+                stored / self.stream, tokens * unpacking_s(self.kernel, matrix.format, weights)
             )
         return self._decode_s(matrix, rows) + self._multiply_s(matrix, rows, tokens, size)
 
@@ -253,7 +230,7 @@ class _Passes:
         weights = rows * matrix.cols
         moved = self.plan.stored_bytes(matrix, rows, matrix.cols)
         moved += weights * self.plan.options.weight_dtype.bytes
-        cycles = weights * DECODE_CYCLES / self.costs.clock_hz.value
+        cycles = weights * self.prompt.decode_cycles.value / self.hz
         return max(moved / self.stream, cycles) + self.latency
 
     def _multiply_s(self, matrix: Matrix, rows: int, tokens: int, size: int) -> float:
@@ -265,15 +242,15 @@ class _Passes:
         steps = batches * -(-matrix.cols // STEP_COLUMNS)
         fetched = steps * 2 * STEP_COLUMNS * (min(wide, rows * members) + min(tokens, together))
         resident = self.plan.blocks * self.plan.ranks_per_gpu
-        turns = -(-steps // at_once) * TURN_CYCLES / self.costs.clock_hz.value
-        made = max(streamed, fetched / (FETCHED_BYTES_PER_S / resident), turns)
+        turns = -(-steps // at_once) * self.prompt.turn_cycles.value / self.hz
+        made = max(streamed, fetched / (self.prompt.fetched_bytes_per_s.value / resident), turns)
         if matrix.unit == 2 and self.variant.activation is Activation.GELU:
-            made += rows // 2 * tokens * GELU_CYCLES / self.costs.clock_hz.value
+            made += rows // 2 * tokens * self.prompt.gelu_cycles.value / self.hz
         return made + self._stored_s(rows // matrix.unit * tokens)
 
     def _stored_s(self, elements: float) -> float:
         """Seconds in which a block stores what it has made; it makes nothing meanwhile."""
-        return elements * STORED_CYCLES / self.costs.clock_hz.value
+        return elements * self.prompt.stored_cycles.value / self.hz
 
     def _waits(self, stage: Stage, first: int, tokens: int) -> dict[str, float]:
         """Seconds in which a block consumes no weights, by cause."""
@@ -298,7 +275,7 @@ class _Passes:
         if normed:
             waits["norms"] = self._norm_s(stage, own)
         if stage.matrix:
-            start = START_CYCLES / self.costs.clock_hz.value if self.tensor_cores else 0.0
+            start = self.prompt.start_cycles.value / self.hz if self.tensor_cores else 0.0
             # the rest comes while the first products are made
             waits["starts"] = start + self.latency
         else:
@@ -309,11 +286,11 @@ class _Passes:
         """A block's tokens: residual and parts, each round of loads waited for before the next;
         then the residual again, scaled.
         """
-        plan, costs = self.plan, self.costs
+        plan = self.plan
         parts = [_parts(plan, read) for read in stage.reads]
         elements = plan.shard.hidden * (2 + sum(parts)) * tokens
         if not self.tensor_cores:
-            return elements * costs.element_s.value
+            return elements * self.kernel.element_s.value
         together = min(tokens, TEAM_WARPS)
         rounds = -(-tokens // together) * -(
             -plan.shard.hidden // (GATHERED * WARP * (TEAM_WARPS // together))
@@ -321,36 +298,46 @@ class _Passes:
         read = sum(-(-count // PARTS_AT_ONCE) for count in parts)
         # residual, parts, the residual again; before that parts which are normed, and their weights
         loads = 2 + read + (read + 1) * self.variant.norms.after
-        return max(rounds * loads * self.latency, 4 * elements / self.cache) + costs.stage_s.value
+        return (
+            max(rounds * loads * self.latency, 4 * elements / self.cache)
+            + self.kernel.stage_s.value
+        )
 
     def _score_s(self, stage: Stage, tokens: int) -> float:
         """A router's logits of a block's tokens, one of each warp together, in FP32."""
-        costs, experts = self.costs, self._routed_of(stage).total
+        experts = self._routed_of(stage).total
         hidden = self.plan.shard.hidden
         if not self.tensor_cores:
-            return tokens * experts * hidden * costs.element_s.value
+            return tokens * experts * hidden * self.kernel.element_s.value
         together = min(tokens, TEAM_WARPS)
         rounds = -(-tokens // together) * -(-experts // (SCORED_EXPERTS * TEAM_WARPS))
         loads = rounds * -(-hidden // SCORED_COLUMNS) * self.latency
-        cycles = rounds * SCORED_EXPERTS * TEAM_WARPS * hidden * together / BLOCK_MULTIPLY_ADDS
+        cycles = (
+            rounds
+            * SCORED_EXPERTS
+            * TEAM_WARPS
+            * hidden
+            * together
+            / self.prompt.block_multiply_adds.value
+        )
         size = -(-tokens // together) * experts * hidden * self.plan.options.weight_dtype.bytes
-        return max(loads + cycles / costs.clock_hz.value, size / self.cache)
+        return max(loads + cycles / self.hz, size / self.cache)
 
     def _sort_s(self, stage: Stage, tokens: int) -> float:
         """All entries sorted by expert, by every block for itself."""
         entries = tokens * self._routed_of(stage).top_k
         if not self.tensor_cores:
-            return entries * self.costs.element_s.value
+            return entries * self.kernel.element_s.value
         own = -(-entries // (WARP * TEAM_WARPS))
-        cycles = own * SORT_CYCLES_AN_ENTRY + SORT_CYCLES
-        return -(-own // ENTRIES_AT_ONCE) * self.latency + cycles / self.costs.clock_hz.value
+        cycles = own * self.prompt.sort_entry_cycles.value + self.prompt.sort_cycles.value
+        return -(-own // ENTRIES_AT_ONCE) * self.latency + cycles / self.hz
 
     def _sum_s(self, routed: Routed, tokens: int) -> float:
         """What a block's tokens' experts made, added up."""
         hidden = self.plan.shard.hidden
         elements = tokens * routed.top_k * hidden
         if not self.tensor_cores:
-            return elements * self.costs.element_s.value
+            return elements * self.kernel.element_s.value
         rounds = tokens * -(-hidden // (SUMMED_COLUMNS * WARP * TEAM_WARPS))
         waits = rounds * -(-routed.top_k // SUMMED_AT_ONCE) * self.latency
         return max(waits, 4 * elements / self.cache)
@@ -371,20 +358,20 @@ class _Passes:
             + arrivals
             + handoff.poll_s.value / 2
             + across
-            + self.costs.stage_s.value
+            + self.kernel.stage_s.value
         )
 
     def _attention_s(self, stage: Stage, first: int, tokens: int) -> float:
         """Tasks of (kv head, token), neighbours by one block: the chunk's keys and values prepared,
         then what came before scanned.
         """
-        plan, costs, own = self.plan, self.costs, self.plan.kernel_attention()
+        plan, own = self.plan, self.plan.kernel_attention()
         tasks = -(-own.kv_heads * tokens // plan.blocks)
         seen = min(first + tokens, stage.window) if stage.window else first + tokens
         size = seen * own.position_bytes(plan.options.kv_dtype)
         if not self.tensor_cores:
-            prepared = 2 * tokens * own.head_dim * costs.element_s.value
-            return tasks * (size / costs.kv_bytes_per_s.value + self.latency) + prepared
+            prepared = 2 * tokens * own.head_dim * self.kernel.element_s.value
+            return tasks * (size / self.kernel.kv_bytes_per_s.value + self.latency) + prepared
         if self.made.tensor:
             return self._tensor_attention_s(own, seen, tokens)
         sets = tasks * own.group  # a query head of a token, by one warp or several
@@ -393,7 +380,7 @@ class _Passes:
             -tokens * own.head_dim // (COPIED * WARP * TEAM_WARPS)
         )
         prepared = (
-            copied * self.latency + -(-rows // TEAM_WARPS) * HEAD_CYCLES / costs.clock_hz.value
+            copied * self.latency + -(-rows // TEAM_WARPS) * self.prompt.head_cycles.value / self.hz
         )
         # of a position
         threads = next(
@@ -402,9 +389,11 @@ class _Passes:
             if own.head_dim <= most
         )
         at_once = WARP // threads * POSITIONS * max(1, TEAM_WARPS // sets)
-        look = LOOK_CYCLES + (CAP_CYCLES if self.variant.score_cap else 0)
+        look = self.prompt.look_cycles.value + (
+            self.prompt.cap_cycles.value if self.variant.score_cap else 0
+        )
         cycles = -(-sets // TEAM_WARPS) * -(-seen // at_once) * look
-        return prepared + max(cycles / costs.clock_hz.value, size / self.cache) + 2 * self.latency
+        return prepared + max(cycles / self.hz, size / self.cache) + 2 * self.latency
 
     def _together_s(self, own: Attention) -> float:
         """For a warp's heads of a token, where all heads are normed as one vector: the squares of
@@ -418,19 +407,19 @@ class _Passes:
         """All heads prepared, a barrier, then rows of queries by blocks: each looks at all that its
         tokens see.
         """
-        cycle, blocks = 1 / self.costs.clock_hz.value, self.plan.blocks
+        cycle, blocks = 1 / self.hz, self.plan.blocks
         heads = tokens * -(-(own.heads + 2 * own.kv_heads) // HEADS_AT_ONCE)
         prepared = -(-heads // (blocks * TEAM_WARPS)) * (
             self.latency
-            + HEADS_AT_ONCE * own.head_dim * HEAD_ELEMENT_CYCLES * cycle
+            + HEADS_AT_ONCE * own.head_dim * self.prompt.head_element_cycles.value * cycle
             + self._together_s(own)
         )
         rounds = -(-own.kv_heads * -(-tokens * own.group // SCAN_ROWS) // blocks)
         positions = scan_positions(own.head_dim)
-        cycles = SCAN_CYCLES_AN_ELEMENT * own.head_dim
+        cycles = self.prompt.scan_element_cycles.value * own.head_dim
         if self.variant.score_cap:
-            cycles += SCAN_CAP_CYCLES
-        tile = (SCAN_CYCLES + cycles * positions / SCAN_POSITIONS) * cycle
+            cycles += self.prompt.scan_cap_cycles.value
+        tile = (self.prompt.scan_cycles.value + cycles * positions / SCAN_POSITIONS) * cycle
         return (
             prepared
             + self._barrier_s()

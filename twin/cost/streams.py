@@ -4,16 +4,16 @@ its consumer takes for them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from twin.cost import attend, consume, terms
+from twin.cost import formats
 from twin.cost.gathers import shares
 from twin.cost.routing import Chosen
 from twin.hardware.types import Device
-from twin.plan.types import Matrix, Stage, StageKind, tiles_of
+from twin.plan.types import Matrix, Scan, Stage, StageKind, tiles_of
 from twin.schedule.types import Schedule
-from twin.units import picoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,8 @@ class Weights:
 NOTHING = Weights()
 
 
-class Streams:
-    """Slots and requests of a schedule whose blocks are cores; equal shares of equal matrices are
-    worked out once. Of blocks of warps: WarpStreams in warp_streams.py.
-    """
+class Streams(ABC):
+    """Slots and requests of a schedule; equal shares of equal matrices are worked out once."""
 
     def __init__(self, schedule: Schedule, device: Device) -> None:
         self.schedule, self.plan, self.device = schedule, schedule.plan, device
@@ -103,10 +101,14 @@ class Streams:
         self, matrix: Matrix, rows: int, cols: int, *, ends: bool, tokens: int
     ) -> tuple[int, int]:
         size, finished = self.plan.stored_bytes(matrix, rows, cols), rows if ends else 0
-        gate = self.device.block.gate_s if matrix.unit == 2 else None
-        gates = picoseconds(finished // 2 * gate.value) if gate else 0
-        tile = consume.Tile(matrix.format, size, rows * cols, finished, gates)
-        return consume.tile_ps(self.device, self.plan.options.weight_dtype, tile, tokens), size
+        tile = formats.Tile(
+            matrix.format, size, rows * cols, finished, self._gates_ps(matrix, finished)
+        )
+        return formats.tile_ps(self.device, self.plan.options.weight_dtype, tile, tokens), size
+
+    def _gates_ps(self, matrix: Matrix, finished: int) -> int:
+        """Of the gates behind so many rows."""
+        return 0
 
     def scan(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
         """(bytes, consumer time) of each request for cached entries."""
@@ -116,25 +118,24 @@ class Streams:
             return self._kv(stage, block)
         key = (stage.kind, stage.scan, stage.items[block])
         if key not in self.scans:
-            items = range(*stage.items[block])
             self.scans[key] = tuple(
                 request
-                for item in items
-                for request in consume.scan_requests(
-                    self.device, self.plan, stage.kind, stage.scan, item
-                )
+                for item in range(*stage.items[block])
+                for request in self._entries(stage.kind, stage.scan, item)
             )
         return self.scans[key]
 
+    @abstractmethod
+    def _entries(self, kind: StageKind, scan: Scan, item: int) -> Iterator[tuple[int, int]]:
+        """(bytes, consumer time) of the requests in which a block looks at an item's entries."""
+
+    def _queries(self, scan: Scan) -> int:
+        """Query heads that look at an entry."""
+        return scan.group * (self.plan.options.draft + 1)
+
+    @abstractmethod
     def _kv(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
-        """Keys and values of the kernel's attention."""
-        plan, costs, items = self.plan, self.device.block, range(*stage.items[block])
-        size = sum(attend.item_kv_bytes(plan, stage, item) for item in items)
-        fixed = picoseconds(len(items) * costs.item_s.value) if costs.item_s else 0
-        return tuple(
-            (request, attend.kv_cost(costs, request) + (0 if number else fixed))
-            for number, request in enumerate(terms.requests(size, plan.options.slot_bytes))
-        )
+        """Keys and values of the kernel's attention, where they come past the ring."""
 
     def ahead(self, stage: Stage, weights: Weights) -> tuple[int, ...]:
         """What is left of the time of slots that are loaded before a stage's inputs are there."""
@@ -147,16 +148,5 @@ class Streams:
     def prefetches(self, stage: Stage) -> bool:
         """Does a block ever take weights of a stage of this kind from its ring before the stage's
         inputs are there?
-        """
-        return False
-
-    def may_prefetch(self, stage: Stage) -> bool:
-        """Does it, or would it: of a plan that the kernel has no code for nobody knows."""
-        return False
-
-    def holds_group(self, stage: Stage) -> bool:
-        """Does a stage that norms nothing end later for what its teams hold before its inputs are
-        there: a down projection's first row group, or of an output projection weights of several
-        column slices?
         """
         return False

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from math import exp
 
 from twin.errors import HardwareError
-from twin.hardware.types import BlockCosts, Cache, Device, Launch
+from twin.hardware.kernel import KernelCosts
+from twin.hardware.types import Cache, Device
 from twin.models.spec import DType
 from twin.plan.types import Execution, Stage
 from twin.units import picoseconds
@@ -19,9 +20,6 @@ PS = 10**12
 KEPT_ITERATIONS = 200
 FP32_BYTES = 4
 SECTOR_BYTES = 32  # of L2, and of a link
-# words of a core's vector, which resets fill at once: with sentinels 4,096 elements took a Xeon as
-# long as with counters, which reset nothing (exchange probes of one block)
-RESET_AT_ONCE = 16
 QUAD_BYTES = 16  # most that a thread reads at once
 LONGEST_PS = 2**52  # 75 minutes: most that one transfer or one piece of a block's work may take
 
@@ -59,60 +57,26 @@ def transfer_ps(size: int, bytes_per_s: float) -> int:
     return -(-size * PS // max(1, int(bytes_per_s)))
 
 
-def weight_rate(block: BlockCosts, dtype: DType) -> float:
+def weight_rate(kernel: KernelCosts, dtype: DType) -> float:
     """Bytes of weights per second that one block consumes from its ring."""
     rates = {
-        DType.FP16: block.fp16_bytes_per_s,
-        DType.BF16: block.bf16_bytes_per_s,
-        DType.FP32: block.fp32_bytes_per_s,
+        DType.FP16: kernel.fp16_bytes_per_s,
+        DType.BF16: kernel.bf16_bytes_per_s,
+        DType.FP32: kernel.fp32_bytes_per_s,
     }
     return rates[dtype].value
 
 
-def stage_cost(
-    device: Device,
-    *,
-    resets: int,
-    vector: int,
-    published: int = 0,
-    normed: int = 0,
-    behind: int = 0,
-    groups: int = 0,
-    quads: bool = False,
-) -> Cost:
-    """What a block pays once per stage, after its inputs are there. `published`: elements that no
-    matrix row pays for.
-
-    `normed`: vectors that a block of warps norms or combines in its registers, instead of touching
-    `vector` elements; `behind`: of them those behind weights that were taken ahead. `groups`:
-    vectors behind whole row groups of a down projection. `quads`: the normed vector comes by way of
-    the chip.
+def stage_cost(published_s: float, resets_s: float, vector_s: float, fixed_s: float) -> Cost:
+    """What a block pays once a stage: for elements that no matrix row pays for, for those that it
+    sets back, for its input, and for the stage itself.
     """
-    element = device.block.element_s.value
-    reset = element if device.warps else element / RESET_AT_ONCE
-    touched, fixed = vector * element, device.block.stage_s
-    if device.warps and normed:
-        by_itself = 0.0 if quads else device.warps.vector_s.value
-        touched = normed * by_itself + behind * device.warps.ahead_s.value
-    if device.warps and quads:
-        fixed = device.warps.quads_s
-    if device.warps and groups:
-        touched += groups * device.warps.group_s.value
-    return Cost(
-        (
-            ("published", picoseconds(published * element)),
-            ("resets", picoseconds(resets * reset)),
-            ("vector", picoseconds(touched)),
-            ("stage", picoseconds(fixed.value)),
-        )
-    )
+    seconds = (published_s, resets_s, vector_s, fixed_s)
+    names = ("published", "resets", "vector", "stage")
+    return Cost(tuple(zip(names, map(picoseconds, seconds), strict=True)))
 
 
-def sample_cost(block: BlockCosts, logits: int) -> int:
-    return picoseconds(logits * block.sample_element_s.value)
-
-
-def launch_ps(launch: Launch, execution: Execution, stage: Stage, *, model: bool = False) -> int:
+def launch_ps(device: Device, execution: Execution, stage: Stage, *, model: bool = False) -> int:
     """From the last block of one kernel to the first of the next. A library call in a graph brings
     its own launch.
 
@@ -120,7 +84,8 @@ def launch_ps(launch: Launch, execution: Execution, stage: Stage, *, model: bool
     have.
     """
     library = stage.kind.value == "collective"
-    state = picoseconds(launch.state_s.value) if launch.state_s and model and not library else 0
+    launch, border = device.launch, device.kernel.border_s
+    state = picoseconds(border.value) if border and model and not library else 0
     match execution:
         case Execution.RESIDENT:
             return 0

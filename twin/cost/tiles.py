@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twin.errors import HardwareError
-from twin.hardware.types import Device, Warps
+from twin.hardware.kernel import WarpKernel
+from twin.hardware.types import Device
 from twin.models.spec import DType
 from twin.plan.types import Matrix
 from twin.schedule.block import FOLDED_ROWS, TEAM_WARPS, WARP
@@ -13,7 +14,6 @@ from twin.schedule.products import tensor_products
 from twin.schedule.teams import Team, rows_at_once, team_for
 from twin.units import picoseconds
 
-ON_CHIP_BYTES_PER_CYCLE = 128  # 32 banks of four bytes
 LOOPED_ROWS = 4  # of a tile at once, in a loop over its rows; of four bits in one slice, four times
 CHAIN_GROUPS = 4  # of columns that share a scale, which a chain of FP4's products keeps apart
 
@@ -34,7 +34,7 @@ def vector_team(matrix: Matrix) -> Team | None:
 
 
 def team_work(
-    warps: Warps,
+    warps: WarpKernel,
     matrix: Matrix,
     *,
     rows: int,
@@ -122,7 +122,7 @@ def tiles_of_a_round(matrix: Matrix, dtype: DType) -> int:
     return teams_at_once(matrix, dtype) * team.slices if team else 1
 
 
-def team_loads_ps(device: Device, warps: Warps, dtype: DType, matrix: Matrix) -> int:
+def team_loads_ps(device: Device, warps: WarpKernel, dtype: DType, matrix: Matrix) -> int:
     """A tile's share of the wait for its slice, and a team's loads of ROWS_AT_ONCE rows of it from
     the chip's memory, all threads.
     """
@@ -132,4 +132,6 @@ def team_loads_ps(device: Device, warps: Warps, dtype: DType, matrix: Matrix) ->
     bits = matrix.format.bits if matrix.format else 8 * dtype.bytes
     size = team.size * WARP * team.vector * rows_at_once(matrix, dtype) * bits // 8
     waits = team.portions * warps.slice_s.value / (team.groups * team.slices)
-    return picoseconds(waits + size / (ON_CHIP_BYTES_PER_CYCLE * device.block.clock_hz.value))
+    return picoseconds(
+        waits + size / (warps.shared_bytes_per_cycle.value * device.block.clock_hz.value)
+    )

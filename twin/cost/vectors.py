@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from twin.cost.terms import FP32_BYTES, QUAD_BYTES, SECTOR_BYTES, Cost, transfer_ps
 from twin.cost.tiles import vector_portions, vector_team
-from twin.hardware.types import Device, Warps
+from twin.hardware.kernel import WarpKernel
+from twin.hardware.types import Device
 from twin.plan.types import Matrix
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.teams import LATE_AT_ONCE
@@ -20,7 +21,7 @@ PACK_ELEMENTS = 8  # of one attention head, at most: TeamVector::PACK in cuda_ve
 
 def gather_cost(
     device: Device,
-    warps: Warps,
+    warps: WarpKernel,
     *,
     rounds: int,
     loaded: int,

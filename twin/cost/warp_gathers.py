@@ -6,31 +6,24 @@ from twin.cost import terms, tiles, vectors
 from twin.cost.gathers import Gathered, Gathers, polled
 from twin.cost.terms import FP32_BYTES
 from twin.cost.wiring import part_count
-from twin.hardware.types import Device, Warps
+from twin.hardware.kernel import WarpKernel
+from twin.hardware.types import Device
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
 from twin.plan.types import Matrix, Read, Stage, StageKind
 from twin.schedule.teams import team_for
 from twin.schedule.types import Schedule
 
-# latencies of a round of splits into two column slices of a thread that holds weights: in 15 traced
-# runs on an H200 such output projections took 0.1 to 0.2 us more for each round
-CROWDED = 2
-# of a split that is loaded and weighed, what another thread found, on the chip. With as much for
-# both eight threads of 256 columns, four of 512 and two of 1,024 came out 0.7, 0.6 and 0.2 us too
-# slow in traced runs
-MET = 1 / 2
-
 
 class WarpGathers(Gathers):
     """Reads and publications of a schedule whose blocks are of warps."""
 
     def __init__(
-        self, schedule: Schedule, device: Device, costs: Warps, by_keeper: list[bool]
+        self, schedule: Schedule, device: Device, kernel: WarpKernel, by_keeper: list[bool]
     ) -> None:
         """`by_keeper[stage]`: a warp that a block has to spare makes it."""
         super().__init__(schedule, device)
-        self.costs, self.by_keeper = costs, by_keeper
+        self.kernel, self.by_keeper = kernel, by_keeper
         self.known: dict[tuple[int, int, int, float, float], int] = {}
         plan, warps = self.plan, schedule.of_warps()
         alone = plan.tokens == 1
@@ -49,7 +42,7 @@ class WarpGathers(Gathers):
         if key not in self.known:
             self.known[key] = vectors.gather_cost(
                 self.device,
-                self.costs,
+                self.kernel,
                 rounds=rounds,
                 loaded=loaded,
                 blocks=self.plan.options.blocks,
@@ -57,6 +50,12 @@ class WarpGathers(Gathers):
                 weighed=weighed,
             ).ps
         return Gathered(words, self.known[key], rounds)
+
+    def by_fours_of(self, stage: Stage) -> bool:
+        """Does each thread gather four elements of its input that no other asks for
+        (cuda_quads.cuh)?
+        """
+        return self.by_fours and stage.kind in self.plan.kinds_by_input["hidden"]
 
     def _of_filled(self, stage: Stage, read: Read, words: int) -> int:
         """Of partial outputs those that are loaded, and a word of each item that holds nothing."""
@@ -97,7 +96,7 @@ class WarpGathers(Gathers):
             whole = matrix.cols * value.words * parts
             each = (
                 FP32_BYTES * matrix.cols
-                if self.quads(stage)
+                if self.by_fours_of(stage)
                 else vectors.vector_bytes(matrix, aligned=terms.QUAD_BYTES)
             )
             size = each * value.words * min(words, whole) // whole
@@ -116,7 +115,7 @@ class WarpGathers(Gathers):
         sharers = vectors.sharers(stage.matrix)
         looked_at = rounds * vectors.splits_together(stage.matrix) / sharers
         if sharers > 1:  # each its share, and then what all of them found
-            looked_at += sharers * MET
+            looked_at += sharers * self.kernel.attention.found_ratio.value
         return looked_at * vectors.vector_chunks(stage.matrix)
 
     def _multiplied(self, stage: Stage) -> Matrix:
@@ -183,7 +182,8 @@ class WarpGathers(Gathers):
         if stage.kind is not StageKind.O_PROJ or prefetch is None or not prefetch.several:
             return 1
         team = stage.matrix and team_for(stage.matrix, self.plan.options.weight_dtype)
-        return CROWDED if team and team.portions == 2 else 1
+        crowded = int(self.kernel.attention.crowded_rounds.value)
+        return crowded if team and team.portions == 2 else 1
 
     def _parts_together(self, matrix: Matrix | None) -> int:
         if matrix is None:

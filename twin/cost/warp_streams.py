@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from twin.cost import attend, consume, tiles
+from twin.cost import attention, formats, terms, tiles
 from twin.cost.routing import Chosen
 from twin.cost.streams import NOTHING, Streams, Weights
-from twin.hardware.types import Device, Warps
+from twin.hardware.kernel import WarpKernel
+from twin.hardware.types import Device
 from twin.plan.settle import as_stored
-from twin.plan.types import Execution, HandOffKind, Matrix, Stage, StageKind, tiles_of
+from twin.plan.types import Execution, HandOffKind, Matrix, Scan, Stage, StageKind, tiles_of
+from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.chosen import of_all_chosen
 from twin.schedule.products import tensor_products
+from twin.schedule.splits import TENSOR_POSITIONS
 from twin.schedule.types import Schedule
 from twin.units import picoseconds
 
@@ -19,9 +22,9 @@ from twin.units import picoseconds
 class WarpStreams(Streams):
     """Slots and requests of a schedule whose blocks are of warps."""
 
-    def __init__(self, schedule: Schedule, device: Device, costs: Warps) -> None:
+    def __init__(self, schedule: Schedule, device: Device, kernel: WarpKernel) -> None:
         super().__init__(schedule, device)
-        self.costs, plan = costs, schedule.plan
+        self.kernel, plan = kernel, schedule.plan
         # an option that the engine does not run changes nothing of how warps take experts
         stored = plan.spec is not None and as_stored(plan.spec, plan.options)
         self.by_kernel = stored and any(stage.routed for stage in plan.stages)
@@ -61,14 +64,14 @@ class WarpStreams(Streams):
         if not stage.items or stage.scan is not None:
             return NOTHING
         sizes = tuple(
-            attend.item_kv_bytes(self.plan, stage, item) for item in range(*stage.items[block])
+            attention.item_kv_bytes(self.plan, stage, item) for item in range(*stage.items[block])
         )
         key = (stage.kind, sizes)
         if key not in self.known:
             slots = [
                 slot
                 for size in sizes
-                for slot in attend.cache_tiles(self.costs, self.plan, self.schedule.scan, size)
+                for slot in attention.cache_tiles(self.kernel, self.plan, self.schedule.scan, size)
             ]
             self.known[key] = Weights(
                 tuple(ps for _, ps in slots), tuple(size for size, _ in slots)
@@ -99,12 +102,12 @@ class WarpStreams(Streams):
                 known[tile] = self._team_tile(matrix, *tile, tokens, joined=joined, step_s=step_s)
             ps, size = known[tile]
             ends = right == matrix.cols and (hi == last or (hi - first) % batch_rows == 0)
-            yield ps + picoseconds(self.costs.tile_s.value) if ends else ps, size
+            yield ps + picoseconds(self.kernel.tile_s.value) if ends else ps, size
 
     def _step_s(self, matrix: Matrix) -> float:
         """Beside experts a loop takes a few of a tile's rows at a time, if threads decode them."""
         coded = matrix.format is not None and matrix.format.coded and not tensor_products(matrix)
-        return self.costs.step_s.value if coded and self.by_kernel else 0.0
+        return self.kernel.step_s.value if coded and self.by_kernel else 0.0
 
     def _team_tile(
         self,
@@ -121,7 +124,7 @@ class WarpStreams(Streams):
         device, dtype = self.device, self.plan.options.weight_dtype
         size = self.plan.stored_bytes(matrix, rows, cols)
         team = tiles.team_work(
-            self.costs,
+            self.kernel,
             matrix,
             rows=rows,
             cols=cols,
@@ -130,14 +133,14 @@ class WarpStreams(Streams):
             joined=joined,
             step_s=step_s,
         )
-        tile = consume.Tile(
+        tile = formats.Tile(
             matrix.format,
             int(size * team.weights / (rows * cols)),
             int(team.weights),
             finished,
             team.ends_ps,
         )
-        return consume.tile_ps(device, dtype, tile, tokens), size
+        return formats.tile_ps(device, dtype, tile, tokens), size
 
     def ahead(self, stage: Stage, weights: Weights) -> tuple[int, ...]:
         """What a block of warps has loaded into registers before the inputs are there it has only
@@ -157,7 +160,7 @@ class WarpStreams(Streams):
         )
         loaded = (
             tiles.team_loads_ps(
-                self.device, self.costs, self.plan.options.weight_dtype, stage.matrix
+                self.device, self.kernel, self.plan.options.weight_dtype, stage.matrix
             )
             if stage.reads and waits
             else 0
@@ -190,3 +193,36 @@ class WarpStreams(Streams):
     def _kv(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
         """They come through the ring: `_cached`."""
         return ()
+
+    def _entries(self, kind: StageKind, scan: Scan, item: int) -> Iterator[tuple[int, int]]:
+        size, queries = scan.item_bytes(item), self._queries(scan)
+        if kind is StageKind.DELTA:
+            # all of it is on its way before the inputs are there, and stays in the threads'
+            # registers
+            yield size, queries * picoseconds(self._state_s(scan, size))
+        else:
+            yield from self._rounds(scan, size, queries)
+
+    def _state_s(self, scan: Scan, size: int) -> float:
+        """A block's work for an item of a recurrent state and one token."""
+        elements = (size - scan.extra_bytes) // terms.FP32_BYTES
+        each = -(-elements // (TEAM_WARPS * WARP))
+        return self.kernel.state_s.value + each * self.kernel.state_element_s.value
+
+    def _rounds(self, scan: Scan, size: int, queries: int) -> Iterator[tuple[int, int]]:
+        """Rounds of a block's threads as our attention takes them. More query heads, and wider
+        entries, are multiplied by tensor cores: each warp takes a unit of entries in turn, with
+        TENSOR_TOKENS query heads at once. That is twice the products of a unit of our attention,
+        whose time was probed; no kernel of ours multiplies such entries.
+        """
+        kernel = self.kernel
+        fixed = picoseconds(kernel.item_s.value)
+        if attention.by_tensor_cores(scan, queries):
+            at_once = TENSOR_POSITIONS * TEAM_WARPS
+            sets = -(-queries // formats.TENSOR_TOKENS)
+            turn_s = attention.turn_s(kernel, 2 * scan.dim) * sets
+        else:
+            at_once = attention.entries_at_once(scan.dim, queries, self.plan.options.kv_dtype)
+            turn_s = kernel.round_s.value
+        for number, request in enumerate(terms.requests(size, scan.entry_bytes * at_once)):
+            yield request, picoseconds(turn_s) + (0 if number else fixed)

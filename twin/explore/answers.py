@@ -17,9 +17,10 @@ from twin.errors import TwinError
 from twin.explore.aside import Waiting
 from twin.explore.rows import Progress, Rows, Steps
 from twin.explore.view import Asked, View
+from twin.hardware.number import Kind
 from twin.hardware.override import interval as range_of
 from twin.hardware.override import numbers
-from twin.hardware.types import Kind, Node
+from twin.hardware.types import Node
 from twin.plan.types import Options, Plan
 from twin.schedule.options import SETTLED
 from twin.study import interval

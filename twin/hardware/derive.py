@@ -10,15 +10,17 @@ part (twin.calibrate.node), so a new fit needs no change of any file.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 from twin.data import did_you_mean
 from twin.errors import HardwareError
+from twin.hardware.kernel import WarpKernel
+from twin.hardware.number import Kind, Like, Number
 from twin.hardware.override import IDLE as IDLE
 from twin.hardware.override import apply_fit, numbers
-from twin.hardware.types import Device, Kind, Like, Number
+from twin.hardware.types import Device
 from twin.reading import Check, Parse
 from twin.text import shown
 from twin.units import unit_of
@@ -45,12 +47,14 @@ def _memory(here: Device, there: Device) -> float:
 
 
 CYCLES, EXCHANGE, SHARE, MEMORY, QUEUE = "cycles", "exchange", "share", "memory", "queue"
+SAME = "same"
 # of a time here, or of one over a rate, over that there
 COSTS: dict[str, Callable[[Device, Device], float]] = {
     CYCLES: _cycles,
     EXCHANGE: _exchange,
     SHARE: _share,
     MEMORY: _memory,
+    SAME: lambda here, there: 1.0,
 }
 MEANING = {
     CYCLES: "the same cycles at this clock",
@@ -58,52 +62,43 @@ MEANING = {
     SHARE: "copies as much larger as a block's share of the stream",
     MEMORY: "by memory latency",
     QUEUE: "the same wait behind the same queue",
+    SAME: "the same",
 }
+KERNEL = "kernel"  # the section of a device's numbers that are its kernel's
+# rules for costs of a kernel that are not CYCLES in seconds, nor SAME in any other unit
+_OF_KERNEL = {
+    **dict.fromkeys(("sample_element_s", "gather_bytes_per_s", "crowd_s"), EXCHANGE),
+    **dict.fromkeys(("copy_s", "watch_s"), SHARE),
+    "border_s": MEMORY,
+    "prompt.fetched_bytes_per_s": SAME,
+}
+
+
+def _of_kernel(path: str) -> str:
+    """The rule for a cost of a block of warps."""
+    if path in _OF_KERNEL:
+        return _OF_KERNEL[path]
+    return CYCLES if unit_of(path.rpartition(".")[2]) in ("s", "B/s") else SAME
+
+
+def _leaves(kind: Any, at: str) -> Iterator[str]:
+    """Dotted paths of all numbers of a dataclass."""
+    for name, hint in get_type_hints(kind).items():
+        inner = next(
+            (one for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one)), Number
+        )
+        if inner is Number:
+            yield f"{at}{name}"
+        else:
+            yield from _leaves(inner, f"{at}{name}.")
+
+
 FOLLOWS = {
     **dict.fromkeys(
-        (
-            "block.fp16_bytes_per_s",
-            "block.bf16_bytes_per_s",
-            "block.fp32_bytes_per_s",
-            "block.row_s",
-            "block.element_s",
-            "block.stage_s",
-            "block.kv_bytes_per_s",
-            "warps.slice_s",
-            "warps.reduction_s",
-            "warps.item_s",
-            "warps.vector_s",
-            "warps.quads_s",
-            "warps.ahead_s",
-            "warps.group_s",
-            "warps.tile_s",
-            "warps.heads_s",
-            "warps.round_s",
-            "warps.unit_s",
-            "warps.leave_s",
-            "warps.split_s",
-            "warps.int8_bytes_per_s",
-            "warps.fp8_bytes_per_s",
-            "warps.int4_bytes_per_s",
-            "warps.fp4_bytes_per_s",
-            "warps.whole_s",
-            "warps.step_s",
-            "warps.state_s",
-            "warps.state_element_s",
-            "warps.compare_s",
-            "warps.settle_s",
-            "l2.latency_s",
-            "handoff.hop_s",
-            "handoff.atomic_s",
-            "handoff.fence_s",
-        ),
-        CYCLES,
+        ("l2.latency_s", "handoff.hop_s", "handoff.atomic_s", "handoff.fence_s"), CYCLES
     ),
-    **dict.fromkeys(
-        ("block.sample_element_s", "warps.gather_bytes_per_s", "warps.crowd_s"), EXCHANGE
-    ),
-    **dict.fromkeys(("warps.copy_s", "warps.watch_s"), SHARE),
-    **dict.fromkeys(("launch.state_s", "warps.jitter_s"), MEMORY),
+    "memory.jitter_s": MEMORY,
+    **{f"{KERNEL}.{path}": _of_kernel(path) for path in _leaves(WarpKernel, "")},
     "l2.loaded_latency_s": QUEUE,
     "handoff.loaded_hop_s": QUEUE,
 }
@@ -150,21 +145,34 @@ def with_followers(data: Mapping[str, Any], kinship: Kinship, reference: Device)
     known = numbers(reference)
     filled = dict(data)
     for path, rule in FOLLOWS.items():
-        section, leaf = path.split(".")
-        inner = filled.get(section, {})
-        if path in kinship.without or not isinstance(inner, Mapping) or leaf in inner:
+        if path in kinship.without or _stated(filled, path.split(".")):
             continue
         if path not in known:
             raise HardwareError(
                 f"{reference.name} has no {path}: a part can only be like one whose warps are on "
                 "file, such as h200-sxm"
             )
-        like = Like(reference.name, rule, kinship.low, kinship.high)
-        filled[section] = {
-            **inner,
-            leaf: Number(known[path].value, Kind.ASSUMED, known[path].source, like=like),
-        }
+        ends = (1.0, 1.0) if rule == SAME else (kinship.low, kinship.high)
+        like = Like(reference.name, rule, *ends)
+        number = Number(known[path].value, Kind.ASSUMED, known[path].source, like=like)
+        filled = _with(filled, path.split("."), number)
     return filled
+
+
+def _stated(data: Any, keys: Sequence[str]) -> bool:
+    """Does a file give a number, or something that is no mapping in its section's place?"""
+    for key in keys:
+        if not isinstance(data, Mapping):
+            return True
+        if key not in data:
+            return False
+        data = data[key]
+    return True
+
+
+def _with(data: Mapping[str, Any], keys: Sequence[str], number: Number) -> dict[str, Any]:
+    key, *rest = keys
+    return {**data, key: _with(data.get(key, {}), rest, number) if rest else number}
 
 
 def follow(device: Device, reference: Device, on_file: Device) -> Device:

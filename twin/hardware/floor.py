@@ -9,7 +9,8 @@ model and not of the memory. On an H200 they are half a percent apart.
 
 from __future__ import annotations
 
-from twin.hardware.types import Device, Node, Number
+from twin.hardware.number import Number
+from twin.hardware.types import Device, Node
 
 
 def ceiling(device: Device) -> Number:

@@ -4,25 +4,14 @@ has.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from twin.hardware.types import (
-    BlockCosts,
-    Cache,
-    Codes,
-    Device,
-    HandOff,
-    Kind,
-    Launch,
-    Memory,
-    Number,
-    Sharing,
-    Structure,
-)
+from twin.hardware.number import Kind, Number
+from twin.hardware.stated import of_a_core
+from twin.hardware.types import Block, Cache, Device, HandOff, Launch, Memory, Sharing, Structure
 
 _DEFAULT = "default for an unknown CPU; replaced by the fit of its probes"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -49,8 +38,8 @@ def detect_host(root: Path = Path("/"), cpus: Sequence[int] | None = None) -> De
         l2=_l2(l2, cores),
         handoff=_handoff(),
         launch=_launch(),
+        kernel=of_a_core(),
         llc=_llc(sum(size for size, _ in l3), cores),
-        codes=_codes(),
         sharing=Sharing(switch_s=_assumed(0.1e-6, 0.03e-6, 20e-6, "fibers of one core in turn")),
     )
 
@@ -67,29 +56,13 @@ def _structure(cores: int, affinity: int) -> Structure:
     )
 
 
-def _block(root: Path, cpu: int, l2: list[tuple[int, int]]) -> BlockCosts:
-    return BlockCosts(
+def _block(root: Path, cpu: int, l2: list[tuple[int, int]]) -> Block:
+    return Block(
         clock_hz=_clock(root, cpu),
         on_chip_bytes=_on_chip(l2),
         load_bytes_per_s=_assumed(10e9, 2e9, 40e9, "one core's stream"),
-        fp16_bytes_per_s=_assumed(4e9, 0.1e9, 40e9, "conversion to FP32 in vector registers"),
-        bf16_bytes_per_s=_assumed(5e9, 0.1e9, 50e9, "conversion by a shift"),
-        fp32_bytes_per_s=_assumed(10e9, 0.5e9, 80e9, "fused multiply-add from L2"),
-        row_s=_assumed(10e-9, 1e-9, 200e-9),
-        element_s=_assumed(1e-9, 0.05e-9, 10e-9),
-        stage_s=_assumed(1e-6, 0.05e-6, 50e-6),
-        kv_bytes_per_s=_assumed(2e9, 0.1e9, 20e9),
-        sample_element_s=_assumed(1e-9, 0.1e-9, 20e-9),
         loading="on-demand",
-        item_s=_assumed(1e-6, 0.05e-6, 20e-6, "a softmax begun and ended"),
-        merged_s=_assumed(10e-9, 0.1e-9, 200e-9, "weighed by exponentials, four at a time"),
-        gate_s=_assumed(10e-9, 0.5e-9, 200e-9, "an exponential and a division"),
     )
-
-
-def _codes() -> Codes:
-    rate = _assumed(2.5e9, 0.1e9, 40e9, "half of what it multiplies of BF16")
-    return Codes(**{field.name: rate for field in dataclasses.fields(Codes)})
 
 
 def _clock(root: Path, cpu: int) -> Number:

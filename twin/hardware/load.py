@@ -12,12 +12,15 @@ from typing import Annotated, Literal
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import ConfigError, HardwareError
 from twin.files import expanded, resolved
-from twin.hardware.derive import Kinship, follow, with_followers
+from twin.hardware.derive import KERNEL, Kinship, follow, with_followers
 from twin.hardware.host import detect_host
+from twin.hardware.moved import check_places
+from twin.hardware.number import Number
 from twin.hardware.overlay import Overlay, is_overlay, overlaid
 from twin.hardware.override import IDLE, numbers
 from twin.hardware.schema import check_blocks, read
-from twin.hardware.types import HOST, Device, Link, Node, Number
+from twin.hardware.stated import stated_file
+from twin.hardware.types import HOST, Device, Link, Node
 from twin.reading import SOME, Check, FieldError, together
 from twin.text import shown
 from twin.units import format_quantity
@@ -265,6 +268,8 @@ def read_device(path: Path) -> Device:
     What it leaves out because it is `like` another part follows from that part's file.
     """
     data = _own_parts(path)
+    check_places(data, path)
+    data = _with_kernel(data, path)
     if is_overlay(data):
         overlay = read(data, Overlay, path)
         device = overlaid(overlay, _base(overlay, path), path)
@@ -278,6 +283,26 @@ def read_device(path: Path) -> Device:
     if wrong := list(_wrong(device, path)):
         raise HardwareError(f"{path}: {together(wrong)}")
     return device
+
+
+def _with_kernel(data: dict[str, object], path: Path) -> dict[str, object]:
+    """The content of a device file with what is stated of our kernel's costs there: in its section,
+    which may name a device on file whose costs these are; of a device on file in
+    calibration/kernels.
+    """
+    named = data.get(KERNEL)
+    if isinstance(named, str):
+        known = {file.stem: file for file in stated_file("any").parent.glob("*.yaml")}
+        file = known.get(on_file(named) or "")
+        if file is None:
+            raise HardwareError(
+                f"{path}: {KERNEL}: no costs of {shown(named)} are on file; "
+                f"{did_you_mean(named, known)}"
+            )
+        return {**data, KERNEL: _yaml(file)}
+    stated = stated_file(path.stem)
+    on_disk = path.parent == data_dir("hwmodels") / "devices" and stated.is_file()
+    return {**data, KERNEL: _yaml(stated)} if on_disk and named is None else data
 
 
 def _wrong(device: Device, path: Path) -> Iterator[str]:

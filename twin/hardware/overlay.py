@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from twin.errors import HardwareError
+from twin.hardware.number import Kind, Number
 from twin.hardware.override import apply_fit, interval, numbers, resolve, with_numbers
 from twin.hardware.schema import OWN
-from twin.hardware.types import Device, Kind, Number
+from twin.hardware.types import Device
 from twin.reading import REFUSED, Reader
 from twin.text import shown
 from twin.units import unit_of

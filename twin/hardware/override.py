@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 from twin.data import did_you_mean
 from twin.errors import ConfigError, HardwareError
+from twin.hardware.moved import moved
+from twin.hardware.number import Kind, Number
 from twin.hardware.schema import check_blocks, check_number
-from twin.hardware.types import Device, Kind, Node, Number
+from twin.hardware.types import Device, Node
 from twin.text import shown
 from twin.units import LONGEST, NUMBER, UNSIGNED, example, parse_quantity, stem, unit_of
 
@@ -170,6 +172,8 @@ def _resolved(name: str, known: Mapping[str, Number], path: str) -> str:
         short = [p for p in known if _short(p) == candidate]
         if len(short) == 1:
             return short[0]
+    if now := moved(path.removeprefix("device.")):
+        raise HardwareError(f"{name} has no number {shown(path)}; it is called {now}")
     hint = did_you_mean(path, known)
     if not hint.startswith("did") and (near := _near(known, path)):
         hint = f"did you mean {' or '.join(near)}? `twin hardware {name}` lists all"

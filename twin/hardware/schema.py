@@ -5,13 +5,16 @@ Number.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from twin import reading
 from twin.errors import HardwareError
-from twin.hardware.types import Device, Kind, Number
+from twin.hardware.kernel import CoreKernel, WarpKernel
+from twin.hardware.number import Kind, Number
+from twin.hardware.types import Device
 from twin.reading import REFUSED, FieldError, Parse, Reader
 from twin.text import shown
 from twin.units import example, format_quantity, parse_quantity, unit_of
@@ -27,6 +30,9 @@ RANGES = {
     "Hz": (1e6, 1e12),
     "s": (0.0, 1.0),
     "W": (1e-3, 1e9),
+    "cycles": (1e-3, 1e9),
+    "B/cycle": (1e-3, 1e6),
+    "ratio": (1e-6, 1e6),
     "": (1.0, 1e6),
 }
 _OF_ONE_ELEMENT = (0.0, 1e-3)
@@ -60,7 +66,8 @@ def _name(at: str) -> str:
 def _quantity(data: Any, at: str) -> float:
     """A value or an end of the number whose name says the unit."""
     unit = unit_of(_name(at.rpartition(".")[0]))
-    if not unit and isinstance(data, int) and not isinstance(data, bool):
+    plain = (int, float) if unit == "ratio" else () if unit else (int,)
+    if isinstance(data, plain) and not isinstance(data, bool):
         return float(data)  # of at most 63 bits (twin.data)
     if not isinstance(data, str):
         raise HardwareError(f"{shown(data)} must be text with its unit, such as {example(unit)!r}")
@@ -99,7 +106,14 @@ def _number(reader: Reader, data: Any, at: str) -> Any:
     return number
 
 
-OWN: reading.Own = {Number: _number}
+def _kernel(reader: Reader, data: Any, at: str) -> Any:
+    """Costs of a kernel: of a core where the section has any that a block of warps has not."""
+    cores = CoreKernel.__dataclass_fields__.keys() - WarpKernel.__dataclass_fields__.keys()
+    of_core = isinstance(data, Mapping) and not cores.isdisjoint(data)
+    return reader.value(data, CoreKernel if of_core else WarpKernel, at)
+
+
+OWN: reading.Own = {Number: _number, WarpKernel | CoreKernel: _kernel}
 
 
 def check_number(path: str, number: Number) -> None:

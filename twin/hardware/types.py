@@ -1,58 +1,19 @@
-"""Hardware as data: every number carries its kind and its source."""
+"""Hardware as data: every number carries its kind and its source. What the code of our kernel
+costs there: twin/hardware/kernel.py.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Literal
 
-
-class Kind(Enum):
-    """How much a number may be trusted, best first."""
-
-    MEASURED = "measured"
-    FITTED = "fitted"
-    DATASHEET = "datasheet"
-    THIRD_PARTY = "third-party"
-    VENDOR = "vendor"
-    UNBOUND = "unbound"  # stands in a fit, but its probes do not bind it (twin.calibrate.bound)
-    ASSUMED = "assumed"
-
+from twin.hardware.kernel import CoreKernel, WarpKernel
+from twin.hardware.number import Number
 
 HOST = "host"  # the instruction set of this computer's CPU, and the name of the device
 # of the stream's queue at memory, to which loaded times refer: bytes in flight over bandwidth, less
 # the latency
 QUEUE_S = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Like:
-    """Where a number comes from that nobody measured on its part: the same number of another part,
-    and a rule (twin.hardware.derive).
-    """
-
-    device: str
-    rule: str
-    # how much less, and more, it may cost than the rule says: factors on a time, or on one over a
-    # rate
-    low: float
-    high: float
-    fitted: bool = False  # the other number is fitted, and drawn together with the rest of its fit
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """One hardware quantity in SI base units (bytes, bytes/s, Hz, s) or a plain count."""
-
-    value: float
-    kind: Kind
-    source: str
-    # the range that the source or the kind allows; None: take it from the kind
-    low: float | None = None
-    high: float | None = None
-    # then low and high are what the rule leaves open; what the other number leaves open comes on
-    # top
-    like: Like | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +27,7 @@ class Structure:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockCosts:
+class Block:
     """One SM, CU or core, as the engine uses it.
 
     `loading` says when weights move: "ahead" by a loader that fills the ring while the block waits,
@@ -79,22 +40,12 @@ class BlockCosts:
     clock_hz: Number
     on_chip_bytes: Number  # ring and activations live here (shared memory, LDS; L2 slice of a core)
     load_bytes_per_s: Number  # most that one block can stream alone
-    fp16_bytes_per_s: Number  # consumer throughput, weights on chip, by weight type
-    bf16_bytes_per_s: Number
-    fp32_bytes_per_s: Number
-    row_s: Number  # fixed cost of one output row within a block (reduce, scale, publish)
-    element_s: Number  # one activation element gathered, summed or normed by a block
-    stage_s: Number  # fixed cost of one stage within a block (set-up, block barriers)
-    kv_bytes_per_s: Number  # attention throughput of one block over cached keys and values
-    sample_element_s: Number  # one logit examined by the sampling block
     loading: Literal["ahead", "on-demand"] = "ahead"
     inputs: Literal["on-chip", "registers"] = "on-chip"
     # behind which it loads load_bytes_per_s: more is more bytes in flight; None: memory's
     load_latency_s: Number | None = None
-    # of a core, where None is nothing: one attention item's fixed cost, beside its cached bytes
-    item_s: Number | None = None
-    merged_s: Number | None = None  # an element of a split's output added up for its projection
-    gate_s: Number | None = None  # one activation of a gate, and its product
+    # most that two neighbouring blocks stream together; None: each by itself
+    pair_bytes_per_s: Number | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +62,11 @@ class Memory:
     # of the pipe's rate, that must be under way for the memory to deliver it
     # (twin/cost/under_way.py); None: any amount does
     under_way_s: Number | None = None
+    # of the rate, lost where nothing of that is under way
+    shortfall_ratio: Number | None = None
+    # by which memory answers a block's copy later or sooner than the mean one, at most; None: it
+    # answers all alike
+    jitter_s: Number | None = None
     # of the capacity, what the driver and a program's context keep; None: nothing
     reserved_bytes: Number | None = None
 
@@ -174,98 +130,6 @@ class Launch:
     stream_s: Number  # kernel after kernel in a stream
     graph_edge_s: Number  # kernel after kernel in a graph
     restart_s: Number  # memory pipeline refill at the start of a kernel
-    # between kernels of a model: what a block knows goes through memory; None: nothing
-    state_s: Number | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Warps:
-    """A block of warps: teams of them share the tiles that a loader thread copies, and each scans
-    cached positions.
-    """
-
-    copy_s: Number  # from one bulk copy of a loader to its next
-    # added where it waits for one of those under way before the next: a window smaller than the
-    # ring
-    watch_s: Number
-    # by which memory answers a block's copy later or sooner than the mean one, at most
-    jitter_s: Number
-    # a warp's fence between weights that it takes ahead of a stage's inputs and the slots that it
-    # then leaves
-    leave_s: Number
-    pair_bytes_per_s: Number  # most that two neighbouring blocks stream together
-    # a warp waits for its rows of a column slice and loads them, before it multiplies
-    slice_s: Number
-    reduction_s: Number  # a warp ends the dot products of a few rows: sums over its threads
-    item_s: Number  # fixed cost of one attention item: set-up, the warps' partial results merged
-    # what the loads of one block bring of exchanged elements, whole sectors counted, while all
-    # blocks gather
-    gather_bytes_per_s: Number
-    # attention's partial outputs in few lines: each further time that all blocks ask for the same
-    # words at once
-    crowd_s: Number
-    # a split's partial outputs weighed and added, for each column slice of which a thread holds
-    # elements
-    split_s: Number
-    vector_s: Number  # a gathered vector normed
-    # fixed cost of a stage whose normed input comes by way of the chip, four elements from each
-    # thread, instead of a stage's and a vector's
-    quads_s: Number
-    ahead_s: Number  # more for it where the stage's first weights were taken ahead of it
-    # more for a down projection whose teams hold all slices of their first rows before its inputs
-    # are there
-    group_s: Number
-    # from the last tile of a batch of rows to its sums, beyond the time in which that tile is
-    # consumed
-    tile_s: Number
-    # before a scan, for six heads of 64 elements (queries, a key, a value): the item looked up,
-    # heads awaited and turned; a probe of attention has none
-    heads_s: Number
-    # one round of the cached positions that a block scans side by side, already on their way
-    round_s: Number
-    # on tensor cores: a warp's 16 cached positions of a head of 128 elements, with up to four query
-    # heads
-    unit_s: Number
-    # codes on the chip that all warps decode and multiply, without waits and sums: INT8, FP8, INT4,
-    # FP4
-    int8_bytes_per_s: Number
-    fp8_bytes_per_s: Number
-    int4_bytes_per_s: Number
-    fp4_bytes_per_s: Number
-    whole_s: Number  # a column slice of an input becomes whole numbers, where threads multiply such
-    step_s: Number  # once through a loop over a tile's few-bit rows, beside experts
-    # an item of a recurrent state: convolved, looked at, published; and each element of it that a
-    # thread holds
-    state_s: Number
-    state_element_s: Number
-    compare_s: Number  # a thread's look at another expert's logit, where blocks choose
-    # beside few-bit weights a thread has 16 neighbours of a gathered vector, which four threads
-    # load together: until each has its own
-    settle_s: Number
-
-
-@dataclass(frozen=True, slots=True)
-class Codes:
-    """What one core decodes and multiplies of few-bit weights in its own cache: bytes of codes,
-    without their scales. `twin/cost/consume.py` says which formats each stands for.
-    """
-
-    int8_bytes_per_s: Number
-    fp8_bytes_per_s: Number
-    int4_bytes_per_s: Number
-    mxfp4_bytes_per_s: Number
-    nvfp4_bytes_per_s: Number
-    # GGUF's, and what holds several of them in one matrix
-    q4_0_bytes_per_s: Number
-    q4_1_bytes_per_s: Number
-    q5_0_bytes_per_s: Number
-    q5_1_bytes_per_s: Number
-    q8_0_bytes_per_s: Number
-    q4_k_bytes_per_s: Number
-    q5_k_bytes_per_s: Number
-    q6_k_bytes_per_s: Number
-    gguf_mixed_32_bytes_per_s: Number
-    gguf_mixed_256_bytes_per_s: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,15 +157,14 @@ class Device:
     vendor: str
     isa: str | None  # what the engine compiles for: sm_90a, gfx942, host; None: the twin only
     structure: Structure
-    block: BlockCosts
+    block: Block
     memory: Memory
     l2: Cache
     handoff: HandOff
     launch: Launch
+    kernel: WarpKernel | CoreKernel  # what our kernel costs there
     llc: Cache | None = None
     fabric: Fabric | None = None
-    warps: Warps | None = None
-    codes: Codes | None = None  # of a core
     sharing: Sharing | None = None
     power: Power = field(default_factory=Power)
 

@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 
 from twin.errors import HardwareError
+from twin.hardware.number import Kind
 from twin.hardware.override import interval
-from twin.hardware.types import Kind
 from twin.machines.steps import dependent_steps
 from twin.machines.types import Machine, Published, Spread
 from twin.models.formats import format_named

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from twin.hardware.types import Kind, Number
+from twin.hardware.number import Kind, Number
 from twin.models.load import model_names
 from twin.reading import FieldError, one_of
 

@@ -7,8 +7,9 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from twin.cost.causes import CAUSES
+from twin.hardware.number import Kind
 from twin.hardware.override import numbers
-from twin.hardware.types import Kind, Node
+from twin.hardware.types import Node
 from twin.plan.types import Plan
 from twin.report import figures
 from twin.report.html import Chip, Page, Section, folded, html_table, words_section

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from twin.hardware.number import Number
 from twin.hardware.override import interval
-from twin.hardware.types import Number
 from twin.report.tables import hanging, table
 from twin.units import binary_bytes, format_quantity, format_range, unit_of
 

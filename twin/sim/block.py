@@ -251,7 +251,7 @@ class Block:
 
     def _read(self, step: int, read: ReadWork, channel: int, log: list[Segment]) -> Process:
         """Wait until all the needed elements are visible on this die, then gather them."""
-        env, package, load = self.env, self.place.package, self.shared.times.load
+        env, package, load = self.env, self.place.package, self.shared.times.loader.look
         looked = env.now + load
         if load:
             looked += package.fetching(env.now)
@@ -279,7 +279,7 @@ class Block:
         """Waits for the stage's first slots before its reads, and frees them: what they hold lies
         in registers then. A fence comes before the last of a row group.
         """
-        env, ring, logged, leave = self.env, self.ring, self.env.now, self.shared.times.leave
+        env, ring, logged, leave = self.env, self.ring, self.env.now, self.shared.times.loader.leave
         for taken in range(1, len(work.ahead) + 1):
             arrived = yield from self._arrival()
             if arrived > env.now:

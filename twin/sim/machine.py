@@ -238,9 +238,9 @@ class Machine:
         """Streams that do not vary, and hold no experts, are walked without looking at gates."""
         options, program = self.plan.options, self.program
         pace = (
-            self.times.watched_copy
+            self.times.loader.watched_copy
             if options.window_slots < options.ring_slots
-            else self.times.copy
+            else self.times.loader.copy
         )
         ahead = self.resident and not self.on_demand
         if self.gates or program.drawn:
@@ -310,15 +310,13 @@ class Machine:
         of units first.
         """
         device = self.node.device
-        pairs = device.blocks // 2
+        together, pairs = device.block.pair_bytes_per_s, device.blocks // 2
         pair = on_gpu % pairs if pairs else 0
-        if device.warps is None or not pairs or pair + pairs >= self.plan.options.blocks:
+        if together is None or not pairs or pair + pairs >= self.plan.options.blocks:
             port = self.ports[name] = Pipe(f"{name}.load", rate)
             return port
         if (gpu, pair) not in self.ports:
-            self.ports[gpu, pair] = Pipe(
-                f"Gpu[{gpu}].Pair[{pair}].load", device.warps.pair_bytes_per_s.value
-            )
+            self.ports[gpu, pair] = Pipe(f"Gpu[{gpu}].Pair[{pair}].load", together.value)
         return self.ports[gpu, pair]
 
 

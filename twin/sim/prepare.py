@@ -39,11 +39,10 @@ TIMED_BY_THE_MACHINE = (
     "block.on_chip_bytes",
     "block.load_bytes_per_s",
     "block.load_latency_s",
-    "warps.copy_s",
-    "warps.watch_s",
-    "warps.pair_bytes_per_s",
-    "warps.jitter_s",
-    "warps.leave_s",
+    "kernel.copy_s",
+    "kernel.watch_s",
+    "block.pair_bytes_per_s",
+    "kernel.leave_s",
     "launch.restart_s",
 )
 

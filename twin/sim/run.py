@@ -12,14 +12,11 @@ from itertools import pairwise
 from math import ceil
 
 from twin.cost.causes import CAUSES
-from twin.cost.consume import judged, scans, untouched
+from twin.cost.rests import rests_on
 from twin.cost.routing import Routing
-from twin.cost.under_way import enough_under_way
 from twin.errors import PlanError
-from twin.hardware.override import assumed
 from twin.hardware.types import Node
-from twin.plan.types import Execution, Plan, StageKind
-from twin.schedule.choose import schedule_of
+from twin.plan.types import Plan
 from twin.sim.attribution import Table, critical_path, tabulate
 from twin.sim.compiled.room import lent
 from twin.sim.executor import Executor, run, run_first_gpu
@@ -250,7 +247,7 @@ def _result(machine: Machine, step: int, table: Table, trace: Trace | None) -> R
         consumed_bytes=machine.stands_for * sum(block.consumed_bytes() for block in machine.blocks),
         in_ring_bytes=machine.stands_for
         * sum(block.ring.in_flight_bytes() for block in machine.blocks),
-        assumed=tuple(_rests_on(plan, machine.node)),
+        assumed=tuple(rests_on(plan, machine.node)),
         trace=trace,
     )
 
@@ -261,48 +258,3 @@ def _stage_time(plan: Plan, index: int, row: list[int]) -> StageTime:
     return StageTime(
         stage.name, stage.kind.value, sum(row), max(causes, key=lambda cause: causes[cause]), causes
     )
-
-
-def _rests_on(plan: Plan, node: Node) -> list[str]:
-    """Assumed numbers, without those that this plan cannot touch."""
-    options, on_tensor_cores = plan.options, schedule_of(plan).scan.tensor
-    resident = options.execution is Execution.RESIDENT
-    library = any(stage.kind is StageKind.COLLECTIVE for stage in plan.stages)
-    samples = any(
-        stage.kind is StageKind.SAMPLE and stage.publishes is not None for stage in plan.stages
-    )
-    attention = any(stage.kind is StageKind.ATTENTION for stage in plan.stages)
-    of_warps = node.device.warps is not None
-    unused = {
-        "memory.capacity_bytes": True,
-        "memory.reserved_bytes": True,
-        "memory.peak_bytes_per_s": False,
-        "memory.under_way_s": enough_under_way(plan, node.device),
-        "power.": True,
-        "launch.": resident,
-        "launch.stream_s": options.execution is not Execution.LAUNCHES,
-        "launch.graph_edge_s": options.execution is not Execution.GRAPH,
-        "link.": options.gpus == 1,
-        "link.library_allreduce_s": not library,
-        "link.fence_s": options.handoff.value == "sentinel" or not resident,
-        "block.clock_hz": True,
-        "block.on_chip_bytes": True,
-        "block.kv_bytes_per_s": not attention or of_warps,
-        "warps.item_s": not attention,
-        "warps.round_s": not scans(plan, by_tensor_cores=False)
-        and (not attention or on_tensor_cores),
-        "warps.unit_s": not scans(plan, by_tensor_cores=True)
-        and (not attention or not on_tensor_cores),
-        "block.sample_element_s": not samples,
-        "handoff.atomic_s": options.handoff.value == "sentinel",
-        "handoff.fence_s": options.handoff.value == "sentinel" or not resident,
-        **{
-            f"block.{name}_bytes_per_s": options.weight_dtype.value != name
-            for name in ("fp16", "bf16", "fp32")
-        },
-        **dict.fromkeys(untouched(plan, node.device), True),
-    }
-    idle = tuple(name for name, skip in unused.items() if skip)
-    return [
-        path for path in assumed(node) if not path.removeprefix("device.").startswith(idle)
-    ] + judged(plan, node.device)

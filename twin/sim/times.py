@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from twin.hardware.types import QUEUE_S, Device, Number
+from twin.cost.kinds import Loader
+from twin.hardware.number import Number
+from twin.hardware.types import QUEUE_S, Device
 from twin.units import picoseconds
 
 QUEUE = picoseconds(QUEUE_S)
@@ -22,10 +24,7 @@ class Times:
     poll: int  # until a poll finds what is there
     growth: int  # of a hop, behind QUEUE of the stream
     fetch_growth: int  # of a load that hits the L2
-    load: int  # the least that a look at exchanged elements takes
-    leave: int  # of a row group taken ahead, out of the ring
-    copy: int  # from one request of a loader to the next
-    watched_copy: int  # of a loader that watches a window smaller than its ring
+    loader: Loader
     jitter: int
     switch: int  # of a shared core to another block
     restart: int  # of a loader behind a kernel's border, more than memory takes
@@ -34,7 +33,7 @@ class Times:
     def of(cls, device: Device, *, lone: bool = False) -> Self:
         """`lone`: of a machine's only block. A core then finds its own words in its own cache."""
         near = lone and device.block.loading == "on-demand"
-        warps, memory = device.warps, picoseconds(device.memory.latency_s.value)
+        memory, jitter = picoseconds(device.memory.latency_s.value), device.memory.jitter_s
         several = device.structure.dies.value > 1
         return cls(
             memory=memory,
@@ -47,11 +46,8 @@ class Times:
             poll=picoseconds(device.handoff.poll_s.value) // 2,
             growth=_growth(device.handoff.hop_s, device.handoff.loaded_hop_s),
             fetch_growth=_growth(device.l2.latency_s, device.l2.loaded_latency_s),
-            load=picoseconds(device.exchange.latency_s.value) if warps else 0,
-            leave=picoseconds(warps.leave_s.value) if warps else 0,
-            copy=picoseconds(warps.copy_s.value) if warps else 0,
-            watched_copy=picoseconds(warps.copy_s.value + warps.watch_s.value) if warps else 0,
-            jitter=picoseconds(warps.jitter_s.value) if warps else 0,
+            loader=Loader.of(device),
+            jitter=picoseconds(jitter.value) if jitter else 0,
             switch=picoseconds(device.sharing.switch_s.value) if device.sharing else 0,
             # restart_s ends when data flow again: latency is in it
             restart=max(0, picoseconds(device.launch.restart_s.value) - memory),

@@ -22,8 +22,18 @@ CLOCK = "clock"
 TOGETHER = (GPUS, CLOCK)  # names that change more than one number
 # What a block's clock drives. Memory, links and launches have clocks of their own, and so have the
 # fabric and caches that a hop crosses.
-CLOCKED = ("block.", "warps.", "l2.", "device.block.", "device.warps.", "device.l2.")
-UNCLOCKED = ("on_chip_bytes", "capacity_bytes", "reserved_bytes")
+CLOCKED = tuple(
+    f"{of}{section}"
+    for of in ("", "device.")
+    for section in ("block.", "kernel.", "l2.", "memory.jitter_s")
+)
+UNCLOCKED = (
+    "on_chip_bytes",
+    "capacity_bytes",
+    "reserved_bytes",
+    "border_s",  # through memory
+    "fetched_bytes_per_s",
+)
 
 
 def with_settings(node: Node, settings: Sequence[Setting]) -> Node:

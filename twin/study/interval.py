@@ -25,8 +25,9 @@ from twin.calibrate.node import calibrated
 from twin.calibrate.store import name_of, read_fit
 from twin.hardware.derive import IDLE, QUEUE, followed
 from twin.hardware.load import load_device
+from twin.hardware.number import Kind, Like, Number
 from twin.hardware.override import interval, numbers, resolve
-from twin.hardware.types import Kind, Like, Node, Number
+from twin.hardware.types import Node
 from twin.reading import FieldError
 from twin.study.fields import MOST_WHOLE, Count
 from twin.study.hardware import Setting, drawable
@@ -51,7 +52,7 @@ WIDTHS = {  # why a kind's numbers may be off by what twin.hardware.override.SPR
 # stored format.
 _MECHANISMS = (
     (re.compile(r"(.*)\b(?:loaded_)?hop_s$"), r"\1hop_s"),
-    (re.compile(r"(.*block\.)(?:fp|bf|int|mxfp|nvfp)\d+\w*_bytes_per_s$"), r"\1arithmetic"),
+    (re.compile(r"(.*kernel\.)(?:fp16|bf16|fp32)_bytes_per_s$"), r"\1arithmetic"),
     (re.compile(r"(.*launch\.)(?:stream|graph_edge)_s$"), r"\1edge_s"),
 )
 

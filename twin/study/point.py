@@ -16,7 +16,8 @@ import twin
 from twin.cost.routing import Routing, RoutingKind, read_routing
 from twin.data import data_dir
 from twin.errors import TwinError
-from twin.hardware.types import Node, Number
+from twin.hardware.number import Number
+from twin.hardware.types import Node
 from twin.models.depth import first_layers
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from twin.hardware.number import Kind, Number
 from twin.hardware.override import SPREAD, numbers
 from twin.hardware.override import interval as range_of
-from twin.hardware.types import Kind, Number
 from twin.schedule.options import DEFAULT
 from twin.study.grid import MODEL, NODE, Cell
 from twin.study.interval import LEVELS, TELLING, WIDTHS, Draws, Interval, chance

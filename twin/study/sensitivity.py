@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from twin.hardware.number import Kind, Number
 from twin.hardware.override import numbers
-from twin.hardware.types import Kind, Number
 from twin.study.depth import Depths, Time, times
 from twin.study.outcome import Bars, Series
 from twin.study.point import Point

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from twin.cost.terms import QUAD_BYTES, requests, transfer_ps
-from twin.hardware.types import BlockCosts, Warps
+from twin.hardware.kernel import KernelCosts, WarpKernel
 from twin.models.spec import DType
-from twin.plan.types import Options, Plan, Span, Stage
+from twin.plan.types import Options, Plan, Scan, Span, Stage
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.scan import TENSOR_WARPS, CacheScan, position_threads
 from twin.schedule.splits import TENSOR_HEADS, TENSOR_POSITIONS
@@ -15,32 +15,15 @@ from twin.units import picoseconds
 
 HEAD, HEAD_OF_UNIT = 64, 128  # elements, of which heads_s and unit_s speak
 WIDEST_HEAD = 256  # elements of a head that attention.cuh divides over the threads of a warp
-SCAN_STEP = 16  # elements of a head, two products of a scan on tensor cores: of keys, and of values
-# a unit's softmax, in steps: with five the probes of heads of 64 and of 128 elements agree best
-SCAN_FIXED = 5
-# A turn on tensor cores takes so much of what probes of attention alone say of it: in 13 shapes
-# that were traced at 96 and at 1,548 positions such attention grew by 1.15 to 1.53 times what it
-# was told to, on an H200 and an H100 alike (attention.csv, stages-5020.csv in
-# studies/drawn-shapes). Why was not looked for.
-IN_LAYERS = 1.3
-# What part of a cost grows with what, as probes of attention and traced runs say
-# (studies/h200-validation, docs/calibration.md).
-LATER_HEADS = 1 / 2  # of six heads' time, what a further round of the warps takes
-# of the first round's time, beside one part for each of its heads; of six in all
-HEADS_ALONE, HEADS_PARTS = 4, 10
+SCAN_STEP = 16  # elements of a head, two products on tensor cores: of keys, and of values
+# of which round_s speaks: positions that a thread holds of most heads, threads of a position; and
+# heads of a block's first round, of which heads_s does
+POSITIONS, POSITION_THREADS, ROUND_HEADS = 4, 8, 6
+TENSOR_QUERIES = 8  # more query heads than this on one entry are multiplied by tensor cores
 FEWEST_HEADS = 3  # of an item: a query head, its key and its value
-# of a round's time, with each position that a thread holds and without any
-POSITION_PARTS, FIXED_PARTS = 5, 12
-ROUND_PARTS = 32  # with the four positions of most heads
-# besides one part for each bit of the threads of a position; of eight threads in all
-SUM_PARTS, EIGHT_THREADS_SUM = 5, 9
-# of a turn on tensor cores, more with each further set of query heads
-FURTHER_SET = 1 / 4
-WIDER_HEAD = 1 / 3  # of a head's way to a scan, more with each HEAD elements beyond the first
-FURTHER_ROUND = 1 / 4  # of an item's start and end, more with each further round of publishing
 
 
-def heads_ps(warps: Warps, head_dim: int, heads: int, *, in_step: bool = False) -> int:
+def heads_ps(warps: WarpKernel, head_dim: int, heads: int, *, in_step: bool = False) -> int:
     """A block's queries, keys and values on their way from QKV to a scan: each head by one warp.
     A third of it grows with the elements of a head, and a part with the heads that the warps wait
     for at once, of which the last comes the later the more they are. Half of it once more for each
@@ -53,14 +36,16 @@ def heads_ps(warps: Warps, head_dim: int, heads: int, *, in_step: bool = False) 
     """
     heads = min(heads, FEWEST_HEADS) if in_step else heads
     rounds, first = -(-heads // TEAM_WARPS), min(heads, TEAM_WARPS)
-    wide = 1 + (head_dim / HEAD - 1) * WIDER_HEAD
-    late = (HEADS_ALONE + first) / HEADS_PARTS
-    return picoseconds(warps.heads_s.value * wide * (late + (rounds - 1) * LATER_HEADS))
+    laws = warps.attention
+    wide = 1 + (head_dim / HEAD - 1) * laws.wider_head_ratio.value
+    late = (laws.first_parts.value + first) / (laws.first_parts.value + ROUND_HEADS)
+    later = (rounds - 1) * laws.later_heads_ratio.value
+    return picoseconds(warps.heads_s.value * wide * (late + later))
 
 
-def kv_cost(block: BlockCosts, size: int) -> int:
-    """Attention over `size` bytes of cached keys and values, already on chip."""
-    return transfer_ps(size, block.kv_bytes_per_s.value)
+def kv_ps(kernel: KernelCosts, size: int) -> int:
+    """Attention over `size` bytes of cached keys and values that have arrived."""
+    return transfer_ps(size, kernel.kv_bytes_per_s.value)
 
 
 def entries_at_once(dim: int, queries: int, dtype: DType) -> int:
@@ -77,10 +62,12 @@ def entries_at_once(dim: int, queries: int, dtype: DType) -> int:
 
 def positions_of_a_thread(dim: int, dtype: DType) -> int:
     """Up to 16 bytes of each of four positions, or more of a single one."""
-    return 4 if -(-dim // position_threads(dim)) * dtype.bytes <= QUAD_BYTES else 1
+    return POSITIONS if -(-dim // position_threads(dim)) * dtype.bytes <= QUAD_BYTES else 1
 
 
-def cache_tiles(warps: Warps, plan: Plan, scan: CacheScan, size: int) -> Iterator[tuple[int, int]]:
+def cache_tiles(
+    warps: WarpKernel, plan: Plan, scan: CacheScan, size: int
+) -> Iterator[tuple[int, int]]:
     """(bytes, time) of the ring slots in which an item's `size` cached bytes reach a block, as
     attention.cuh scans them.
 
@@ -97,7 +84,9 @@ def cache_tiles(warps: Warps, plan: Plan, scan: CacheScan, size: int) -> Iterato
     rounds = -(-own.group * own.head_dim // (TEAM_WARPS * WARP * at_once))
     wait, fixed = (
         picoseconds(warps.slice_s.value),
-        picoseconds(warps.item_s.value * (1 + FURTHER_ROUND * (rounds - 1))),
+        picoseconds(
+            warps.item_s.value * (1 + warps.attention.further_round_ratio.value * (rounds - 1))
+        ),
     )
     turns = (
         _tensor_turns(warps, plan, scan, size, tile)
@@ -108,7 +97,7 @@ def cache_tiles(warps: Warps, plan: Plan, scan: CacheScan, size: int) -> Iterato
         yield request, wait + turn + (0 if number else fixed + met)
 
 
-def _rounds(warps: Warps, plan: Plan, scan: CacheScan, size: int, tile: int) -> Iterator[int]:
+def _rounds(warps: WarpKernel, plan: Plan, scan: CacheScan, size: int, tile: int) -> Iterator[int]:
     """Of a tile after the other.
 
     Each query head of a warp takes its time in a round, of which three eighths do not depend on the
@@ -119,23 +108,29 @@ def _rounds(warps: Warps, plan: Plan, scan: CacheScan, size: int, tile: int) -> 
     own, heads, position = plan.kernel_attention(), scan.heads, tile // scan.positions
     at_once = entries_at_once(own.head_dim, -(-own.group // heads), plan.options.kv_dtype)
     held = positions_of_a_thread(own.head_dim, plan.options.kv_dtype)
+    laws, parts = warps.attention, warps.attention.sum_parts.value
     # a step for each doubling of the threads
-    sums = (position_threads(own.head_dim).bit_length() + SUM_PARTS) / EIGHT_THREADS_SUM
+    sums = (position_threads(own.head_dim).bit_length() + parts) / (
+        POSITION_THREADS.bit_length() + parts
+    )
+    each, none = laws.position_parts.value, laws.round_parts.value
     a_round = picoseconds(
-        warps.round_s.value * heads * sums * (POSITION_PARTS * held + FIXED_PARTS) / ROUND_PARTS
+        warps.round_s.value * heads * sums * (each * held + none) / (each * POSITIONS + none)
     )
     for request in requests(size, tile):
         yield -(-request // (position * at_once)) * a_round
 
 
-def _tensor_turns(warps: Warps, plan: Plan, scan: CacheScan, size: int, tile: int) -> Iterator[int]:
+def _tensor_turns(
+    warps: WarpKernel, plan: Plan, scan: CacheScan, size: int, tile: int
+) -> Iterator[int]:
     """Of a tile after the other, on tensor cores.
 
     Warps take units of positions in turn, across tiles: those of one turn are looked at side by
     side, and the last bears its time. Turns are counted from the item's end, so that its last tile,
     which nothing hides, bears one.
     """
-    longer = 1.0 if plan.spec is None else IN_LAYERS
+    longer = 1.0 if plan.spec is None else warps.attention.in_layers_ratio.value
     a_turn = picoseconds(longer * unit_s(warps, plan, scan))
     unit = tile // scan.positions * TENSOR_POSITIONS
 
@@ -147,7 +142,7 @@ def _tensor_turns(warps: Warps, plan: Plan, scan: CacheScan, size: int, tile: in
         yield (turns(size - start) - turns(max(0, size - start - tile))) * a_turn
 
 
-def unit_s(warps: Warps, plan: Plan, scan: CacheScan) -> float:
+def unit_s(warps: WarpKernel, plan: Plan, scan: CacheScan) -> float:
     """In which a warp compares a unit of cached positions with a set of query heads, and sums
     values. Sets have warps of their own, which share the tensor cores and the chip's memory. A warp
     that takes eight heads makes the products of two sets, whether it has all eight or not: groups
@@ -156,13 +151,14 @@ def unit_s(warps: Warps, plan: Plan, scan: CacheScan) -> float:
     """
     own, heads = plan.kernel_attention(), scan.heads
     sets = -(-own.group // heads) * -(-heads // TENSOR_HEADS)
-    return turn_s(warps, own.head_dim) * (1 + FURTHER_SET * (sets - 1))
+    further = warps.attention.further_set_ratio.value
+    return turn_s(warps, own.head_dim) * (1 + further * (sets - 1))
 
 
-def turn_s(warps: Warps, elements: int) -> float:
+def turn_s(warps: WarpKernel, elements: int) -> float:
     """The same of so many elements of a head, of one set alone."""
-    steps = elements // SCAN_STEP
-    alone = (steps + SCAN_FIXED) / (HEAD_OF_UNIT // SCAN_STEP + SCAN_FIXED)
+    steps, softmax = elements // SCAN_STEP, warps.attention.softmax_steps.value
+    alone = (steps + softmax) / (HEAD_OF_UNIT // SCAN_STEP + softmax)
     return warps.unit_s.value * alone
 
 
@@ -184,3 +180,8 @@ def item_kv_bytes(plan: Plan, stage: Stage, item: int) -> int:
         return whole * page + (rest if here else 0)
 
     return own.position_bytes(plan.options.kv_dtype) * (below(hi) - below(lo))
+
+
+def by_tensor_cores(scan: Scan, queries: int) -> bool:
+    """Do tensor cores multiply a stage's own entries, or threads?"""
+    return queries > TENSOR_QUERIES or scan.dim > WIDEST_HEAD
