@@ -14,11 +14,24 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.command_line import TINY, Twin
+from tests.draws import TIMES
+from twin import toolchain
 from twin.engine.save import save_checkpoint
 from twin.engine.tokenizer import make_byte_tokenizer
 from twin.engine.weights import random_weights
+from twin.errors import ToolchainError
 
 POINTS = "MONOTWIN_POINTS"
+USERS_COMPILER = os.environ.get("CXX")
+# The compiler of the CPU engine in tests: unoptimised, a fifth of the time.
+COMPILER = """#!/bin/sh
+for word; do
+  shift
+  case "$word" in --version) echo unoptimised ;; -O3) word=-O0 ;; esac
+  set -- "$@" "$word"
+done
+exec '{compiler}' "$@"
+"""
 # a busy machine makes no test red
 settings.register_profile("gate", deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile("gate")
@@ -73,6 +86,31 @@ def _no_earlier_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(POINTS, str(tmp_path_factory.mktemp("points")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _unoptimised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests compile dozens of CPU engines and compute a few tokens with each. Processes that they
+    start compile alike. `make slow` compiles all of them as users do.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        # without a compiler, the tests that need one say so
+        with contextlib.suppress(ToolchainError):
+            compiler = tmp_path_factory.mktemp("compiler") / "c++"
+            compiler.write_text(COMPILER.format(compiler=toolchain.host_compiler()))
+            compiler.chmod(0o700)
+            if TIMES == 1:
+                patch.setenv("CXX", str(compiler))
+        yield
+
+
+@pytest.fixture
+def as_users_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the flags that users get: one test of each kind of kernel."""
+    if USERS_COMPILER:
+        monkeypatch.setenv("CXX", USERS_COMPILER)
+    else:
+        monkeypatch.delenv("CXX", raising=False)
 
 
 @pytest.fixture

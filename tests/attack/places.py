@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from tests.attack.bases import LANED
 from tests.attack.defect import Defect
-from tests.attack.plans import accepted, describe, engine_with
+from tests.attack.plans import WATCHDOG_S, accepted, describe
 from tests.engine.hf_cases import ALL
-from tests.engine.small_engine import FULL, LESS_OPTIMISED, planned, small_weights
+from tests.engine.small_engine import FULL, planned, small_weights
 from tests.proof.mutations import MUTATIONS
+from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams, sample
 from twin.errors import PlanError, TwinError
 from twin.kernel.tables import image
@@ -51,7 +52,6 @@ from twin.reference.step import Reference
 
 NAME = "places"
 GATE_CASES = 60
-WATCHDOG_S = 20.0
 TOLERANCE = 2e-5  # of the largest logit
 GREEDY = SamplingParams()
 TOKENS = [5, 74, 0, 33, 100, 2, 61]
@@ -145,12 +145,8 @@ def compute(plan: Plan, what: str) -> None:
     how = FULL if plan.options.sampling is Sampling.FULL else GREEDY
     rows: list[NDArray[np.float32]] = []
     try:
-        with (
-            engine_with(*LESS_OPTIMISED) as make,
-            make(
-                plan, small_weights(plan.spec, plan.options.weight_dtype), watchdog_s=WATCHDOG_S
-            ) as engine,
-        ):
+        weights = small_weights(plan.spec, plan.options.weight_dtype)
+        with HostEngine(plan, weights, watchdog_s=WATCHDOG_S) as engine:
             logits = engine.logits(TOKENS)
             made = engine.generate(
                 TOKENS, max_tokens=3, sampling=how, on_logits=lambda row: rows.append(row.copy())

@@ -25,8 +25,9 @@ from pathlib import Path
 from tests.attack.defect import Defect
 
 FOLDER = Path(__file__).resolve().parent
-CASE_CPU_S = 10.0  # of one case
-CASE_WALL_S = 60.0  # compiling a kernel and other processes included
+CASE_CPU_S = 20.0  # of one case
+# compiling a kernel and other processes included; twenty times what a case takes by itself
+CASE_WALL_S = 600.0
 CASE_BYTES = 1 << 30  # that one case may add to what its process holds
 PROCESS_BYTES = 6 << 30  # so that no case takes the computer's memory
 
@@ -145,7 +146,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         # not a daemon: those may have no children
-        self.process = context.Process(target=_work, args=(theirs,))
+        self.scratch = Path(tempfile.mkdtemp(prefix="attack-"))
+        self.process = context.Process(target=_work, args=(theirs, self.scratch))
         self.process.start()
         theirs.close()
         self.alive = True
@@ -185,20 +187,18 @@ class _Worker:
         self.pipe.close()
         self.process.kill()
         self.process.join(10)
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
 
-def _work(pipe: Connection) -> None:
+def _work(pipe: Connection, scratch: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (PROCESS_BYTES, PROCESS_BYTES))
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    scratch = Path(tempfile.mkdtemp(prefix="attack-"))
     try:
         while True:
             case = pipe.recv()
             pipe.send(run_case(case, scratch / "case"))
     except (EOFError, ConnectionError):
         pass
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def run_case(case: Case, folder: Path) -> Report:

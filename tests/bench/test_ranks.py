@@ -101,6 +101,7 @@ def test_a_failure_before_any_answer_is_raised() -> None:
 
 
 @pytest.mark.hf
+@pytest.mark.slow  # of two: a whole benchmark in test_measure.py
 @pytest.mark.parametrize("count", [2, 4])
 def test_sums_are_checked_before_they_are_timed(count: int) -> None:
     request = {"elements": 24, "repeats": 2, "times": 2, "replays": 3}

@@ -214,13 +214,11 @@ def test_runs_of_another_node_and_several_gpus_are_refused(home: Path, twin: Twi
 
 
 def test_runs_of_kernels_that_are_no_more_move_nothing() -> None:
-    """Narrow models of a record of 26 November; two models of one of the 27th, whose output
-    projections waited for each slice.
-    """
+    """A model whose output projections waited for each slice, and one without."""
     node = calibrated_node("1xh200")
-    folder = store.runs_folder(node.name)
-    counted = {
-        name: len(by_runs.timed_runs(node, [store.read_run(folder / name)]))
-        for name in ("shapes-12-seed-58318", "shapes-24-seed-112707")
-    }
-    assert counted == {"shapes-12-seed-58318": 24, "shapes-24-seed-112707": 88}
+    record = store.read_run(store.runs_folder(node.name) / "shapes-24-seed-112707")
+    gone, still = "s112707-01-short", "s112707-02-short"
+    few = replace(record, samples={name: record.samples[name] for name in (gone, still)})
+    assert [one.run.name for one in by_runs.timed_runs(node, [few])] == [still]
+    with pytest.raises(CalibrationError, match="holds no engine run"):
+        by_runs.timed_runs(node, [replace(few, samples={gone: record.samples[gone]})])

@@ -216,10 +216,8 @@ GB, MB = 1e9, 10**6
 CACHES = [(480 * 2**20, 40 * MB, 40 * MB), (480 * 2**20, 300 * MB, 16 * MB), (2**20, 24 * MB, 1e9)]
 
 
-@pytest.mark.parametrize(
-    ("said", "kept", "by_one"),
-    [CACHES[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in CACHES[1:])],
-)
+@pytest.mark.slow  # of the curve alone: test_knee.py
+@pytest.mark.parametrize(("said", "kept", "by_one"), CACHES)
 def test_streams_find_the_cache_and_what_lies_behind_whatever_the_system_says(
     said: float, kept: float, by_one: float
 ) -> None:

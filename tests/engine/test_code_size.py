@@ -17,14 +17,14 @@ from twin.errors import ToolchainError
 INSTRUCTION_CACHE = 128 * 1024
 
 
-# Builds of test_device_builds, the second a slow one there. Of Qwen3-8B other contexts and rings
-# make a difference of 2 KiB at most.
+# Builds of test_device_builds. Of Qwen3-8B other contexts and rings make a difference of 2 KiB at
+# most.
 @pytest.mark.parametrize(
     ("model", "name"),
     [
         ("llama-3.2-1b", "defaults"),
-        ("laneformer-2b", "lanes on one"),
-        ("qwen3-8b", "prompts"),
+        pytest.param("laneformer-2b", "lanes on one", marks=pytest.mark.slow),
+        pytest.param("qwen3-8b", "prompts", marks=pytest.mark.slow),
     ],
 )
 def test_the_instruction_cache_holds_a_layer(model: str, name: str) -> None:

@@ -64,6 +64,7 @@ def test_a_short_slice_behind_full_ones_matches_the_reference(name: str) -> None
     assert error(plan) < 1e-5
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_kinds_of_matrices_in_different_formats_match_the_reference() -> None:
     chosen = ((Role.ATTENTION, INT8), (Role.DENSE, format_named("int4-g64-zp")))
     mixed = planned(

@@ -176,7 +176,7 @@ def test_sanitizers_find_nothing(sanitize: str) -> None:
         "        e.generate(TOKENS[:3], max_tokens=4)\n        e.logits(TOKENS[:3])\n"
         "print('clean')\n"
     )
-    sanitized(script, sanitize, timeout_s=300)
+    sanitized(script, sanitize)
 
 
 # ---- where tiles lie -----------------------------------------------------------------------------

@@ -105,27 +105,28 @@ WANTED = [
     SamplingParams(temperature=1e-30, min_p=0.5, top_k=3, seed=22),
     SamplingParams(),
 ]
-TOKENS = 150
+TOKENS, FEW_TOKENS = 150, 20
 
 
 # Many threads wait for each other on few cores: most divisions are slow tests.
-SOON, FEW_TOKENS = {"blocks": 3}, 40
+SOON = {"blocks": 3}
 SLOW = ({"blocks": 4, "gpus": 2}, {"blocks": 40})
 
 
 @pytest.mark.parametrize(
     ("kind", "chosen", "tokens"),
     [
-        *((kind, SOON, TOKENS) for kind in KINDS),
+        *((kind, SOON, FEW_TOKENS) for kind in KINDS),
         *(("some values", chosen, FEW_TOKENS) for chosen in SLOW),
         *(
             pytest.param(kind, chosen, TOKENS, marks=pytest.mark.slow)
             for kind in KINDS
-            for chosen in SLOW
+            for chosen in (SOON, *SLOW)
         ),
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("as_users_compile")
 def test_tokens_are_those_of_the_definition(kind: str, chosen: dict[str, Any], tokens: int) -> None:
     running = drawing(KINDS[kind], **chosen)
     with running:

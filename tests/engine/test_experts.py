@@ -79,7 +79,6 @@ PLANS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.usefixtures("compiled_faster")
 @pytest.mark.parametrize(
     "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
 )
@@ -130,6 +129,7 @@ def test_every_way_of_weighing_matches_the_reference(feed: ExpertFeed) -> None:
     assert error(planned(routed(feed), blocks=3)) < 1e-5
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_layers_without_experts_stand_between() -> None:
     plan = planned(routed(dense=(0, 2)), gpus=2, blocks=2)
     prove(plan)
@@ -139,7 +139,6 @@ def test_layers_without_experts_stand_between() -> None:
 # ---- shared experts ------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("compiled_faster")
 @pytest.mark.parametrize(
     "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
 )
@@ -332,7 +331,7 @@ def test_sanitizers_find_nothing(sanitize: str) -> None:
         "    e.generate(TOKENS[:3], max_tokens=4)\n"
         "print('clean')\n"
     )
-    sanitized(script, sanitize, timeout_s=300)
+    sanitized(script, sanitize)
 
 
 # ---- planted faults ------------------------------------------------------------------------------

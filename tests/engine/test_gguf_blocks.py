@@ -114,6 +114,7 @@ def test_rows_of_few_columns_are_whole_blocks(kind: str, tmp_path: Path) -> None
     judged(write(tmp_path / "model.gguf", NARROW, lambda name: kind))
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_a_file_of_k_types_is_multiplied_as_it_is(tmp_path: Path) -> None:
     made = write(tmp_path / "model.gguf", WIDE, llama_cpp_mix)
     forms = [{w.name: w.format.name for w in made.spec.layer_weights(i)} for i in (0, 1)]
@@ -123,6 +124,7 @@ def test_a_file_of_k_types_is_multiplied_as_it_is(tmp_path: Path) -> None:
     judged(made)
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_a_file_of_small_blocks_is_multiplied_as_it_is(tmp_path: Path) -> None:
     made = write(tmp_path / "model.gguf", NARROW, small_mix)
     forms = {w.name: w.format.name for w in made.spec.layer_weights(1)}

@@ -36,6 +36,7 @@ from twin.reference.step import Reference
 # ---- the reference's numbers ---------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize("spec", [LLAMA, QWEN2, QWEN3], ids=lambda s: s.name)
 def test_logits_of_each_family_match_the_reference(spec: ModelSpec) -> None:
     assert error(planned(spec)) < 1e-5
@@ -147,6 +148,7 @@ def test_wide_vectors_and_many_slices_match_the_reference() -> None:
     assert error(planned(spec, blocks=3, slot_bytes=65536)) < 1e-5
 
 
+@pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
 @pytest.mark.parametrize(("isa", "dtype"), [("x86-64", DType.BF16), ("haswell", DType.FP16)])
 def test_older_instruction_sets_give_the_reference_numbers(

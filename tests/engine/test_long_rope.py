@@ -53,7 +53,6 @@ def test_the_factors_change_behind_the_original_context() -> None:
     assert factors_change(weights(FAMILIES["phi3"]).spec) is None
 
 
-@pytest.mark.usefixtures("compiled_faster")
 def test_logits_do_not_depend_on_the_positions_reserved() -> None:
     short, long = (engine(max_context=reach) for reach in (SHORT, 64))
     with short, long:
@@ -79,7 +78,6 @@ def test_a_sequence_that_outgrows_the_short_factors_goes_on_as_in_transformers()
     assert Reference(made(), TABLE).generate(TOKENS[:12], 10) == wanted
 
 
-@pytest.mark.usefixtures("compiled_faster")
 @pytest.mark.parametrize(("gpus", "chunk"), [(1, 1), (1, 4), (2, 4)])
 def test_a_sequence_is_read_again_where_the_factors_change(gpus: int, chunk: int) -> None:
     given: list[int] = []
@@ -107,7 +105,6 @@ def test_a_sequence_is_read_again_where_the_factors_change(gpus: int, chunk: int
         assert running.generate(TOKENS, max_tokens=5).reread == 0
 
 
-@pytest.mark.usefixtures("compiled_faster")
 def test_keys_of_other_factors_are_not_kept() -> None:
     with engine(prompt_chunk=4) as running, engine(prompt_chunk=4) as fresh:
         for prompt, kept in (
@@ -123,7 +120,6 @@ def test_keys_of_other_factors_are_not_kept() -> None:
             assert found.tokens == fresh.generate(prompt, max_tokens=2).tokens
 
 
-@pytest.mark.usefixtures("compiled_faster")
 def test_a_stop_or_a_cancel_ends_either_part_and_a_seed_repeats() -> None:
     how = SamplingParams(1.0, seed=3)
     with engine(prompt_chunk=4) as running:

@@ -95,7 +95,6 @@ PLANS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.usefixtures("compiled_faster")
 @pytest.mark.parametrize(
     "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
 )
@@ -152,6 +151,7 @@ def widened(layer: Layer) -> Layer:
 # ---- requests ------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("as_users_compile")
 def test_a_request_begins_with_empty_states() -> None:
     plan = planned(recurrent(), blocks=4)
     wanted = Reference(plan, small_weights(recurrent(), DType.FP32)).generate(TOKENS[:5], 8)
@@ -365,4 +365,4 @@ def test_sanitizers_find_nothing(sanitize: str) -> None:
         "        e.generate(TOKENS[:5], max_tokens=4)\n        e.logits(TOKENS[:5])\n"
         "print('clean')\n"
     )
-    sanitized(script, sanitize, timeout_s=300)
+    sanitized(script, sanitize)

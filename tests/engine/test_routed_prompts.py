@@ -98,7 +98,6 @@ PLANS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.usefixtures("compiled_faster")
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize(
     "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
@@ -222,7 +221,7 @@ def test_sanitizers_find_nothing(sanitize: str) -> None:
         "        e.generate(PROMPT[:20], max_tokens=2)\n"
         "print('clean')\n"
     )
-    sanitized(script, sanitize, timeout_s=300)
+    sanitized(script, sanitize)
 
 
 # ---- the plan and the prediction -----------------------------------------------------------------

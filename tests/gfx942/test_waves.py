@@ -117,7 +117,7 @@ def test_nothing_undefined_happens(name: str) -> None:
     that is not aligned.
     """
     Waved(small())  # skips without a compiler
-    done = run_script(SANITIZED.replace("NAME", name), timeout_s=200)
+    done = run_script(SANITIZED.replace("NAME", name))
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-3000:]
 
 

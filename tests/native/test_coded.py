@@ -66,7 +66,7 @@ def summed(
     }
     flags = [
         "-std=c++17",
-        "-O1",
+        "-O0",
         "-pthread",
         f"-I{native}",
         *(f"-D{name}={value}" for name, value in defined.items()),

@@ -28,7 +28,7 @@ def test_tiles_are_used_when_they_are_there_and_kept_until_they_are_used(
     slots, window, head, teams, slices = SHAPES[shape]
     flags = [
         "-std=c++17",
-        "-O1",
+        "-O0",
         "-pthread",
         f"-DRING_SLOTS={slots}",
         f"-DRING_WINDOW={window}",

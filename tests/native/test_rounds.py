@@ -49,9 +49,10 @@ def asked(program: Program, kernel: Kernel) -> tuple[int, int]:
     ("heads", "slot_bytes", "portions", "full"),
     [
         (20, 14336, 3, False),  # 856 columns of 1,024 that a team could hold
-        (20, 16384, 3, True),  # the last slice is half of one
-        (28, 14336, 2, False),
-        (12, 12288, 1, False),
+        # the last slice is half of one
+        pytest.param(20, 16384, 3, True, marks=pytest.mark.slow),
+        pytest.param(28, 14336, 2, False, marks=pytest.mark.slow),
+        pytest.param(12, 12288, 1, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_round_of_splits_is_waited_for_once(

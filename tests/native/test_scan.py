@@ -58,11 +58,13 @@ def run(
     beside: Iterable[Path] = (),
     *,
     wide: bool = False,
+    until_wrong: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    flags = ["-std=c++17", "-O1", "-pthread", f"-DHEADDIM={head_dim}", f"-DSTORED={stored}"]
+    flags = ["-std=c++17", "-O0", "-pthread", f"-DHEADDIM={head_dim}", f"-DSTORED={stored}"]
     flags.append(f"-DWIDE_SCAN={int(wide)}")
     program = built(source, flags, beside=beside)
-    return subprocess.run([program], capture_output=True, text=True, check=False)
+    words = [str(program), *(["until wrong"] if until_wrong else [])]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(("head_dim", "stored"), [(64, "BF16"), (128, "FP16"), (256, "BF16")])
@@ -96,7 +98,8 @@ def test_each_step_of_it_is_needed(mutation: str, tmp_path: Path) -> None:
     (tmp_path / "scan.cpp").write_text(changed, encoding="utf-8")
     changed_too = [tmp_path / "cuda_scan.cuh", tmp_path / "family.h"]
     wide = mutation in WIDE_MUTATIONS
-    done = run(64, "BF16", tmp_path / "scan.cpp", beside=changed_too, wide=wide)
+    source = tmp_path / "scan.cpp"
+    done = run(64, "BF16", source, beside=changed_too, wide=wide, until_wrong=True)
     assert done.returncode != 0
 
 

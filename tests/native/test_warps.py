@@ -101,10 +101,8 @@ def build_warps(header: str, *, sanitize: str | None = None) -> Path:
     """The host engine's library with the platform of warps.h."""
     flags = [
         *toolchain.FLAGS,
-        "-O1",
-        "-g1",
         f'-DTWIN_PLATFORM="{HERE / "warps.h"}"',
-        *([f"-fsanitize={sanitize}"] if sanitize else []),
+        *([f"-fsanitize={sanitize}", "-O1", "-g1"] if sanitize else ["-O0"]),
     ]
     compiler = toolchain.host_compiler()
     sources = [*toolchain.native_sources(), HERE / "warps.h", HERE / "warps_main.cpp"]
@@ -143,7 +141,7 @@ def test_many_warps_compute_the_same_without_races(sanitize: str | None, script:
         ).stdout.strip()
         if not os.path.isabs(runtime):
             pytest.skip("libtsan.so is not installed")
-        environment["LD_PRELOAD"] = runtime
+        environment |= {"LD_PRELOAD": runtime, "CXX": "g++"}
     script = script.replace("SANITIZE", repr(sanitize))
     done = subprocess.run(
         [sys.executable, "-c", script],
