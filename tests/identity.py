@@ -88,7 +88,7 @@ def digests(folder: Path, only: str = "") -> dict[str, dict[str, str]]:
     """Of the tree that Python imports from."""
     tables = module("twin.kernel.tables", "twin.kernel.layout", "twin.plan.layout")
     header = module("twin.kernel.header", "twin.plan.header")
-    defaults = module("twin.kernel.defaults", "twin.plan.defaults")
+    defaults = module("twin.schedule.options", "twin.kernel.defaults", "twin.plan.defaults")
     load_model = module("twin.models.load").load_model
     load_node = module("twin.hardware.load").load_node
     toolchain = module("twin.toolchain")

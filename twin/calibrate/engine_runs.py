@@ -18,6 +18,7 @@ from twin.engine.choose import compile_all, open_random
 from twin.engine.session import Session
 from twin.errors import CalibrationError, TwinError
 from twin.hardware.types import Node
+from twin.schedule.choose import schedule_of
 
 
 def runs_of(record: store.Run, node: Node) -> list[Experiment]:
@@ -46,6 +47,7 @@ def measure_held_out(
         **store.conditions(),
         **recipe.conditions(),
         store.KERNEL_ID: kernel_id(device),
+        store.SCHEDULES: {name: schedule_of(plan).id for name, plan in plans.items()},
         "node": node.name,
         "what": "held-out engine runs",
         "failed": failed,

@@ -25,6 +25,7 @@ from twin.errors import CalibrationError, TwinError
 from twin.hardware.activity import look, usable
 from twin.hardware.types import Device, Node
 from twin.proof.prove import prove
+from twin.schedule.choose import schedule_of
 from twin.schedule.ring import limits_of
 from twin.text import shown
 
@@ -64,6 +65,7 @@ def measure_probes(
         **store.conditions(),
         **recipe.conditions(),
         store.KERNEL_ID: kernel_id(device),
+        store.SCHEDULES: {p.name: schedule_of(p.plan).id for p in probes},
         "node": node.name,
         "quick": quick,
         **({"groups": sorted(groups)} if groups else {}),

@@ -31,6 +31,7 @@ from twin.errors import CalibrationError, ConfigError, EngineError, InvalidPlan,
 from twin.files import MOST_RECORD_BYTES, read_json, write
 from twin.hardware.types import Node
 from twin.models.kind import ModelKind, kind_of, stored_as
+from twin.schedule.choose import schedule_of
 from twin.text import shown
 
 PREDICTIONS = "predictions.json"
@@ -195,10 +196,12 @@ def measure(node: Node, record: Record, progress: Progress) -> Record:
     require(device, node.gpus)
     samples = {run.name: list(run.samples) for run in record.measured.runs}
     failed, left = dict(record.failed), record.left
+    schedules: dict[str, str] = {}
     meta: dict[str, Any] = {
         **store.conditions(),
         **recipe.conditions(),
         store.KERNEL_ID: kernel_id(device),
+        store.SCHEDULES: schedules,
         "node": node.name,
         "what": "shapes that a seed drew",
         "predicted": record.date,
@@ -211,6 +214,7 @@ def measure(node: Node, record: Record, progress: Progress) -> Record:
         compiled = compiled_in_turn(device, plans, progress)
         for at, (run, plan, refused) in enumerate(zip(batch, plans, compiled, strict=True)):
             progress(f"measuring {node.name}: {first + at + 1}/{len(left)} {run.name}")
+            schedules[run.name] = schedule_of(plan).id
             if refused:
                 failed[run.name] = refused
             else:

@@ -35,6 +35,7 @@ FIELDS = ("probe", "repeat", "seconds_per_step")
 STAGE_FIELDS = ("run", "stage", "span_s", "wait_s", "work_s")
 STAGES = "stages.csv"
 KERNEL_ID = "kernel_id"  # in the meta data of a record
+SCHEDULES = "schedules"  # the same: the id of each run's schedule, by name
 SAMPLES = "samples.csv"
 OF_KERNEL = "kernel."  # before the paths of a kernel's costs
 COSTS = "kernel_costs"  # in a fit's file: the id of the kernel whose costs belong to it

@@ -116,6 +116,7 @@ def summary(plan: Plan, node: Node) -> dict[str, Any]:
         "budgets": {name: {"used": used, "limit": limit} for name, used, limit, _ in budgets(plan)},
         "stage_kinds": stage_kinds(plan),
         "options": options_json(plan),
+        "schedule": schedule_of(plan).id,
         "simulation_only": plan.simulation_only(),
         "valid": True,
     }
@@ -209,6 +210,7 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
             f"{floor}: all bytes at {format_quantity(ceiling(node.device).value, 'B/s')} per GPU",
         ),
         ("kernel launches per step", f"{data['launches']}"),
+        ("schedule", f"{data['schedule']}, the id that records of its runs have"),
         ("validated", "no deadlock, no race, every output written once, every budget kept"),
         *([("runs on", f"the twin only: {reason}")] if (reason := plan.simulation_only()) else []),
     ]

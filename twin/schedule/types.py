@@ -4,6 +4,7 @@ schedule with which warps, from where, and what they prefetch.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from twin.schedule.prefetch import Prefetch
 from twin.schedule.scan import CacheScan
 from twin.schedule.teams import Team
 
+ID_DIGITS = 12
 MOST_TOGETHER = 3  # portions of a residual, at most, where a block looks at several parts together
 
 
@@ -53,6 +55,37 @@ class Schedule:
     # what the generated header says of the warps; zeros of blocks without them
     warp_sizes: Mapping[str, int]
     norm_order: NormOrder
+
+    @property
+    def id(self) -> str:
+        """Digest of what is chosen: tiles, splits, ring, warps, prefetch, homes, passes, memory.
+        Runs of one kernel whose schedules have the same id differ in their models' numbers alone.
+        """
+        plan, options, passes = self.plan, self.plan.options, self.passes
+        tiles = {
+            (s.kind.value, m.rows, m.cols, m.tile_rows, m.tile_cols, m.pack, m.beside, m.folded)
+            for s, m in zip(plan.stages, self.matrices, strict=True)
+            if m is not None
+        }
+        ring = (options.slot_bytes, options.ring_slots, options.window_slots, options.head_window)
+        in_passes = passes and (
+            passes.chunk,
+            passes.tensor,
+            passes.batch,
+            passes.owners,
+            tuple((one.rows, one.batches) for one in passes.stages),
+        )
+        content = (
+            sorted(tiles),
+            plan.attention,
+            ring,
+            self.scan,
+            self.warps,
+            in_passes,
+            self.memory,
+            sorted(self.warp_sizes.items()),
+        )
+        return hashlib.sha256(repr(content).encode()).hexdigest()[:ID_DIGITS]
 
     @property
     def block_bytes(self) -> int:
