@@ -19,7 +19,6 @@ struct Choice {
   u32* made;
 };
 
-template <class Plan>
 __device__ __forceinline__ Choice choice_of(const Plan& plan, float* scratch) {
   float* at = scratch + plan.choice;
   return {reinterpret_cast<int*>(at), at + Experts::TOP_K,
@@ -108,19 +107,12 @@ __device__ __forceinline__ float weight_of(const float* logits, const Choice& ch
 
 // What a block keeps of the shared experts from ROUTE on until ROUTED_DOWN is over, behind its
 // choice: their gate, and their sums of the rows that it owns.
-template <class Plan>
 __device__ __forceinline__ float* kept_of(const Plan& plan, float* scratch) {
   return scratch + plan.kept;
 }
 
-// A word of it, in the scratch.
-template <class Plan>
-__device__ __forceinline__ constexpr int choice_word(const Plan&, int at) {
-  return Plan::choice + at;
-}
-
 // Before the first.
-template <int LOADERS, class Plan>
+template <int LOADERS>
 __device__ __forceinline__ void no_choice(const Plan& plan, float* scratch) {
   if constexpr (Experts::ANY)
     for (int i = 0; i < 1 + LOADERS; ++i) choice_of(plan, scratch).made[i] = 0;

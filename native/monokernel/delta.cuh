@@ -11,8 +11,6 @@
 
 #include "attention.cuh"
 
-#include "../platform/delta.h"
-
 namespace twin {
 
 // What an item is, and where it lies.

@@ -7,13 +7,11 @@
 namespace twin {
 
 // The block's choice from its logits, which lie in the scratch; behind them is room for keys.
-template <class Plan>
-__device__ __forceinline__ void choose(Block& b, [[maybe_unused]] const Plan& plan,
-                                       const Choice& choice) {
+__device__ __forceinline__ void choose(Block& b, const Choice& choice) {
   if constexpr (Contest::DIVIDED) {
     constexpr int EACH = Contest::EACH, COUNT = Experts::COUNT, TOP_K = Experts::TOP_K,
                   FINAL = Contest::FINAL;
-    TWIN_HOLDS(Contest::FIRST + Contest::FLOATS <= plan.choice);
+    TWIN_HOLDS(Contest::FIRST + Contest::FLOATS <= b.plan.choice);
     const Contest of = {reinterpret_cast<u64*>(b.scratch + Contest::FIRST)};
     u64* const finals = of.finals();
     TWIN_ONCE
@@ -50,7 +48,7 @@ __device__ __forceinline__ bool route(Block& b, int index, const Stage& stage) {
     if (!gather_parts(b, index, b.plan.reads_at(stage.first_read), b.scratch)) return false;
     begin(b, index, stage);
     const Choice choice = choice_of(b.plan, b.scratch);
-    choose(b, b.plan, choice);
+    choose(b, choice);
     b.core.barrier();
     b.core.chosen(choice.made);
     if constexpr (Beside::GATED)
@@ -83,11 +81,9 @@ __device__ __forceinline__ bool shared_down(Block& b, int index, const Stage& st
 }
 
 // A row's sum with that of the shared experts.
-template <class Plan>
-__device__ __forceinline__ float with_shared(const Block& b, const Plan& plan, const Span& own,
-                                             int row, float sum) {
+__device__ __forceinline__ float with_shared(const Block& b, const Span& own, int row, float sum) {
   if constexpr (Beside::SHARED)
-    return sum + kept_of(plan, b.scratch)[facts::KEPT_FIRST + row - own.lo];
+    return sum + kept_of(b.plan, b.scratch)[facts::KEPT_FIRST + row - own.lo];
   return sum;
 }
 
@@ -99,7 +95,7 @@ __device__ __forceinline__ bool routed_down(Block& b, int index, const Stage& st
     Core::Ffn x = Core::Ffn::in(b.input, stage.cols);
     auto ahead = b.core.take_ahead<Core::Ffn>(stage, b.plan.owned_of(stage.owned, b.block), true);
     const Span own = b.plan.owned_of(stage.owned, b.block);
-    const SumBias<Additions::EXPERT_BIAS> bias(b, stage, own);
+    const SumBias bias(b, stage, own);
     if (!gather_vector(b, index, b.plan.reads_at(stage.first_read), x)) return false;
     begin(b, index, stage);
     const Choice choice = choice_of(b.plan, b.scratch);
@@ -107,7 +103,7 @@ __device__ __forceinline__ bool routed_down(Block& b, int index, const Stage& st
     const Work work = {b.plan.owned_of(stage.owned, b.block), 1, output_of(b, stage)};
     return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) {
       publish(b, work.out, row,
-              with_shared(b, b.plan, own, row, bias.added(b, stage, own, row, sum)));
+              with_shared(b, own, row, bias.added(b, stage, own, row, sum)));
     });
   }
   return false;

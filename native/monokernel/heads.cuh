@@ -11,13 +11,8 @@ constexpr int HALF = HEAD_DIM / 2;
 constexpr int ROW = HEAD_DIM * type_bytes(KV);  // bytes of a cached key or value
 
 // Where a layer's cosines begin among the constants; its sines follow.
-template <class Stage>
 __device__ __forceinline__ int rope_of(const Plan& plan, const Stage& stage) {
-  if constexpr (Family::ROPE_BY_LAYER) {
-    return stage.rope;
-  } else {
-    return plan.rope;
-  }
+  return Family::ROPE_BY_LAYER ? stage.rope : plan.rope;
 }
 
 // A norm's weights and its factor times one head on the chip, by one warp.

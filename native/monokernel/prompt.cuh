@@ -83,8 +83,7 @@ __device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Sta
   if (kind == StageKind::GATE_UP) {
     return chunk.multiply<2>(
         b, stage, x, pass.tokens, ready, [&](int token, int i, float gate, float up) {
-          Chunk::store(out, width, token, i,
-                       gate / (1.0f + exp32(Family::GELU ? gelu_exponent(gate) : -gate)) * up);
+          Chunk::store(out, width, token, i, through_gate(gate, up));
         });
   }
   const float* bias = biased && stage.bias >= 0 ? b.memory.constants + stage.bias : nullptr;

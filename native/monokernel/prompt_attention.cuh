@@ -193,9 +193,8 @@ __device__ __forceinline__ void scan_rows(Block& b, Partial<Core::HEADS>& partia
   }
 }
 
-// The logit that joins the softmax of a query head. A parameter: without sinks a stage names none.
-template <class S>
-__device__ __forceinline__ float sink_of(const Block& b, const S& stage, int head) {
+// The logit that joins the softmax of a query head.
+__device__ __forceinline__ float sink_of(const Block& b, const Stage& stage, int head) {
   return b.memory.constants[stage.sinks + head];
 }
 

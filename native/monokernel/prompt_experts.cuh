@@ -100,10 +100,7 @@ __device__ __forceinline__ void routed_up_chunk(Block& b, Chunk& chunk, const St
   multiply_experts<2>(
       b, chunk, stage, b.memory.prompt + b.plan.prompt_normed,
       [&](int entry, int i, float gate, float up) {
-        const float made =
-            CLAMPED ? through_gate(gate, up)
-                    : gate / (1.0f + exp32(Family::GELU ? gelu_exponent(gate) : -gate)) * up;
-        Chunk::store(out, Experts::WIDTH, entry, i, made);
+        Chunk::store(out, Experts::WIDTH, entry, i, through_gate(gate, up));
       });
 }
 

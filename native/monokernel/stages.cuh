@@ -140,7 +140,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   // behind it: its fence would wait for them
   const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));
   const Bias bias(b, stage, work.own);
-  const FirstBias<Additions::EXPERT_BIAS> own(b, stage, work.own);
+  const FirstBias own(b, stage, work.own);
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden);
   if (meeting ? !gather_vector(b, index, b.plan.reads_at(stage.first_read), x)
               : !read_residual(b, index, stage, x))
@@ -178,11 +178,9 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
         mine = other;
       }
       return;
-    } else if (gated && CLAMPED) {
+    } else if (gated) {
       own.add(b, stage, work.own, row, sum, up);
       sum = through_gate(sum, up);
-    } else if (gated) {
-      sum = sum / (1.0f + exp32(Family::GELU ? gelu_exponent(sum) : -sum)) * up;
     } else if (Additions::EXPERT_BIAS) {
       sum = own.added(b, stage, work.own, row, sum);
     } else if (b.plan.biased) {
@@ -216,7 +214,7 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   u8* fresh = reinterpret_cast<u8*>(heads + kv_heads * GROUP * HEAD_DIM);
   // behind them the sinks of their queries, of which a thread has its first before it waits
   float* const sinks = heads + kv_heads * (GROUP * HEAD_DIM + 2 * ROW / int(sizeof(float)));
-  const Sinks<Additions::SINKS> added(b, stage, probe ? 0 : first * GROUP,
+  const Sinks added(b, stage, probe ? 0 : first * GROUP,
                                       any && !probe ? kv_heads * GROUP : 0);
   Scan scan;
   if (any) {

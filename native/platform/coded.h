@@ -1,6 +1,6 @@
 // How a stage's weights are stored: in the plan's weight type, or as codes of few bits with the
-// scales of their blocks behind a tile's codes (twin/kernel/coded.py). Without a header that is
-// generated for such a plan, the kernel has no code for the rest.
+// scales of their blocks behind a tile's codes (twin/kernel/coded.py). The generated header says
+// which of them a plan has: CODES has a bit for each.
 #pragma once
 
 namespace twin {
@@ -30,22 +30,6 @@ constexpr int INT4_CODES = facts::INT4_CODES;
 
 enum class Element { INT8, E4M3, INT4, E2M1 };  // what a code stands for, before its scale
 enum class Scale { FP32, BF16, FP16, E8M0, E4M3 };  // how a block's scale is stored
-
-#ifdef TWIN_CODED
-constexpr bool CODED = true;
-#else
-constexpr bool CODED = false;
-constexpr u32 CODES = 1u;  // a bit for each code of the plan's matrices
-constexpr int CODED_PACK = 0;    // elements of a row that a GPU's thread holds at once
-constexpr u32 HIDDEN_CODES = 1u, HEADS_CODES = 1u, FFN_CODES = 1u;  // by what they multiply
-#endif
-
-#ifndef TWIN_SHARED_CODES
-constexpr u32 SHARED_CODES = 1u;
-#endif
-#ifndef TWIN_DENSE_CODES
-constexpr u32 DENSE_CODES = 1u;
-#endif
 
 __host__ __device__ constexpr bool uses(Code code) { return CODED && (CODES >> int(code) & 1u); }
 __host__ __device__ constexpr bool is_int4(Code code) {

@@ -11,6 +11,7 @@
 #define TWIN_HOLDS(what)                 // the host's builds check it, and the proof before them
 #define TWIN_ONCE _Pragma("unroll 1")    // of loops whose copies would need too many
 
+#include "tables.h"
 #include "plan.h"
 #include "source.h"
 

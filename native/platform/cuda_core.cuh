@@ -2,8 +2,6 @@
 // consumers ask of it.
 #pragma once
 
-#include "experts.h"
-
 namespace twin {
 
 constexpr int MOST_ROWS = 1 << 20;  // of a tile
@@ -58,27 +56,6 @@ constexpr bool ROLLED = EXPERTS && C != Code::PLAIN && Vector::AHEAD_GROUPS == 0
 template <Code C, class Vector>
 using Rolled = Coding<C, (Coding<C>::PAIR == 1 ? 4 : Vector::PORTIONS > 1 ? 2 : 8)>;
 
-// The inputs of what stands beside routed experts; a parameter: other plans do not say how they are
-// divided.
-template <bool ANY, class Else, class P = Plan>
-struct SharedInput {
-  using Type = Else;
-};
-template <class Else, class P>
-struct SharedInput<true, Else, P> {
-  using Type = TeamVector<P::shared_cols, P::shared_tile, P::shared_vector, P::shared_team,
-                          P::shared_ahead_chunks, P::shared_ahead_groups, Reach::NEAR>;
-};
-template <bool ANY, class Else, class P = Plan>
-struct DenseInput {
-  using Type = Else;
-};
-template <class Else, class P>
-struct DenseInput<true, Else, P> {
-  using Type = TeamVector<P::dense_cols, P::dense_tile, P::dense_vector, P::dense_team,
-                          P::dense_ahead_chunks, P::dense_ahead_groups, Reach::NEAR>;
-};
-
 struct Core {
   // the residual as stages multiply it, normed, and as threads hold it
   using Normed =
@@ -94,8 +71,16 @@ struct Core {
   using TallFfn = TallVector<NarrowFfn, Plan::ffn_in_registers, Plan::ffn_at_once>;
   using PlainFfn = Either<(Plan::ffn_at_once < NarrowFfn::PORTIONS), TallFfn, NarrowFfn>;
   using Ffn = Either<Plan::wide_ffn, WideFfn, PlainFfn>;
-  using Shared = typename SharedInput<Beside::SHARED, Ffn>::Type;
-  using Dense = typename DenseInput<Beside::DENSE, Ffn>::Type;
+  using Shared = Either<
+      Beside::SHARED,
+      TeamVector<Plan::shared_cols, Plan::shared_tile, Plan::shared_vector, Plan::shared_team,
+                 Plan::shared_ahead_chunks, Plan::shared_ahead_groups, Reach::NEAR>,
+      Ffn>;
+  using Dense = Either<
+      Beside::DENSE,
+      TeamVector<Plan::dense_cols, Plan::dense_tile, Plan::dense_vector, Plan::dense_team,
+                 Plan::dense_ahead_chunks, Plan::dense_ahead_groups, Reach::NEAR>,
+      Ffn>;
   using Residual = Held<Hidden, Plan::held_on_chip>;
   using Piece = CachedPiece;
   using TileScan = twin::TileScan<(Plan::scan_heads > facts::TENSOR_HEADS)>;
@@ -579,16 +564,10 @@ struct Core {
         }
       });
   }
-  // Where the input of codes lies that tensor cores multiply; a parameter: other plans have none.
-  template <class P = Plan>
-  __device__ __forceinline__ u32 whole() const {
-    return scratch() + 4u * u32(P::whole);
-  }
+  // Where the input of codes lies that tensor cores multiply.
+  __device__ __forceinline__ u32 whole() const { return scratch() + 4u * u32(Plan::whole); }
   // Where the residual lies, in such plans.
-  template <class P = Plan>
-  __device__ __forceinline__ u32 held() const {
-    return scratch() + 4u * u32(P::held);
-  }
+  __device__ __forceinline__ u32 held() const { return scratch() + 4u * u32(Plan::held); }
   __device__ __forceinline__ u32 scratch() const { return ring.slots + u32(SCRATCH); }
   // Where threads hand each other what they multiply: behind the sums of rows.
   __device__ __forceinline__ u32 quads() const {

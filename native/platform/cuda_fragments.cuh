@@ -22,7 +22,7 @@ constexpr u32 LESS_LOW = 0xFDFEFF00u, LESS_HIGH = 0xF4F8FAFCu, MORE_LOW = 0x0604
               MORE_HIGH = 0x18100C08u;
 
 // A stage's input in shared memory: [units][high, low][16 bytes], [units] scales, a load of zeros.
-template <class Vector, class P = Plan>
+template <class Vector>
 struct Fragments {
   // columns that share a scale of the input; those of a unit, which is what a thread has
   static constexpr int GROUP = uses(Code::NVFP4) ? 16 : 32, UNIT = 16;
@@ -30,14 +30,14 @@ struct Fragments {
   static constexpr int CHAIN = 4 * UNITS;                    // units of a chain
 
   __device__ __forceinline__ static u32 scales(u32 whole) {
-    return whole + u32(P::whole_units) * 2 * UNIT;
+    return whole + u32(Plan::whole_units) * 2 * UNIT;
   }
   __device__ __forceinline__ static u32 zeros(u32 whole) {
     // whole_floats in twin/kernel/layout.py
-    static_assert(4 * P::whole + P::whole_units * (2 * UNIT + 4) + UNIT <= 4 * P::scratch_floats,
+    static_assert(4 * Plan::whole + Plan::whole_units * (2 * UNIT + 4) + UNIT <= 4 * Plan::scratch_floats,
                   "the input and its zeros fit the scratch");
-    static_assert(P::whole_units % 4 == 0, "zeros are loaded sixteen bytes at a time");
-    return scales(whole) + u32(P::whole_units) * 4;
+    static_assert(Plan::whole_units % 4 == 0, "zeros are loaded sixteen bytes at a time");
+    return scales(whole) + u32(Plan::whole_units) * 4;
   }
 
   // x as numbers of 16 bits times a scale, that of a group by its largest element. A barrier is the

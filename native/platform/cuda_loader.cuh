@@ -56,7 +56,6 @@ struct CacheStream {
 
 // What the ring brings of experts, once the block has chosen. ROUTE writes a choice only behind all
 // tiles of the one before, so a loader that copies a tile reads the choice that the tile is of.
-template <class Plan>  // a parameter: without experts nobody asks for its words
 struct ExpertStream {
   const RankMemory& memory;
   Loader& loader;
@@ -65,7 +64,7 @@ struct ExpertStream {
   // In shared memory, addressed anew each time: side warps have few registers.
   __device__ static __forceinline__ u32 word(int at) {
     extern __shared__ __align__(128) u8 shared[];
-    return shared_address(shared) + u32(Shared::scratch) + 4u * u32(choice_word(Plan(), at));
+    return shared_address(shared) + u32(Shared::scratch) + 4u * u32(Plan::choice + at);
   }
   __device__ static __forceinline__ u32 look(int at) {
     u32 seen;
@@ -85,7 +84,6 @@ struct ExpertStream {
   }
 
   // Rows of a slice of an expert, from one on.
-  template <class Stage>
   __device__ __forceinline__ const u8* at(const Stage& stage, int place, int row, int col,
                                           int cols) const {
     const u32 within = (u32(stage.expert_rows) * u32(col) + u32(row) * u32(cols)) *
@@ -96,7 +94,6 @@ struct ExpertStream {
 
   // The tile at a row and a column of the wide matrix. Its rows are of one expert, or of two, one
   // below the other.
-  template <class Stage>
   __device__ __forceinline__ bool fill(const Stage& stage, int row, int rows, int column) {
     constexpr int HIGH = 2 * Experts::WIDTH;
     const bool up = stage.kind == int(StageKind::ROUTED_UP);
@@ -155,7 +152,6 @@ struct ExpertStream {
     return true;
   }
 
-  template <class Stage>
   __device__ __forceinline__ bool operator()(const Stage& stage, const Span& own) {
     const bool up = stage.kind == int(StageKind::ROUTED_UP);
     int page = stage.expert_page;
@@ -181,7 +177,7 @@ struct NoExperts {
 
 template <bool ANY>
 __device__ __forceinline__ auto experts_of(const RankMemory& memory, Loader& loader, int block) {
-  if constexpr (ANY) return ExpertStream<Plan>{memory, loader, block};
+  if constexpr (ANY) return ExpertStream{memory, loader, block};
   if constexpr (!ANY) return NoExperts{};
 }
 

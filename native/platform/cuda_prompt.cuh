@@ -6,8 +6,6 @@
 // or what attention needs.
 #pragma once
 
-#include "additions.h"
-#include "experts.h"
 
 namespace twin {
 

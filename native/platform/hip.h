@@ -25,6 +25,7 @@ __device__ __forceinline__ T* in_memory(T* at) {
 }
 }  // namespace twin
 
+#include "tables.h"
 #include "plan.h"
 #include "source.h"
 

@@ -157,10 +157,8 @@ struct Walk {
     on(wave);
     return rows > 0;
   }
-  template <class Any>
-  __device__ static bool in_experts(const Any& stage) {  // their tiles lie elsewhere
-    if constexpr (Experts::ANY) return stage.expert_rows > 0;
-    return false;
+  __device__ static bool in_experts(const Stage& stage) {  // their tiles lie elsewhere
+    return stage.expert_rows > 0;
   }
   // To the next batch in which the wave has strips. False: it has none in a whole step.
   __device__ bool open(const Plan& plan) {

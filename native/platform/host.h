@@ -21,6 +21,7 @@
 #define TWIN_ONCE
 #define TWIN_APART __attribute__((noinline))  // a build takes 3 s instead of 6 to 11
 
+#include "tables.h"
 #include "plan.h"
 #include "source.h"
 

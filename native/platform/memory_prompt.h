@@ -1,8 +1,6 @@
 // A chunk's activations and products on platforms whose blocks multiply vectors that lie in memory.
 #pragma once
 
-#include "experts.h"
-
 namespace twin {
 
 struct Chunk {

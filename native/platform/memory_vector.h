@@ -2,16 +2,11 @@
 // threads see. Included by a platform before its Core.
 #pragma once
 
-#include "experts.h"
-
 namespace twin {
 
 // Columns of one of the matrices that are one to a stage: an expert's, or all.
-template <class Stage>
 __device__ __forceinline__ int whole_columns(const Stage& stage) {
-  if constexpr (Experts::ANY)
-    if (stage.expert_rows) return stage.expert_cols;
-  return stage.cols;
+  return stage.expert_rows ? stage.expert_cols : stage.cols;
 }
 
 // An activation vector of a block. Every function is called by all threads of the block and ends

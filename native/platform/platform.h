@@ -30,7 +30,3 @@ struct Candidate {
 #else
 #include "host.h"
 #endif
-
-#include "additions.h"  // behind the generated header, which may bring its own
-#include "delta.h"
-#include "experts.h"

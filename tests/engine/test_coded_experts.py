@@ -326,9 +326,14 @@ def test_a_device_knows_the_shape_of_all_layers() -> None:
         replace(coded().options, weight_dtype=DType.BF16, kv_dtype=DType.BF16),
         replace(LIMITS, teams=True),
     )
-    assert "struct RoutedDown {" in header(gpu)
-    assert "RoutedDown" not in header(gpu, embedded=False)
-    assert "RoutedDown" not in header(planned(routed()))
+    rows = next(s.matrix.rows for s in gpu.stages if s.kind is StageKind.ROUTED_DOWN and s.matrix)
+
+    def known(text: str) -> str:
+        return text.partition("struct RoutedDown {")[2].partition("}")[0]
+
+    assert f"expert_rows = {rows};" in known(header(gpu))
+    assert "expert_rows = 0;" in known(header(gpu, embedded=False))
+    assert "expert_rows = 0;" in known(header(planned(routed())))
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------

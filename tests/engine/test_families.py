@@ -78,14 +78,13 @@ def test_parts_of_ranks_are_added_up_before_they_are_normed(gpus: int) -> None:
         assert error_after(running, expected(plan, PASSED), (20,), PASSED) < 1e-5
 
 
-# ---- the header: what a family does not use leaves no trace --------------------------------------
+# ---- the header ----------------------------------------------------------------------------------
 
 
-def test_the_header_of_llama_knows_no_family() -> None:
+def test_what_llama_does_not_use_is_a_constant() -> None:
     text = header(planned())
-    assert "Family" not in text
-    assert "post_norm" not in text
-    assert " rope;" not in text.partition("struct Read")[0]
+    for line in ("NORMS_AFTER = false", "post_norm = -1", "rope = -1"):
+        assert f"static constexpr {'bool' if 'NORMS' in line else 'int'} {line};" in text
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_the_header_of_llama_knows_no_family() -> None:
         (
             AROUND,
             (
-                "GELU = true",
+                "GATE = Gate::GELU",
                 "NORMS_AFTER = true",
                 "ROPE_BY_LAYER = true",
                 "SCORE_CAP = 1.5f",
@@ -118,7 +117,7 @@ def test_the_header_of_a_family_says_what_it_does(
     assert all(one in text for one in says)
     stage = (
         text.partition("struct Stage {")[2]
-        .partition("};")[0]
+        .partition("static")[0]
         .replace("int ", "")
         .replace(";", "")
         .split()

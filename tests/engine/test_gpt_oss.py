@@ -181,7 +181,7 @@ def test_ranks_add_each_bias_once() -> None:
     assert np.array_equal(np.concatenate(sinks), table["layers.1.sinks"])
 
 
-def test_only_a_plan_with_additions_knows_them() -> None:
+def test_only_a_plan_with_additions_has_them_in_its_tables() -> None:
     plan: Plan = planned(model())
     text = header(plan)
     for line in ("SINKS = true", "EXPERT_BIAS = true", "LIMIT = 1.0f", "OFFSET = 1.0f"):
@@ -189,8 +189,8 @@ def test_only_a_plan_with_additions_knows_them() -> None:
     assert "  int sinks;" in text
     feed = ExpertFeed(experts=6, top_k=3, width=40)
     plain = header(planned(model(feed, sinks=False, o_bias=False)))
-    assert "Additions" not in plain
-    assert "sinks" not in plain
+    assert "SINKS = false;" in plain
+    assert "static constexpr int sinks = -1;" in plain
 
 
 def test_a_checkpoints_tensors_are_those_of_all_experts() -> None:

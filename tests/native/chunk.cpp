@@ -30,22 +30,26 @@ constexpr int CONSUMER_WARPS = 8, CONSUMERS = 32 * CONSUMER_WARPS, HEAD_DIM = 64
               UNIT_BYTES = facts::UNIT_BYTES;
 enum class StageKind { QKV, GATE_UP, O_PROJ, DOWN, ROUTER, ROUTED_UP, ROUTED_DOWN };
 #ifdef CODED_AS
-#define TWIN_CODED
+constexpr bool CODED = true;
 constexpr u32 CODES = CODED_AS;
 constexpr int CODED_PACK = 16;
+#else
+constexpr bool CODED = false;
+constexpr u32 CODES = 1u;
+constexpr int CODED_PACK = 0;
 #endif
 
-#ifdef HELD
-#define TWIN_EXPERTS
-struct Experts {
-  static constexpr bool ANY = true;
-  static constexpr int COUNT = HELD, TOP_K = CHOICES;
-};
-#define TWIN_ADDITIONS
-struct Additions {
-  static constexpr bool EXPERT_BIAS = true;
-};
+#ifndef HELD
+#define HELD 0
+#define CHOICES 1
 #endif
+struct Experts {
+  static constexpr bool ANY = HELD > 0;
+  static constexpr int COUNT = ANY ? HELD : 1, TOP_K = CHOICES;
+};
+struct Additions {
+  static constexpr bool EXPERT_BIAS = Experts::ANY;
+};
 
 struct Plan {
   static constexpr int prompt_chunk = CHUNK;
@@ -401,7 +405,7 @@ extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int
                                                   tile_cols, tile_rows, coding, first, last);
 }
 
-#ifdef HELD
+#if HELD
 
 // A routed stage of all blocks. `x` is [tokens][cols], or, with one row to an element, an input for
 // each entry; `choices` [tokens][experts, weights][CHOICES]. `shape`: rows and columns of an

@@ -28,7 +28,7 @@ constexpr Type WEIGHT = Type::BF16;
 constexpr int type_bytes(Type) { return 2; }
 constexpr int UNIT_BYTES = facts::UNIT_BYTES, ROWS_AT_ONCE = facts::ROWS_AT_ONCE, CONSUMERS = 256;
 
-#define TWIN_CODED
+constexpr bool CODED = true;
 constexpr u32 CODES = ~0u;
 constexpr int CODED_PACK = PACK_ELEMENTS;
 

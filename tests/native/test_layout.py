@@ -8,7 +8,6 @@ import ctypes
 import re
 from contextlib import nullcontext
 from dataclasses import replace
-from enum import Enum
 
 import numpy as np
 import pytest
@@ -20,9 +19,11 @@ from twin.engine.weights import random_weights
 from twin.errors import PlanError
 from twin.hardware.load import load_node
 from twin.kernel.fields import FIELDS, record
-from twin.kernel.header import Control, RankMemory, Request, Status, header
+from twin.kernel.header import ENUMS, Control, RankMemory, Request, header
+from twin.kernel.runs import runs
 from twin.kernel.streams import PAGE_BYTES, pack
 from twin.kernel.tables import image, layout
+from twin.models.load import load_model
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.shards import stage_matrix
 from twin.plan.types import (
@@ -31,11 +32,11 @@ from twin.plan.types import (
     HandOffKind,
     Limits,
     Options,
-    Parts,
     Plan,
     StageKind,
     tiles,
 )
+from twin.schedule.options import plan_for
 from twin.schedule.plans import build
 from twin.schedule.ring import limits_of
 from twin.schedule.scan import check_cache_tiles
@@ -72,16 +73,58 @@ def planned(**chosen: object) -> Plan:
     return build(SPEC, Options(**(base | chosen)), LIMITS)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "kind", [StageKind, Parts, HandOffKind, DType, Status], ids=lambda k: k.__name__
-)
-def test_the_header_numbers_enums_as_python_does(kind: type[Enum]) -> None:
-    names = {HandOffKind: "HandOff", DType: "Type"}
-    found = re.search(
-        rf"enum class {names.get(kind, kind.__name__)} : int {{ (.*) }};", header(planned())
-    )
+@pytest.mark.parametrize("name", ["StageKind", "Parts", "HandOff", "Type", "Status", "Gate"])
+def test_the_header_numbers_enums_as_python_does(name: str) -> None:
+    found = re.search(rf"enum class {name} : int {{ (.*) }};", header(planned()))
     assert found is not None
-    assert found[1] == ", ".join(f"{member.name} = {at}" for at, member in enumerate(kind))
+    assert found[1] == ", ".join(f"{member.name} = {at}" for at, member in enumerate(ENUMS[name]))
+
+
+def expanded(numbers: list[float]) -> list[float]:
+    """As native/platform/tables.h says."""
+    words: list[float] = []
+    at = 0
+    while at < len(numbers):
+        count, distance = int(numbers[at]), int(numbers[at + 1])
+        for i in range(count):
+            step = numbers[at + 2 + (0 if distance else i)]
+            words.append(words[-distance] + step if distance else step)
+        at += 3 if distance else 2 + count
+    return words
+
+
+@drawn(50)
+@given(
+    st.lists(st.integers(-3, 3), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(1, 40), st.integers(-2, 2)), max_size=8),
+)
+def test_runs_expand_to_the_numbers_that_they_were_made_of(
+    first: list[int], pieces: list[tuple[int, int]]
+) -> None:
+    numbers = [float(one) for one in first]
+    for count, step in pieces:
+        numbers += [numbers[-1] + step * (i + 1) for i in range(count)]
+    made = runs(np.array(numbers))
+    assert expanded(made) == numbers
+    assert len(made) <= len(numbers) + 2
+
+
+def test_every_plan_has_the_same_names() -> None:
+    """So the kernel asks nobody whether a name is there."""
+
+    def names(text: str) -> list[str]:
+        declared = re.findall(
+            r"^  (?:static constexpr )?(?:int|float|bool|Gate) (\w+)(?: = .*)?;", text, re.M
+        )
+        return sorted(declared) + re.findall(r"^struct \w+|^constexpr \w+ [A-Z_]+", text, re.M)
+
+    gpt_oss = plan_for(load_model("gpt-oss-20b"), load_node("1xh200"))
+    assert names(header(gpt_oss)) == names(header(planned()))
+
+
+def test_a_header_has_some_hundreds_of_lines() -> None:
+    plan = plan_for(load_model("qwen3-coder-next"), load_node("1xh200"))
+    assert len(header(plan).splitlines()) < 1000
 
 
 @pytest.mark.parametrize(

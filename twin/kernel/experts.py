@@ -5,21 +5,19 @@ neighbours are to C++. To its warps a stage's chosen experts are one matrix
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.errors import PlanError
 from twin.kernel.coded import STORAGE, tile
 from twin.models.codes import Blocks, Coded, Encoded
-from twin.models.feeds import Scoring
 from twin.models.formats import UNIT_BYTES
 from twin.plan import shards
 from twin.plan.shards import Weights
-from twin.plan.types import Matrix, Plan, Stage, StageKind, tiles_of
+from twin.plan.types import Matrix, Plan, Stage, tiles_of
 from twin.schedule.block import up
 from twin.schedule.memory import CONTEST
 
@@ -135,24 +133,6 @@ def pack_tiles(
             at += plan.stored_bytes(matrix, rows[1] - rows[0], cols[1] - cols[0])
 
 
-def constants(plan: Plan) -> dict[str, bool | int | float]:
-    """What a router does, for C++; empty without experts."""
-    kind = plan.spec.experts if plan.spec and plan.kernel_routed else None
-    if kind is None:
-        return {}
-    return {
-        "ANY": True,
-        "COUNT": kind.experts,
-        "TOP_K": kind.top_k,
-        "WIDTH": next(
-            s.matrix.cols for s in plan.stages if s.matrix and s.kind is StageKind.ROUTED_DOWN
-        ),
-        "SIGMOID": kind.scoring is Scoring.SIGMOID,
-        "NORMALISED": kind.renormalise,
-        "SCALING": kind.scaling,
-    }
-
-
 def compared(experts: int, top_k: int, threads: int) -> int:
     """Others' logits that each of a block's threads looks at until the choice is made: of all
     experts, or of a group's, and then of those that come first in their groups.
@@ -163,78 +143,3 @@ def compared(experts: int, top_k: int, threads: int) -> int:
         return -(-experts // threads) * experts
     final = groups * top_k
     return -(-experts // threads) * each + -(-final // threads) * final
-
-
-NO_BESIDE: dict[str, bool | int | float] = {"SHARED": False, "GATED": False, "DENSE": False}
-
-
-def beside(plan: Plan) -> dict[str, bool | int | float]:
-    """What stands beside routed experts, for C++: shared ones, and layers without any."""
-    kind = plan.spec.experts if plan.spec and plan.kernel_routed else None
-    if kind is None:
-        return NO_BESIDE
-    return {
-        "SHARED": kind.shared_width > 0,
-        "GATED": kind.shared_gate,
-        "DENSE": any(stage.kind is StageKind.DOWN for stage in plan.stages),
-    }
-
-
-SHAPES = {"RoutedUp": StageKind.ROUTED_UP, "RoutedDown": StageKind.ROUTED_DOWN}
-SHAPE_FIELDS = (
-    *("kind", "cols", "tile_rows", "tile_cols"),
-    *("code", "row_bytes", "last_bytes", "row_scales", "last_scales"),
-    *("expert_units", "expert_rows", "expert_cols", *CODED_FIELDS),
-)
-
-
-def shapes(
-    plan: Plan, rows: Sequence[Sequence[int | float]], fields: Sequence[str]
-) -> dict[str, dict[str, int]]:
-    """Of a plan with few-bit weights, by struct: the fields of its routed stages, which are those
-    of all layers. `rows`: the table of stages. Raises PlanError where layers differ.
-    """
-    if not plan.coded or not plan.kernel_routed:
-        return {}
-    made: dict[str, dict[str, int]] = {}
-    for name, kind in SHAPES.items():
-        found = {
-            tuple(int(rows[stage.index][fields.index(field)]) for field in SHAPE_FIELDS)
-            for stage in plan.stages
-            if stage.kind is kind
-        }
-        if len(found) > 1:
-            raise PlanError(
-                f"{plan.name}: {kind.value} differs between layers; an NVIDIA block's loaders know "
-                "one shape: use one stored format for all experts"
-            )
-        made[name] = dict(zip(SHAPE_FIELDS, found.pop(), strict=True))
-    return made
-
-
-NO_ADDITIONS: dict[str, bool | int | float] = {
-    "SINKS": False,
-    "OUTPUT_BIAS": False,
-    "EXPERT_BIAS": False,
-    "GAIN": 1.0,
-    "OFFSET": 0.0,
-    "LIMIT": 0.0,
-}
-
-
-def additions(plan: Plan) -> dict[str, bool | int | float]:
-    """What a layer has besides: sinks of its softmax, biases, clamped gates (LIMIT 0: not
-    clamped).
-    """
-    spec = plan.spec
-    kind = spec.experts if spec and plan.kernel_routed else None
-    if spec is None or kind is None:
-        return NO_ADDITIONS
-    return {
-        "SINKS": spec.sinks,
-        "OUTPUT_BIAS": spec.o_bias,
-        "EXPERT_BIAS": kind.bias,
-        "GAIN": kind.gain,
-        "OFFSET": kind.offset,
-        "LIMIT": kind.limit or 0.0,
-    }

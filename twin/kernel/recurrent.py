@@ -21,20 +21,3 @@ def state_bytes(plan: Plan) -> int:
     stages = delta_stages(plan)
     held = sum(stage.scan.held_bytes for stage in stages if stage.scan)
     return STATE_ALIGNED + held if stages else 0
-
-
-def constants(plan: Plan) -> dict[str, bool | int | float]:
-    """For C++; nothing of a plan without such states."""
-    kind = plan.spec.delta if plan.spec and plan.kernel_recurs else None
-    if kind is None:
-        return {}
-    scan = next(stage.scan for stage in delta_stages(plan) if stage.scan)
-    return {
-        "ANY": True,
-        "KEY_DIM": kind.key_dim,
-        "VALUE_DIM": kind.value_dim,
-        "CONV": kind.conv,
-        "KEY_HEADS": kind.key_heads // plan.ranks,
-        "VALUE_HEADS": kind.value_heads // plan.ranks,
-        "COLUMNS": scan.page,
-    }

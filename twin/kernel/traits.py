@@ -1,0 +1,221 @@
+"""What a model's layers do, as constants for C++: the generated header has all of them for every
+plan, so the kernel asks nobody whether they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twin.errors import PlanError
+from twin.kernel import experts
+from twin.kernel.coded import codes_by_input, codes_of
+from twin.kernel.fields import CODED_FIELDS
+from twin.kernel.recurrent import delta_stages
+from twin.models.codes import CODES
+from twin.models.feeds import Scoring
+from twin.models.variant import Activation
+from twin.plan.types import Plan, StageKind
+
+Constant = bool | int | float | Activation
+# struct -> member -> (value where the plan has nothing of the kind, what it is)
+TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
+    "Family": {
+        "GATE": (Activation.SILU, "the function of gates"),
+        "NORMS_BEFORE": (True, "what a module reads is normed"),
+        "NORMS_AFTER": (False, "what a module adds to the residual is: Stage::post_norm"),
+        "QK_NORMED_TOGETHER": (False, "all heads of q as one vector, and those of k"),
+        "ROPE_BY_LAYER": (False, "Stage::rope"),
+        "EMBEDDING": (1.0, "factor of a token's embedding"),
+        "SCORE": (0.0, "factor of query times key; 0: 1 / sqrt(HEAD_DIM)"),
+        "SCORE_CAP": (0.0, "cap * tanh(score / cap); 0: none"),
+        "LOGIT_CAP": (0.0, "the same of logits"),
+    },
+    "Additions": {  # to the layers of Llama and of plain experts
+        "SINKS": (False, "each head's softmax has a logit without a value"),
+        "OUTPUT_BIAS": (False, "of attention"),
+        "EXPERT_BIAS": (False, "of experts' rows"),
+        "GAIN": (1.0, "of a gate within its sigmoid"),
+        "OFFSET": (0.0, "is added to what passes the gate"),
+        "LIMIT": (0.0, "clamps gates and what passes them; 0: not"),
+    },
+    "Experts": {
+        "ANY": (False, "there are routed experts"),
+        "COUNT": (1, "of a layer"),
+        "TOP_K": (1, "of a token"),
+        "WIDTH": (1, "columns of one's down projection"),
+        "SIGMOID": (False, "scores are sigmoids of the logits, else their softmax"),
+        "NORMALISED": (True, "the chosen weights sum to one,"),
+        "SCALING": (1.0, "times this"),
+    },
+    "Beside": {  # what stands next to routed experts
+        "SHARED": (False, "experts that every token visits,"),
+        "GATED": (False, "times the sigmoid of a logit behind the router's"),
+        "DENSE": (False, "layers without experts"),
+    },
+    "Delta": {  # Gated DeltaNet
+        "ANY": (False, "there are recurrent states"),
+        "KEY_DIM": (4, "of a head"),
+        "VALUE_DIM": (4, "of a head"),
+        "CONV": (2, "positions that the convolution sees"),
+        "KEY_HEADS": (1, "of a rank"),
+        "VALUE_HEADS": (1, "of a rank"),
+        "COLUMNS": (4, "of a head's state that an item has"),
+    },
+    "Outgoing": {
+        "GATED": (False, "each output of attention times the sigmoid of a number"),
+    },
+}
+
+
+def traits(plan: Plan) -> dict[str, dict[str, Constant]]:
+    """The value of every member of TRAITS for a plan."""
+    found = {
+        "Family": _family(plan),
+        "Additions": _additions(plan),
+        "Experts": _experts(plan),
+        "Beside": _beside(plan),
+        "Delta": _delta(plan),
+        "Outgoing": _outgoing(plan),
+    }
+    return {
+        struct: {name: found[struct].get(name, value) for name, (value, _) in members.items()}
+        for struct, members in TRAITS.items()
+    }
+
+
+def _family(plan: Plan) -> dict[str, Constant]:
+    if plan.spec is None:
+        return {}
+    variant = plan.spec.variant
+    return {
+        "GATE": variant.activation,
+        "NORMS_BEFORE": variant.norms.before,
+        "NORMS_AFTER": variant.norms.after,
+        "QK_NORMED_TOGETHER": variant.whole_qk_norm,
+        "ROPE_BY_LAYER": len(plan.spec.rotations) > 1,
+        "EMBEDDING": variant.embedding,
+        "SCORE": variant.score or 0.0,
+        "SCORE_CAP": variant.score_cap or 0.0,
+        "LOGIT_CAP": variant.logit_cap or 0.0,
+    }
+
+
+def _additions(plan: Plan) -> dict[str, Constant]:
+    spec = plan.spec
+    kind = spec.experts if spec and plan.kernel_routed else None
+    if spec is None or kind is None:
+        return {}
+    return {
+        "SINKS": spec.sinks,
+        "OUTPUT_BIAS": spec.o_bias,
+        "EXPERT_BIAS": kind.bias,
+        "GAIN": kind.gain,
+        "OFFSET": kind.offset,
+        "LIMIT": kind.limit or 0.0,
+    }
+
+
+def _experts(plan: Plan) -> dict[str, Constant]:
+    kind = plan.spec.experts if plan.spec and plan.kernel_routed else None
+    if kind is None:
+        return {}
+    return {
+        "ANY": True,
+        "COUNT": kind.experts,
+        "TOP_K": kind.top_k,
+        "WIDTH": next(
+            s.matrix.cols for s in plan.stages if s.matrix and s.kind is StageKind.ROUTED_DOWN
+        ),
+        "SIGMOID": kind.scoring is Scoring.SIGMOID,
+        "NORMALISED": kind.renormalise,
+        "SCALING": kind.scaling,
+    }
+
+
+def _beside(plan: Plan) -> dict[str, Constant]:
+    kind = plan.spec.experts if plan.spec and plan.kernel_routed else None
+    if kind is None:
+        return {}
+    return {
+        "SHARED": kind.shared_width > 0,
+        "GATED": kind.shared_gate,
+        "DENSE": any(stage.kind is StageKind.DOWN for stage in plan.stages),
+    }
+
+
+def _delta(plan: Plan) -> dict[str, Constant]:
+    kind = plan.spec.delta if plan.spec and plan.kernel_recurs else None
+    if kind is None:
+        return {}
+    return {
+        "ANY": True,
+        "KEY_DIM": kind.key_dim,
+        "VALUE_DIM": kind.value_dim,
+        "CONV": kind.conv,
+        "KEY_HEADS": kind.key_heads // plan.ranks,
+        "VALUE_HEADS": kind.value_heads // plan.ranks,
+        "COLUMNS": next(stage.scan.page for stage in delta_stages(plan) if stage.scan),
+    }
+
+
+def _outgoing(plan: Plan) -> dict[str, Constant]:
+    if plan.spec is None or not plan.kernel_routed:
+        return {}
+    return {"GATED": plan.spec.output_gate}
+
+
+# ---- low-bit weights -----------------------------------------------------------------------------
+
+INPUTS = ("hidden", "heads", "ffn", "shared", "dense")  # what matrices multiply
+PLAIN_BIT = 1
+
+
+def codes(plan: Plan, embedded: bool) -> dict[str, int]:
+    """A bit for each code of the plan's matrices, and of those that multiply one input.
+
+    A host's kernel has all codes, so that formats cause no compile.
+    """
+    by_input = {f"{name.upper()}_CODES": PLAIN_BIT for name in INPUTS}
+    if not plan.coded:
+        return {"CODES": PLAIN_BIT} | by_input
+    if not embedded:
+        return {"CODES": (2 << len(CODES)) - 1} | by_input
+    found = {f"{name.upper()}_CODES": bits for name, bits in codes_by_input(plan).items()}
+    return {"CODES": codes_of(plan)[0]} | by_input | found
+
+
+def pack_of(plan: Plan) -> int:
+    """Elements of a row that a GPU's thread has at once; 0 without low-bit weights."""
+    return codes_of(plan)[1] if plan.coded else 0
+
+
+SHAPES = {"RoutedUp": StageKind.ROUTED_UP, "RoutedDown": StageKind.ROUTED_DOWN}
+SHAPE_FIELDS = (
+    *("kind", "cols", "tile_rows", "tile_cols"),
+    *CODED_FIELDS,
+    *("expert_units", "expert_rows", "expert_cols", *experts.CODED_FIELDS),
+)
+
+
+def shapes(
+    plan: Plan, rows: Sequence[Sequence[int | float]], fields: Sequence[str]
+) -> dict[str, dict[str, int]]:
+    """By struct: the fields of the routed stages with low-bit weights, which are those of all
+    layers; zeros in other plans. `rows`: the table of stages. Raises PlanError where layers differ.
+    """
+    if not plan.coded or not plan.kernel_routed:
+        return {name: dict.fromkeys(SHAPE_FIELDS, 0) for name in SHAPES}
+    made: dict[str, dict[str, int]] = {}
+    for name, kind in SHAPES.items():
+        found = {
+            tuple(int(rows[stage.index][fields.index(field)]) for field in SHAPE_FIELDS)
+            for stage in plan.stages
+            if stage.kind is kind
+        }
+        if len(found) > 1:
+            raise PlanError(
+                f"{plan.name}: {kind.value} differs between layers; an NVIDIA block's loaders know "
+                "one shape: use one stored format for all experts"
+            )
+        made[name] = dict(zip(SHAPE_FIELDS, found.pop(), strict=True))
+    return made
