@@ -18,8 +18,8 @@ __device__ __forceinline__ float through_gate(float gate, float up) {
     gate = gate > LIMIT ? LIMIT : gate;
     up = up > LIMIT ? LIMIT : up < -LIMIT ? -LIMIT : up;
   }
-  if constexpr (Additions::OFFSET != 0.0f) up += Additions::OFFSET;
-  return gate / (1.0f + exp32(gate_exponent(gate))) * up;
+  const float open = gate / (1.0f + exp32(gate_exponent(gate)));
+  return open * (Additions::OFFSET != 0.0f ? up + Additions::OFFSET : up);
 }
 
 // cap * tanh(x / cap). Of a small x it keeps what FP32 has below the cap's last bit: 4e-6 for 50.
