@@ -58,13 +58,14 @@ def digests_of_code(elf: bytes) -> dict[str, str]:
 
 
 def planned(case: tuple[str, ...]) -> object:
+    from tests.identity import module
     from twin.hardware.load import load_node
     from twin.models.load import load_model
     from twin.plan.types import Execution
-    from twin.schedule.options import plan_for
 
+    options = module("twin.schedule.options", "twin.kernel.defaults")
     chosen = {"execution": Execution.GRAPH} if "graph" in case else {}
-    return plan_for(load_model(case[0]), load_node(case[1]), **chosen)
+    return options.plan_for(load_model(case[0]), load_node(case[1]), **chosen)
 
 
 def device_code(case: tuple[str, ...]) -> bytes:
