@@ -354,7 +354,8 @@ def test_lanes_match_the_reference(
     head: LaneHead, delay: int, early: bool, late: LateParts
 ) -> None:
     plan = planned(replace(LANED, lanes=Lanes(8, delay, head, early)), late_parts=late)
-    assert any(plan.by_keeper(stage) for stage in plan.stages) == (late is LateParts.REDUCED)
+    made = schedule_of(plan).scheduler_makes
+    assert any(map(made, plan.stages)) == (late is LateParts.REDUCED)
     wanted = expected(plan, TOKENS)
     with CudaEngine(plan, weights_of(plan)) as running:
         assert off(running.logits(TOKENS), wanted) < TOLERANCE[DType.FP16]

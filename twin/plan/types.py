@@ -581,16 +581,6 @@ class Plan:
         assert self.attention is not None, f"{self.name} has no attention of the kernel's"
         return self.attention
 
-    def by_keeper(self, stage: Stage) -> bool:
-        """Does the block's keeper make this stage beside the others? Our kernel for NVIDIA has one,
-        which polls.
-        """
-        polled = (
-            self.options.execution is Execution.RESIDENT
-            and self.options.handoff is HandOffKind.SENTINEL
-        )
-        return stage.late and self.limits.teams and polled
-
     def weight_bytes(self) -> int:
         """Weights that one step streams, all ranks together; of routed experts what uniform routing
         uses on average.

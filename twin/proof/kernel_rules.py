@@ -57,9 +57,8 @@ def check_kernel(plan: Plan) -> list[Violation]:
     found = [
         *_limits(plan),
         *_lanes(plan),
-        *_teams(plan),
+        *(_of_warps(plan) if plan.limits.teams else _of_threads(plan)),
         *_experts(plan),
-        *_heads(plan),
         *_states(plan),
         *_neighbours(plan),
         *(violation for stage in plan.stages for violation in _stage(plan, stage)),
@@ -122,16 +121,8 @@ def _limits(plan: Plan) -> Iterator[Violation]:
 
 
 def _experts(plan: Plan) -> Iterator[Violation]:
-    """Stages of chosen experts are multiplied as one matrix each; an NVIDIA block remembers the
-    choice within a launch.
-    """
+    """Stages of chosen experts are multiplied as one matrix each."""
     routed = [(stage, stage.matrix) for stage in plan.stages if stage.routed and stage.matrix]
-    if routed and plan.limits.teams and plan.options.execution is not Execution.RESIDENT:
-        message = (
-            f"execution={plan.options.execution.value} forgets between kernels which experts were "
-            "chosen; use execution=resident"
-        )
-        yield Violation("kernel", THE_PLAN, message)
     for stage, matrix in routed:
         uneven = matrix.cols % min(matrix.tile_cols, matrix.cols)
         if stage.kind is StageKind.ROUTED_DOWN and uneven and not matrix.pack:
@@ -141,18 +132,12 @@ def _experts(plan: Plan) -> Iterator[Violation]:
             )
             yield Violation("kernel", stage.name, message)
         yield from _expert_tiles(plan, stage, matrix)
-        if plan.limits.teams and matrix.tile_rows > matrix.rows:
-            message = (
-                f"tiles of {matrix.tile_rows} rows of experts of {matrix.rows}; a tile has rows of "
-                "two experts at most"
-            )
-            yield Violation("kernel", stage.name, message)
 
 
 def _heads(plan: Plan) -> Iterator[Violation]:
     """An NVIDIA block's warps are divided for one width of what output projections multiply."""
     wide = {s.matrix.cols: s.name for s in plan.stages if s.matrix and s.kind is StageKind.O_PROJ}
-    if plan.limits.teams and len(wide) > 1:
+    if len(wide) > 1:
         message = (
             f"{' and '.join(f'{cols} columns in {name}' for cols, name in wide.items())}; an "
             "NVIDIA block's warps are divided for one width of heads' outputs"
@@ -216,12 +201,6 @@ def _stage(plan: Plan, stage: Stage) -> Iterator[Violation]:
         yield from _matrix(plan, stage, stage.matrix)
     if stage.matrix is not None and stage.kind is StageKind.LM_HEAD:
         yield from _shelf(plan, stage, stage.matrix)
-    if stage.scan and plan.limits.teams and stage.scan.page > BLOCK_THREADS:
-        message = (
-            f"items of {stage.scan.page} columns of a state; the {BLOCK_THREADS} threads of an "
-            "NVIDIA block have one each: use more blocks"
-        )
-        yield Violation("kernel", stage.name, message)
     if stage.kind is StageKind.SAMPLE:
         yield from _sample(plan, stage)
 
@@ -244,12 +223,6 @@ def _probe_stage(stage: Stage) -> Iterator[Violation]:
 def _matrix(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
     if matrix.beside != 1:
         message = f"{matrix.beside} matrices side by side; those of experts alone become one"
-        yield Violation("kernel", stage.name, message)
-    if matrix.folded and (matrix.tile_cols < matrix.cols or not plan.limits.teams):
-        message = (
-            f"folds of tiles of {matrix.tile_cols} of {matrix.cols} columns; an NVIDIA block's "
-            "warp folds whole rows"
-        )
         yield Violation("kernel", stage.name, message)
     if matrix.format is not None and matrix.format.name not in DECODED:
         yield Violation(
@@ -281,12 +254,6 @@ def _matrix(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
         yield Violation(
             "kernel", stage.name, f"{matrix.unit} rows make an element; the kernel adds up 1 or 2"
         )
-    if plan.limits.teams and matrix.tile_rows > MOST_BATCH_ROWS:
-        yield Violation(
-            "kernel",
-            stage.name,
-            f"tiles of {matrix.tile_rows} rows; a block adds up at most {MOST_BATCH_ROWS} at once",
-        )
 
 
 def _lanes(plan: Plan) -> Iterator[Violation]:
@@ -314,11 +281,66 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
             yield Violation("kernel", stage.name, message)
 
 
+def _of_warps(plan: Plan) -> Iterator[Violation]:
+    """What an NVIDIA block takes besides: its warps share rows, and it remembers a choice of
+    experts within a launch.
+    """
+    yield from _teams(plan)
+    yield from _heads(plan)
+    resident = plan.options.execution is Execution.RESIDENT
+    if any(stage.routed and stage.matrix for stage in plan.stages) and not resident:
+        message = (
+            f"execution={plan.options.execution.value} forgets between kernels which experts were "
+            "chosen; use execution=resident"
+        )
+        yield Violation("kernel", THE_PLAN, message)
+    for stage in plan.stages:
+        if stage.matrix is not None:
+            yield from _warps_matrix(stage, stage.matrix)
+        if stage.scan and stage.scan.page > BLOCK_THREADS:
+            message = (
+                f"items of {stage.scan.page} columns of a state; the {BLOCK_THREADS} threads of an "
+                "NVIDIA block have one each: use more blocks"
+            )
+            yield Violation("kernel", stage.name, message)
+
+
+def _warps_matrix(stage: Stage, matrix: Matrix) -> Iterator[Violation]:
+    if stage.routed and matrix.tile_rows > matrix.rows:
+        message = (
+            f"tiles of {matrix.tile_rows} rows of experts of {matrix.rows}; a tile has rows of "
+            "two experts at most"
+        )
+        yield Violation("kernel", stage.name, message)
+    if matrix.folded and matrix.tile_cols < matrix.cols:
+        yield _unfolded(stage, matrix)
+    if matrix.tile_rows > MOST_BATCH_ROWS:
+        message = (
+            f"tiles of {matrix.tile_rows} rows; a block adds up at most {MOST_BATCH_ROWS} at once"
+        )
+        yield Violation("kernel", stage.name, message)
+
+
+def _of_threads(plan: Plan) -> Iterator[Violation]:
+    """What blocks whose threads share no rows take besides."""
+    for stage in plan.stages:
+        if stage.matrix is not None and stage.matrix.folded:
+            yield _unfolded(stage, stage.matrix)
+
+
+def _unfolded(stage: Stage, matrix: Matrix) -> Violation:
+    message = (
+        f"folds of tiles of {matrix.tile_cols} of {matrix.cols} columns; an NVIDIA block's "
+        "warp folds whole rows"
+    )
+    return Violation("kernel", stage.name, message)
+
+
 def _teams(plan: Plan) -> Iterator[Violation]:
     """An NVIDIA block's warps are divided once for all matrices of an input."""
     shapes: dict[object, tuple[str, tuple[int, int, bool]]] = {}
     for stage, matrix in zip(plan.stages, multiplied_at_once(plan), strict=True):
-        if matrix is None or not plan.limits.teams:
+        if matrix is None:
             continue
         has = (matrix.cols, matrix.tile_cols, matrix.folded)
         name, first = shapes.setdefault(input_of(stage.kind, routed=plan.routed), (stage.name, has))

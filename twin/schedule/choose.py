@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from twin.errors import PlanError
-from twin.plan.types import Matrix, Plan
+from twin.plan.types import Execution, HandOffKind, Matrix, Plan
 from twin.schedule import homes
 from twin.schedule.chosen import multiplied
 from twin.schedule.memory import simulated_memory, threads_memory, warps_memory
@@ -27,6 +27,11 @@ def schedule_of(plan: Plan) -> Schedule:
     """Raises PlanError for tiles that the warps of an NVIDIA block cannot share."""
     matrices, scan = multiplied(plan), cache_scan(plan)
     shared = plan.limits.teams  # do warps share the rows of a tile?
+    spare = (
+        shared
+        and plan.options.execution is Execution.RESIDENT
+        and plan.options.handoff is HandOffKind.SENTINEL
+    )
     warps = _warps(plan, matrices) if shared else None
     sizes, order = NO_WARPS, homes.NormOrder()
     if plan.without_code():
@@ -37,7 +42,7 @@ def schedule_of(plan: Plan) -> Schedule:
         order = homes.norm_order(warps.residual, warps.teams["hidden"])
     else:
         memory = threads_memory(plan, matrices)
-    return Schedule(plan, matrices, scan, warps, passes_of(plan), memory, sizes, order)
+    return Schedule(plan, matrices, scan, warps, passes_of(plan), memory, sizes, order, spare)
 
 
 @lru_cache(maxsize=64)

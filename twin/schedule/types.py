@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from twin.plan.catalogue import input_of
-from twin.plan.types import Matrix, Plan, StageKind
+from twin.plan.types import Matrix, Plan, Stage, StageKind
 from twin.schedule.homes import FeedForward, Home, NormOrder, Residual
 from twin.schedule.memory import SharedMemory
 from twin.schedule.passes import Passes
@@ -55,6 +55,8 @@ class Schedule:
     # what the generated header says of the warps; zeros of blocks without them
     warp_sizes: Mapping[str, int]
     norm_order: NormOrder
+    # does a warp that schedules make sums of late parts while others compute? Ours for NVIDIA polls
+    spare_warp: bool
 
     @property
     def id(self) -> str:
@@ -97,6 +99,10 @@ class Schedule:
     def most_slots(self) -> int:
         """The largest ring that a block has room for, at least one slot."""
         return self.memory.most_slots(self.plan.limits.on_chip_bytes)
+
+    def scheduler_makes(self, stage: Stage) -> bool:
+        """Does the block's scheduler warp make this stage while the others compute?"""
+        return self.spare_warp and stage.late
 
     def of_warps(self) -> WarpSchedule:
         """`warps` of a plan for an NVIDIA GPU."""
