@@ -25,7 +25,7 @@ LAYERS = (  # a package imports from its own line and from those below
     ("reading",),
     ("data", "files", "units", "workers"),
     ("text",),
-    ("errors",),
+    ("errors", "frozen"),
 )
 HEIGHT = {name: -line for line, names in enumerate(LAYERS) for name in names}
 

@@ -13,6 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.events import (
+    AliasEvent,
+    MappingEndEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+)
 
 from twin.errors import ConfigError
 from twin.text import said, shown
@@ -87,7 +95,7 @@ def _parsed(text: str) -> bytes:
     """What a file means, to be loaded anew by everybody who reads it: parsing takes some fifty
     times as long, and every node is asked for again and again.
     """
-    return marshal.dumps(_Plain().of(_nodes(text)))
+    return marshal.dumps(_Plain(text).document())
 
 
 def did_you_mean(
@@ -113,127 +121,139 @@ def did_you_mean(
     return f"{hint}allowed: {', '.join(few)}{more}"
 
 
-def _nodes(text: str) -> Any:
-    """What stands in a text, by libyaml where it is installed: several times as fast. What is
-    beyond a limit is refused where it is met.
+class _Plain:
+    """Plain data of a text's events, which libyaml finds where it is installed: several times as
+    fast. What is beyond a limit is refused where it is met; every alias counts as often as it is
+    used, so that nothing can grow beyond the file's limits.
     """
-    composer: Any = getattr(getattr(yaml, "cyaml", None), "CParser", yaml.SafeLoader)
 
-    class Counted(composer):  # type: ignore[misc]  # of a type that is known at run time
-        nodes = depth = 0
+    def __init__(self, text: str) -> None:
+        loader: Any = getattr(getattr(yaml, "cyaml", None), "CParser", yaml.SafeLoader)
+        self.next = loader(text).get_event
+        self.count = 0
+        # data and entries of what an alias may mean; none inside of it
+        self.known: dict[str, tuple[Any, int]] = {}
 
-        def descend_resolver(self, parent: Any, index: Any) -> None:
-            self.depth += 1
-            if self.depth > MOST_DEPTH:
-                raise _refused(TOO_DEEP)
+    def document(self) -> Any:
+        """Of the only one that there is."""
+        self.next()  # the start of the stream
+        if isinstance(self.next(), StreamEndEvent):
+            return None
+        data = self.of(self.next(), 1)
+        self.next()  # the end of the document
+        if not isinstance(event := self.next(), StreamEndEvent):
+            raise _refused("a second document; write one file for each", event)
+        return data
 
-        def ascend_resolver(self) -> None:
-            self.depth -= 1
+    def of(self, event: Any, depth: int) -> Any:
+        """What an event begins. It is used up to its last event."""
+        before, anchor = self.count, event.anchor
+        if isinstance(event, AliasEvent):
+            return self._alias(event)
+        if depth > MOST_DEPTH:
+            raise _refused(TOO_DEEP, event)
+        self._counted(1, event)
+        if event.tag not in (None, "!"):
+            raise _refused(f"tag {shown(event.tag)}: only plain data are read; leave it out", event)
+        if anchor is not None:
+            if anchor in self.known:
+                raise _refused(f"anchor {shown(anchor)} is given twice", event)
+            self.known[anchor] = None, 0
+        if isinstance(event, ScalarEvent):
+            data = _word(event) if event.implicit[0] else event.value
+        elif isinstance(event, SequenceStartEvent):
+            data = []
+            while not isinstance(one := self.next(), SequenceEndEvent):
+                data.append(self.of(one, depth + 1))
+        else:
+            data = self._mapping(depth)
+        if anchor is not None:
+            self.known[anchor] = data, self.count - before
+        return data
 
-        def resolve(self, kind: type, value: str | None, implicit: tuple[bool, bool]) -> str:
-            """What a node without a tag is; tags of their own are longer."""
-            self.nodes += 1
-            if self.nodes > MOST_NODES:
-                raise _refused(TOO_MANY)
-            if value is not None and implicit[0]:
-                for kind_of_word, match in _WORDS.get(value[:1], ()):
-                    if match(value):
-                        return kind_of_word
-            return ""
+    def _mapping(self, depth: int) -> dict[Any, Any]:
+        data: dict[Any, Any] = {}
+        while not isinstance(event := self.next(), MappingEndEvent):
+            key = self.of(event, depth + 1)
+            if isinstance(key, list | dict):
+                raise _refused("a key must be a name or a number, not a list or a mapping", event)
+            if key in data:
+                raise _refused(f"key {shown(key)} is given twice", event)
+            data[key] = self.of(self.next(), depth + 1)
+        return data
 
-    return Counted(text).get_single_node()
+    def _alias(self, event: Any) -> Any:
+        if event.anchor not in self.known:
+            raise _refused(f"alias {shown(event.anchor)} means nothing before", event)
+        data, size = self.known[event.anchor]
+        if not size:
+            raise _refused("an alias stands inside of what it means; write it out", event)
+        self._counted(size, event)
+        return data
+
+    def _counted(self, entries: int, event: Any) -> None:
+        self.count += entries
+        if self.count > MOST_NODES:
+            raise _refused(TOO_MANY, event)
 
 
-# what a word may be, by its first letter
+# what a word may be, by its first letter; anything else is text, a date as well: nothing here
+# calculates with dates, and Python knows fewer of them than people write
 _WORDS: dict[str, list[tuple[str, Callable[[str], object]]]] = {
     letter: [(tag.rpartition(":")[2], pattern.match) for tag, pattern in patterns]
     for letter, patterns in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_OWN = {"", "null", "bool", "int", "float", "timestamp", "value", "yaml"}  # no merges
 _SAFE = yaml.constructor.SafeConstructor()
 
 
-class _Plain:
-    """Plain data of nodes. Every alias counts as often as it is used, so that nothing can grow
-    beyond the file's limits.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.known: dict[int, tuple[Any, int]] = {}  # data and nodes of what an alias may mean
-
-    def of(self, node: Any) -> Any:
-        if node is None:
-            return None
-        if id(node) in self.known:
-            data, size = self.known[id(node)]
-            if not size:
-                raise _refused("an alias stands inside of what it means; write it out", node)
-            self.count += size
-        else:
-            self.known[id(node)], before = (None, 0), self.count
-            self.count += 1
-            data = self._made(node)
-            self.known[id(node)] = data, self.count - before
-        if self.count > MOST_NODES:
-            raise _refused(TOO_MANY, node)
-        return data
-
-    def _made(self, node: Any) -> Any:
-        if node.tag not in _OWN:
-            raise _refused(f"tag {shown(node.tag)}: only plain data are read; leave it out", node)
-        if isinstance(node, yaml.ScalarNode):
-            made = _MADE.get(node.tag)
-            return made(node) if made else node.value
-        if isinstance(node, yaml.SequenceNode):
-            return [self.of(one) for one in node.value]
-        data = {}
-        for key_node, value in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise _refused(
-                    "a key must be a name or a number, not a list or a mapping", key_node
-                )
-            key = self.of(key_node)
-            if key in data:
-                raise _refused(f"key {shown(key)} is given twice", key_node)
-            data[key] = self.of(value)
-        return data
+def _word(event: Any) -> Any:
+    """The value of a word without quotes."""
+    text = event.value
+    for kind, match in _WORDS.get(text[:1], ()):
+        if match(text):
+            if kind == "merge":
+                raise _refused("a merge of mappings (<<): write their entries out", event)
+            made = _MADE.get(kind)
+            return made(event) if made else text
+    return text
 
 
-def _refused(problem: str, node: Any = None) -> yaml.constructor.ConstructorError:
-    return yaml.constructor.ConstructorError(None, None, problem, node and node.start_mark)
+def _refused(problem: str, event: Any) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, event.start_mark)
 
 
-def _whole(node: yaml.ScalarNode) -> int:
+def _whole(word: ScalarEvent) -> int:
     try:
-        value = int(_SAFE.construct_yaml_int(node))
+        value = int(_SAFE.construct_yaml_int(_node(word)))
     except ValueError:  # too many digits for Python, or none behind a prefix
         value = WIDEST
     if abs(value) >= WIDEST:
         raise _refused(
-            f"{shown(node.value)} is no whole number of at most 63 bits; write a smaller one, or "
+            f"{shown(word.value)} is no whole number of at most 63 bits; write a smaller one, or "
             "text in quotes",
-            node,
+            word,
         )
     return value
 
 
-def _real(node: yaml.ScalarNode) -> float:
+def _real(word: ScalarEvent) -> float:
     with suppress(ValueError):
-        return float(node.value)
+        return float(word.value)
     try:
-        return float(_SAFE.construct_yaml_float(node))  # .inf, .nan, and numbers to base 60
+        return float(_SAFE.construct_yaml_float(_node(word)))  # .inf, .nan, numbers to base 60
     except (ValueError, OverflowError):
         raise _refused(
-            f"{shown(node.value)} is no number; write digits, or text in quotes", node
+            f"{shown(word.value)} is no number; write digits, or text in quotes", word
         ) from None
 
 
-# by what a pattern says of a word; anything else is text, a date as well: nothing here calculates
-# with dates, and Python knows fewer of them than people write
+def _node(word: ScalarEvent) -> yaml.ScalarNode:
+    return yaml.ScalarNode("", word.value)
+
+
 _MADE: dict[str, Callable[[Any], Any]] = {
-    "null": lambda node: None,
-    "bool": _SAFE.construct_yaml_bool,
+    "null": lambda word: None,
+    "bool": lambda word: _SAFE.construct_yaml_bool(_node(word)),
     "int": _whole,
     "float": _real,
 }

@@ -13,7 +13,6 @@ import dataclasses
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, reduce
 from operator import or_
@@ -24,6 +23,7 @@ import msgspec
 
 from twin.data import LONGEST_NAME, did_you_mean
 from twin.errors import ConfigError, TwinError
+from twin.frozen import frozen
 from twin.text import shown
 from twin.units import format_quantity, parse_quantity, unit_of
 
@@ -45,7 +45,7 @@ class FieldError(ConfigError):
         self.field, self.reason = field, reason
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Parse:
     """In an annotation: what makes a value of the file's, whose dotted place it is given. Raises
     TwinError.
@@ -54,7 +54,7 @@ class Parse:
     call: Callable[[Any, str], Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Check:
     """In an annotation: raises TwinError for a value that its type allows, such as a name that
     nothing has.

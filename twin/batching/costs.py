@@ -4,7 +4,6 @@ own numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from twin.batching.kernels import (
@@ -19,6 +18,7 @@ from twin.batching.kernels import (
 )
 from twin.batching.tables import KernelTables
 from twin.errors import HardwareError
+from twin.frozen import frozen
 from twin.hardware.number import Number
 from twin.hardware.types import Node
 from twin.models.formats import BF16, INT4, Format
@@ -35,7 +35,7 @@ TABLE |= {form.name: "int4" for form in INT4}  # a format's name -> the tables' 
 KV_BYTES = {"bf16": 2, "fp8": 1}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Load:
     """What a step works on: one token of each of `sequences`, all with `context` cached
     positions.
@@ -56,7 +56,7 @@ class Costs(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Measured:
     """Times of the stack's own kernels."""
 
@@ -119,7 +119,7 @@ class Measured:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ideal:
     """Kernels that read memory at the rate of the twin's pipe as soon as it flows again: a border,
     a restart, the bytes.

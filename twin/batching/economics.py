@@ -4,8 +4,7 @@ and idle.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from twin.frozen import frozen
 from twin.hardware.number import Number
 
 HOUR_S = 3600.0
@@ -13,7 +12,7 @@ MILLION = 1e6
 KWH_J = 3.6e6
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Prices:
     """Of one GPU, with its share of the host. Watts are drawn at the wall of the server."""
 
@@ -23,7 +22,7 @@ class Prices:
     host_w: Number  # CPUs, fans, network: drawn always
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bill:
     """Of a group of GPUs while it generated `tokens`."""
 

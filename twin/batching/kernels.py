@@ -9,9 +9,9 @@ models a test holds the two together.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from twin.errors import HardwareError, PlanError
+from twin.frozen import frozen
 from twin.hardware.types import Node
 from twin.models.feeds import ExpertFeed
 from twin.models.formats import Format
@@ -23,7 +23,7 @@ FP8 = Format("fp8", 8)  # one scale a matrix: what an engine makes of a 16-bit c
 QUANTISED = {"as stored": None, "fp8": FP8}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Product:
     """Tokens times a matrix [rows, cols] of this GPU."""
 
@@ -33,7 +33,7 @@ class Product:
     format: Format
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Experts:
     """The routed experts of a layer: this GPU holds one of `ranks` slices of each."""
 
@@ -46,7 +46,7 @@ class Experts:
     format: Format
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Attention:
     """This GPU's heads over each sequence's cache, splits merged. `window` 0: all cached
     positions.
@@ -59,7 +59,7 @@ class Attention:
     window: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LatentScan:
     """This GPU's heads of latent attention, absorbed: all of them read the same cached latents."""
 
@@ -69,7 +69,7 @@ class LatentScan:
     rope_dim: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadProduct:
     """One matrix [rows, cols] for each of this GPU's heads, 16-bit: into the latent space (k_up) or
     out of it (v_up).
@@ -81,7 +81,7 @@ class HeadProduct:
     cols: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """A kernel without weights over one row a token; `reduces`: the row is summed first, as for a
     norm.
@@ -92,7 +92,7 @@ class Row:
     reduces: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AllReduce:
     """A library's sum over all GPUs, one row a token."""
 

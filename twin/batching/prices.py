@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from twin.batching.economics import HOUR_S, KWH_J, MILLION
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError
+from twin.frozen import frozen
 from twin.hardware.number import Kind, Number
 from twin.hardware.schema import read
 from twin.hardware.types import Node
@@ -17,7 +17,7 @@ USER = "what-if: as the user says"
 MOST_USD, MOST_W = 10_000.0, 100_000.0  # of one GPU
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rates:
     """Of one GPU with its share of the host. None: nobody has published it."""
 
@@ -70,13 +70,13 @@ def rates_of(node: Node, usd_per_hour: float | None = None, watts: float | None 
     return Rates(cents, busy_w, on_file.host_w)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Device:
     cents_per_hour: Number
     busy_w: Number | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _File:
     devices: dict[str, _Device]
     host_w: Number

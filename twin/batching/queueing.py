@@ -16,6 +16,7 @@ import simpy
 
 from twin.batching.economics import HOUR_S
 from twin.errors import ConfigError
+from twin.frozen import frozen
 
 Process = Generator[simpy.Event, Any, Any]
 # sequences in the batch -> seconds of a step that gives each of them one token
@@ -28,7 +29,7 @@ DRAWS = 1024  # random numbers at a time: one by one they take most of the run
 COUNTED = (0.1, 0.75)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Traffic:
     """Requests of one class: a Poisson process, and the tokens that each asks for."""
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 import csv
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, log
 from pathlib import Path
 
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import ConfigError, HardwareError
+from twin.frozen import frozen
 from twin.hardware.number import Number
 from twin.hardware.schema import read
 
@@ -22,7 +22,7 @@ Key = tuple[str, ...]
 Curve = tuple[tuple[float, float], ...]  # (size, seconds), ascending in size
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stack:
     """What differs between ordinary engines besides the times of their kernels."""
 
@@ -64,7 +64,7 @@ class Curves(Mapping[Key, Curve]):
         return len(self._lines)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KernelTables:
     """The kernels of one stack on one device. Times in seconds, from one kernel of a CUDA graph to
     the next.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -108,15 +109,23 @@ def few_shapes(runs: Sequence[Seen], weights: Floats) -> float:
     return float(_student(level, count - 1) * np.sqrt(1 + 1 / count) / normal)
 
 
+@lru_cache(maxsize=64)
 def _student(level: float, freedom: float) -> float:
     """Student's quantile above one half, without SciPy, which is slow to load: with t = sqrt(n) *
     tan(u) its density is that of cos(u)^(n - 1).
     """
-    angles = np.linspace(0.0, np.pi / 2, 1 << 16)
-    density = np.cos(angles) ** (freedom - 1)
+    angles, cosines = _quarter()
+    density = cosines ** (freedom - 1)
     share = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     angle = np.interp(level - 0.5, 0.5 * share / share[-1], angles)
     return float(np.sqrt(freedom) * np.tan(angle))
+
+
+@lru_cache(maxsize=1)
+def _quarter() -> tuple[Floats, Floats]:
+    """Angles of a quarter of a circle, and their cosines."""
+    angles = np.linspace(0.0, np.pi / 2, 1 << 16)
+    return angles, np.cos(angles)
 
 
 def _weights(far: Floats, among: NDArray[np.bool_]) -> Floats:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from twin.frozen import frozen
 
 _IDLE = (3, 4)  # of a line of /proc/stat: idle, and waiting for a disk
 _STOLEN = 7
@@ -19,7 +20,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 NEEDED = 0.5  # of a core, from which somebody else has it
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Look:
     """Counters since the computer started, in seconds."""
 
@@ -37,7 +38,7 @@ class Look:
         return Activity(wall, (self.own_s - before.own_s) / wall, busy, stolen)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Activity:
     """Cores in use between two looks."""
 

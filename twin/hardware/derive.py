@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 
 from twin.data import did_you_mean
 from twin.errors import HardwareError
+from twin.frozen import frozen
 from twin.hardware.kernel import WarpKernel
 from twin.hardware.number import Kind, Like, Number
 from twin.hardware.override import IDLE as IDLE
@@ -118,7 +118,7 @@ def _follows(path: str) -> None:
         raise HardwareError(f"{shown(path)} follows nothing; {did_you_mean(path, FOLLOWS)}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Kinship:
     """`like` of a device file."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import ConfigError, HardwareError
 from twin.files import expanded, resolved
+from twin.frozen import frozen
 from twin.hardware.derive import KERNEL, Kinship, follow, with_followers
 from twin.hardware.host import detect_host
 from twin.hardware.moved import check_places
@@ -34,7 +35,7 @@ SECTION = "node"  # of such a file: how many there may be, and how they are link
 _own: dict[str, Path] = {}  # devices of such files that this process has read, by name
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Family:
     """One file of hwmodels/nodes: the link between equal devices."""
 
@@ -49,7 +50,7 @@ def _as_on_file(name: str) -> None:
         raise HardwareError(f"unknown device {shown(name)}; {did_you_mean(name, known)}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Links(Link):
     """The link that all numbers of GPUs share; the all-reduce is given by number."""
 
@@ -64,7 +65,7 @@ class _Links(Link):
         return Link(**values | {"library_allreduce_s": self.library_allreduce_s[gpus]})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class _Sizes:
     """How many GPUs a node may have, and what links them."""
 
@@ -86,12 +87,12 @@ class _Sizes:
         return {n: self.link.of(n) if self.link and n > 1 else None for n in self.gpus}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class _OwnNodes(_Sizes):
     device: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class _Nodes(_OwnNodes):
     aliases: tuple[str, ...] = ()
 

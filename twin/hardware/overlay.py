@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from twin.errors import HardwareError
+from twin.frozen import frozen
 from twin.hardware.number import Kind, Number
 from twin.hardware.override import apply_fit, interval, numbers, resolve, with_numbers
 from twin.hardware.schema import OWN
@@ -28,7 +29,7 @@ from twin.text import shown
 from twin.units import unit_of
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Overlay:
     """The content of such a file."""
 

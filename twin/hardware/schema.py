@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from twin import reading
 from twin.errors import HardwareError
+from twin.frozen import frozen
 from twin.hardware.kernel import CoreKernel, WarpKernel
 from twin.hardware.number import Kind, Number
 from twin.hardware.types import Device
@@ -74,7 +74,7 @@ def _quantity(data: Any, at: str) -> float:
     return parse_quantity(data, unit)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Leaf:
     """A number as files have it."""
 

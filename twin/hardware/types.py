@@ -4,9 +4,10 @@ costs there: twin/hardware/kernel.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from twin.frozen import frozen
 from twin.hardware.kernel import CoreKernel, WarpKernel
 from twin.hardware.number import Number
 
@@ -16,7 +17,7 @@ HOST = "host"  # the instruction set of this computer's CPU, and the name of the
 QUEUE_S = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Structure:
     """What the package is made of. A block is a resident thread block: one SM, one CU, one core."""
 
@@ -26,7 +27,7 @@ class Structure:
     stacks: Number  # memory stacks (channels groups on a CPU)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Block:
     """One SM, CU or core, as the engine uses it.
 
@@ -48,7 +49,7 @@ class Block:
     pair_bytes_per_s: Number | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Memory:
     """Device memory, all stacks together."""
 
@@ -77,7 +78,7 @@ class Memory:
         return max(0, int(self.capacity_bytes.value - kept))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cache:
     """The last cache before memory that all blocks of a die (L2) or of the package (LLC) share.
 
@@ -100,7 +101,7 @@ class Cache:
     block_bytes_per_s: Number | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fabric:
     """Between the dies of one package."""
 
@@ -109,7 +110,7 @@ class Fabric:
     hop_s: Number  # added latency of one hop between I/O dies
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HandOff:
     """Publish to poll inside one GPU."""
 
@@ -123,7 +124,7 @@ class HandOff:
     fence_s: Number | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Launch:
     """Kernel borders."""
 
@@ -132,21 +133,21 @@ class Launch:
     restart_s: Number  # memory pipeline refill at the start of a kernel
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sharing:
     """More blocks than cores (a CPU): blocks of one core take turns."""
 
     switch_s: Number  # from one block to the next on the same core
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Power:
     tdp_w: Number | None = None
     # at the power cap, while all blocks stream flat out; None: nobody saw the clock fall
     streaming_clock_hz: Number | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Device:
     """One package. `None` for a part that the device does not have; capabilities decide, never
     names.
@@ -196,7 +197,7 @@ class Device:
         return int(self.structure.dies.value * self.structure.blocks_per_die.value)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Link:
     """Between two GPUs of a node."""
 
@@ -217,7 +218,7 @@ class Link:
     like: str = ""  # device whose links these are: what is assumed here follows their fit
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Node:
     """1, 2, 4 or 8 equal devices. `link` is None for a single device."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 
 from twin.errors import HardwareError
+from twin.frozen import frozen
 from twin.hardware.number import Kind
 from twin.hardware.override import interval
 from twin.machines.steps import dependent_steps
@@ -20,7 +20,7 @@ from twin.units import format_quantity
 CACHE_ELEMENT_BYTES = 2  # caches in 16 bits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Terms:
     """Seconds of one step of one request. They follow one another: no term hides another."""
 
@@ -34,7 +34,7 @@ class Terms:
         return self.weights_s + self.caches_s + self.steps_s + self.crossings_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Cell:
     """The prediction for a model on a machine, with what it rests on."""
 

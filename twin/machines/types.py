@@ -5,12 +5,12 @@ them.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
 from msgspec import Meta
 
+from twin.frozen import frozen
 from twin.hardware.number import Kind, Number
 from twin.models.load import model_names
 from twin.reading import FieldError, one_of
@@ -36,7 +36,7 @@ class Use(Enum):
     REFERENCE = "reference"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Published:
     """A published speed of one request: tokens/s, and what is known about how it was made."""
 
@@ -50,7 +50,7 @@ class Published:
     conditions: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Machine:
     """A dataflow machine. Its time per token: weights and caches read, dependent steps waited for,
     units crossed.

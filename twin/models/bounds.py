@@ -7,7 +7,7 @@ least 1 (`Config.count`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from twin.frozen import frozen
 
 # the normal numbers of FP32: smaller ones may be flushed to zero
 FP32_SMALLEST, FP32_LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
@@ -18,7 +18,7 @@ MOST_LAYERS = 256
 MOST_BYTES = 2**53
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Range:
     """What a field may be, both ends included."""
 

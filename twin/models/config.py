@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta, ValidationError, convert
 
 from twin.errors import ConfigError
+from twin.frozen import frozen
 from twin.models.bounds import FIELDS, LONGEST_TEXT, MOST_LISTED, MOST_TEXTS, quantity
 from twin.models.foreign import INSTEAD, format_of_config
 from twin.models.spec import DType, Rope, RopeScaling, RopeStyle
@@ -32,7 +33,7 @@ class Record:
     parts: dict[str, Record] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Config:
     """A configuration mapping and the name that its errors carry. A field set to null counts as
     absent.

@@ -5,9 +5,10 @@ checkpoint.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from twin.errors import ConfigError
+from twin.frozen import frozen
 from twin.models.config import Config, dtype
 from twin.models.experts import Names, feed_shape
 from twin.models.feeds import DenseFeed
@@ -19,7 +20,7 @@ from twin.models.spec import ModelSpec, Rope
 from twin.models.variant import LLAMA, Activation, Norms, Variant
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tensor:
     """One tensor of a checkpoint: its name there and its shape there."""
 

@@ -5,8 +5,9 @@ shapes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from twin.frozen import frozen
 from twin.models import linear
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed, Scoring
 from twin.models.layers import Layer
@@ -94,7 +95,7 @@ def _feed_runs(feed: Feed) -> bool:
 # ---- tensors ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Names:
     """How a family's checkpoints call what stands in the place of a dense feed-forward layer."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from twin.frozen import frozen
 from twin.models.formats import Formats, Role
 from twin.models.weight import Weight
 
@@ -17,7 +17,7 @@ class Scoring(Enum):
     SQRT_SOFTPLUS = "sqrtsoftplus"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class DenseFeed:
     """SwiGLU over the whole width."""
 
@@ -34,7 +34,7 @@ class DenseFeed:
         return 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ExpertFeed:
     """A mixture of experts: a router picks top_k of `experts` for each token; shared experts see
     every token.

@@ -4,10 +4,11 @@ beside them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from twin.errors import ConfigError
+from twin.frozen import frozen
 from twin.text import shown
 
 
@@ -31,7 +32,7 @@ class Role(Enum):
     HYPER = "hyper"  # the mixing matrices of hyper-connections
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Format:
     """A stored element type, with the scales of its blocks.
 
@@ -172,7 +173,7 @@ DECODED = {
 PLAIN = ("fp32", "bf16", "fp16")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Formats:
     """The format of each kind of matrix: `rest` unless `chosen` says otherwise, or `layers` of a
     single one.

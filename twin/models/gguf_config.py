@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from twin.errors import ConfigError
+from twin.frozen import frozen
 from twin.models.bounds import FIELDS, quantity
 from twin.models.codes.gguf import common_format
 from twin.models.formats import GGUF, MIXED, Format, Formats, Role, format_named
@@ -31,7 +32,7 @@ _ADVICE = "convert the model again with llama.cpp's convert_hf_to_gguf.py"
 Fields = dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Architecture:
     """How files of a `general.architecture` differ from the Hugging Face family `model_type`."""
 
@@ -43,7 +44,7 @@ class Architecture:
     windows: bool = False  # attention may slide
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Keys:
     """The values of a file, those of its architecture without its name before them."""
 

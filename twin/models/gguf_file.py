@@ -15,7 +15,6 @@ import os
 import stat
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twin.errors import CheckpointError
+from twin.frozen import frozen
 from twin.models.files import is_there
 from twin.text import shown
 
@@ -89,7 +89,7 @@ KINDS: dict[int, tuple[str, int, int]] = {  # a tensor's type: name, elements an
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GgufTensor:
     """Where a tensor lies, and how it is stored."""
 
@@ -100,7 +100,7 @@ class GgufTensor:
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GgufFile:
     """A checked header."""
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from twin.frozen import frozen
 from twin.models.feeds import Feed
 from twin.models.formats import Formats, Role
 from twin.models.mixers import Mixer
 from twin.models.weight import Weight
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class HyperConnections:
     """Manifold-constrained hyper-connections: `residuals` vectors, mixed before and after every
     module.
@@ -54,7 +53,7 @@ class HyperConnections:
         return self.residuals + 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Layer:
     """One decoder layer: residual += mixer(norm(residual)); residual += feed(norm(residual))."""
 

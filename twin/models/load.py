@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import CheckpointError, ConfigError
+from twin.frozen import frozen
 from twin.models.beside import CONFIG as _CONFIG
 from twin.models.beside import read_config
 from twin.models.bounds import MOST_BYTES, quantity
@@ -41,7 +42,7 @@ _CACHED = "models--"
 LONGEST_NAME = 64  # characters of what may be a name mistyped
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _File:
     """One of our model files."""
 
@@ -55,7 +56,7 @@ class _File:
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Family:
     """One architecture: a module of this package, loaded with the first model that needs it.
 

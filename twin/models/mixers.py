@@ -4,15 +4,14 @@ those of the whole model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from twin.frozen import frozen
 from twin.models.formats import Formats, Role
 from twin.models.weight import Traffic, Weight
 
 STATE_BYTES = 4  # a recurrent state is kept in FP32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class GroupedAttention:
     """Softmax attention with grouped queries: one key and one value head for heads / kv_heads query
     heads.
@@ -76,7 +75,7 @@ class GroupedAttention:
         return round(2 * self.kv_heads * self.head_dim * positions * element_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LatentAttention:
     """Multi-head latent attention in the absorbed form that decode uses.
 
@@ -137,7 +136,7 @@ class LatentAttention:
         return round(context * self.latent_dim * element_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class DeltaNet:
     """Gated DeltaNet: a matrix-valued state per value head that every step reads, updates and
     writes, whatever the context.
@@ -201,7 +200,7 @@ class DeltaNet:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class CompressedAttention:
     """DeepSeek-V4: one shared key-value head, a sliding window, and compressed entries of what lies
     before.

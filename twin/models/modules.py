@@ -9,8 +9,8 @@ no quantization touches (`KEPT`) need no name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from twin.frozen import frozen
 from twin.models.formats import Role
 from twin.models.mixers import DeltaNet
 from twin.models.spec import ModelSpec
@@ -92,7 +92,7 @@ COMPRESSED: Table = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Module:
     """A matrix of a layer: its kind, and its name below the prefixes."""
 

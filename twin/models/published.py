@@ -5,11 +5,11 @@ give them, or say why not.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated
 
 from twin.errors import ConfigError
+from twin.frozen import frozen
 from twin.models.spec import ModelSpec
 from twin.reading import Check
 from twin.text import shown
@@ -23,7 +23,7 @@ def _check_printed(text: str) -> None:
         raise ConfigError(f"{shown(text)} must be a number and M, B or T, such as '116.8 B'")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Published:
     """`total`, `active`: as printed ("116.8 B"), each good to half of its last digit. `embedding`:
     whether active counts the embedding table.

@@ -5,9 +5,10 @@ another format.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from twin.errors import ConfigError
+from twin.frozen import frozen
 from twin.models.config import Config
 from twin.models.formats import FP32, Format, Formats, Role, format_named
 from twin.models.modules import HEAD, KEPT, PREFIXES, Module, Table, modules
@@ -16,7 +17,7 @@ from twin.models.spec import ModelSpec
 from twin.text import shown
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Named:
     """Modules that a list of a configuration names."""
 
@@ -24,7 +25,7 @@ class Named:
     style: Style = Style.NAMES
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Part:
     """Modules that a quantization stores in one format: its targets, less what it leaves out."""
 
@@ -34,7 +35,7 @@ class Part:
     roles: tuple[Role, ...] = tuple(role for role in Role if role not in KEPT)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Quantization:
     """What a `quantization_config` says of matrices: of parts that claim a module the first has it.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
 
+from twin.frozen import frozen
 from twin.models import experts, linear
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import DECODED, PLAIN, Format, Formats, Role, format_named
@@ -57,7 +58,7 @@ class LaneHead(Enum):
     VOCABULARY = "vocab_parallel"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RopeScaling:
     """Llama 3's frequency scaling; `linear` uses `factor` alone.
 
@@ -81,7 +82,7 @@ class RopeScaling:
     magnitude: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rope:
     theta: float
     style: RopeStyle = RopeStyle.HALF
@@ -89,7 +90,7 @@ class Rope:
     rotated: int | None = None  # the first elements of a head; None: all
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lanes:
     """Delayed tensor parallelism: `count` residuals, others' partials land `delay` layers later."""
 
@@ -100,7 +101,7 @@ class Lanes:
     early_exchange: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelSpec:
     """A decoder: RMSNorm, gated feed-forward and rotary grouped-query attention, as in Llama but
     for `variant`, unless `layout` says what each layer is.

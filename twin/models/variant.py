@@ -4,8 +4,9 @@ compiled for a model of the family.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from twin.frozen import frozen
 
 
 class Activation(Enum):
@@ -31,7 +32,7 @@ class Norms(Enum):
         return self is not Norms.BEFORE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Variant:
     """As it stands, Llama."""
 

@@ -7,12 +7,12 @@ outputs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from twin.frozen import frozen
 from twin.models.formats import Format, Role
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Weight:
     """One stored matrix, or `experts` equal ones of which a token uses `active`.
 
@@ -55,7 +55,7 @@ class Weight:
         return self.copy_bytes * self.active
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Traffic:
     """Bytes of caches and states that one step of one sequence moves in one layer."""
 

@@ -20,6 +20,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from twin.frozen import frozen
 from twin.models.formats import Format
 from twin.models.spec import RUN, DType, ModelSpec
 from twin.plan.catalogue import ENGINE_OPTIONS, ROWS, kinds_by_input
@@ -165,7 +166,7 @@ class Options:
         return min(self.head_window_slots or self.window_slots, self.ring_slots)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """What the node allows, from its description."""
 
@@ -178,7 +179,7 @@ class Limits:
     teams: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Matrix:
     """Weights of one stage on one rank: [rows, cols], row-major; `unit` rows make one published
     element.
@@ -248,7 +249,7 @@ class Matrix:
         return (self.sharers - 1) * self.batch_rows + min(self.batch_rows, most)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Routed:
     """A stage whose weights are those of the experts that a step's tokens choose."""
 
@@ -297,7 +298,7 @@ class Scan:
         return (whole - short) * self.entry_bytes + self.extra_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Buffer:
     """Exchange memory of one rank: FP32 [copies][parts][elements][words]."""
 
@@ -309,7 +310,7 @@ class Buffer:
     words: int = 1  # of one element: one a token
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Value:
     """One publication per step: elements of one copy of a buffer, each written by exactly one block
     of each rank.
@@ -328,7 +329,7 @@ class Value:
     words: int = 1  # FP32 words of an element, all written by the same block
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Read:
     """What a stage waits for. `spans[block]` lists the elements that this block polls and uses."""
 
@@ -342,7 +343,7 @@ class Read:
     sequences: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reset:
     """Each block sets the elements it owns (of every part, in its own rank's memory) back to the
     sentinel.
@@ -352,7 +353,7 @@ class Reset:
     previous_step: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stage:
     index: int
     kind: StageKind
@@ -403,7 +404,7 @@ class Stage:
         return self.kind.value if self.layer < 0 else f"{self.kind.value}[{self.layer}]"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shard:
     """The residual and the vocabulary on one rank. Zero in a probe that does not use them."""
 

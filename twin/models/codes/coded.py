@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from twin.frozen import frozen
 from twin.models.formats import WHOLE_ROW, Format
 
 Codes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Code:
     """What a format's codes and scales mean, and how a tile holds them."""
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from twin.frozen import frozen
 from twin.models.codes.coded import Floats
 from twin.models.formats import DECODED, MIXED_32, MIXED_256, Format
 
@@ -35,7 +36,7 @@ WIDE = 256  # columns of the larger blocks
 SIX_BITS, SIGNED = 63, 127  # largest of a scale
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Field:
     """Part of a block in the file: `bytes` from `at` on, in units of `unit` bytes."""
 
@@ -45,7 +46,7 @@ class Field:
     turned: Callable[[Bytes], Bytes] | None = None  # as a tile has it
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BlockCode:
     """What a type's blocks mean, and how a tile holds them."""
 
@@ -166,7 +167,7 @@ def _codes(nibbles: Bytes, wide: int) -> Bytes:
 # ---- 32 neighbours -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Small:
     """Blocks of a scale and, with `addend`, what is added; then fifth bits, then codes."""
 
@@ -263,7 +264,7 @@ def _twelve_bytes(scales: Bytes, taken: Bytes) -> Bytes:
     return np.concatenate([first, second, rest], axis=1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _SixBits:
     """Q4_K, Q5_K: two numbers, twelve bytes of scales of groups of 32, fifth bits, codes."""
 
@@ -321,7 +322,7 @@ def _shared(sizes: Floats, most: int) -> tuple[NDArray[np.float16], Floats]:
     return half, np.clip(np.rint(sizes / half.astype(np.float32)), 0, most)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Sixteen:
     """Q6_K: lower four bits, upper two, scales of groups of 16, a number; MIXED_256: behind the
     scales what is taken off, and behind the number its own.
