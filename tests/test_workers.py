@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 POOLS = {
     "study": "from twin.study.local import pool_of\n    pool = pool_of(2)",
-    "explorer": "from twin.explore.aside import Aside\n    aside = Aside()\n    aside.workers = 2\n"
-    "    aside.submit(None).exception()\n    pool = aside._pool",
+    "explorer": "from twin.explore.processes import Processes\n    some = Processes()\n"
+    "    some.workers = 2\n    some.submit(None).exception()\n    pool = some._pool",
     "compilers": "from twin.workers import end_with_parent\n"
     "    pool = ProcessPoolExecutor(2, get_context('spawn'), end_with_parent)",
 }

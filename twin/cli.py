@@ -106,7 +106,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Version(argparse.Action):
-    """Looked up when it is asked for: the library that knows it takes as long to load as a plan to
+    """Looked up when it is needed: the library that knows it takes as long to load as a plan to
     build.
     """
 
@@ -160,7 +160,7 @@ def _interrupted_afterwards() -> Iterator[None]:
     """Ctrl-C waits for the imports inside: amid them, C code of numpy turns it into an ImportError
     with a traceback.
     """
-    asked: list[int] = []
+    signals: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     if (
         threading.current_thread() is not threading.main_thread()
@@ -168,12 +168,12 @@ def _interrupted_afterwards() -> Iterator[None]:
     ):
         yield  # no other thread may set a handler, and whoever has set one knows why
         return
-    signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
+    signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if asked:
+    if signals:
         raise KeyboardInterrupt
 
 

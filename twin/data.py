@@ -39,7 +39,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_dir(name: str) -> Path:
-    """The folder `name` ("hwmodels"): inside the package of a wheel, beside the package in a
+    """The folder `name` ("hwmodels"): inside the package of a wheel, next to the package in a
     checkout.
     """
     candidates = (_PACKAGE / "_data" / name, _PACKAGE.parent / name)
@@ -93,7 +93,7 @@ def read_yaml(path: Path) -> dict[str, object]:
 @lru_cache(maxsize=64)
 def _parsed(text: str) -> bytes:
     """What a file means, to be loaded anew by everybody who reads it: parsing takes some fifty
-    times as long, and every node is asked for again and again.
+    times as long, and every node is loaded again and again.
     """
     return marshal.dumps(_Plain(text).document())
 
@@ -102,7 +102,7 @@ def did_you_mean(
     wrong: object, allowed: Iterable[str], fits: Callable[[str], bool] = lambda name: True
 ) -> str:
     """The end of an error message: the closest allowed names, then all of them (if they are few),
-    or some where none is close. `fits`: what a close name must do besides to be named.
+    or some where none is close. `fits`: what else a close name must meet to be named.
     """
     names = list(allowed)
     close = (

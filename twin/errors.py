@@ -12,7 +12,7 @@ class ConfigError(TwinError):
 
 
 class HardwareError(TwinError):
-    """A device or node description is wrong, or the hardware cannot hold what is asked of it."""
+    """A device or node description is wrong, or the hardware cannot hold what is planned for it."""
 
 
 class PlanError(TwinError):
@@ -32,7 +32,7 @@ class ToolchainError(TwinError):
 
 
 class OutputError(TwinError):
-    """A file that a user asked for cannot be written where they named it."""
+    """A file that a user named cannot be written."""
 
 
 class EngineError(TwinError):

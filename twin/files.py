@@ -21,7 +21,7 @@ from uuid import uuid4
 from twin.errors import ConfigError, OutputError
 from twin.text import shown
 
-BESIDE = ".twin-"  # begins the name of what is being written, beside the file that it becomes
+TEMPORARY = ".twin-"  # begins the name of what is being written, next to the file that it becomes
 LONGEST_NAME = 255  # bytes of a name in a folder, where the file system does not say
 MOST_JSON_PARTS = 1_000_000
 MOST_RECORD_BYTES = 16 * 2**20  # of a file of results; the longest of ours has 150 kB
@@ -109,7 +109,7 @@ def _writable(path: Path, standing: Path) -> Path:
                     f"{shown(path)}: a name of {len(os.fsencode(name))} bytes; at most {longest}, "
                     "choose a shorter one"
                 )
-        with tempfile.TemporaryFile(dir=standing, prefix=BESIDE) as probe:
+        with tempfile.TemporaryFile(dir=standing, prefix=TEMPORARY) as probe:
             probe.write(b"\0")
     except (OSError, ValueError) as error:
         raise _refused(path, error) from error
@@ -154,7 +154,7 @@ def check_stems(names: Collection[str]) -> None:
 
 
 def write(contents: Mapping[Path, str | Iterable[bytes]]) -> None:
-    """Files with their parents: all are written beside their places, then renamed. Raises
+    """Files with their parents: all are written next to their places, then renamed. Raises
     OutputError; then nothing of them is there.
 
     A file is a text, or bytes piece by piece. What UTF-8 cannot hold (undecodable bytes of a path)
@@ -165,7 +165,7 @@ def write(contents: Mapping[Path, str | Iterable[bytes]]) -> None:
         for path, content in contents.items():
             path = path.resolve() if path.is_symlink() else path
             path.parent.mkdir(parents=True, exist_ok=True)
-            made[path] = path.parent / f"{BESIDE}{uuid4().hex}"
+            made[path] = path.parent / f"{TEMPORARY}{uuid4().hex}"
             _write(
                 made[path],
                 [content.encode("utf-8", "backslashreplace")]
@@ -173,18 +173,18 @@ def write(contents: Mapping[Path, str | Iterable[bytes]]) -> None:
                 else content,
                 path,
             )
-        for path, beside in made.items():
-            beside.replace(path)
+        for path, temporary in made.items():
+            temporary.replace(path)
     except OSError as error:
         raise _refused(next(reversed(made), next(iter(contents))), error) from error
     finally:
-        for beside in made.values():
-            beside.unlink(missing_ok=True)
+        for temporary in made.values():
+            temporary.unlink(missing_ok=True)
 
 
-def _write(beside: Path, pieces: Iterable[bytes], place: Path) -> None:
+def _write(temporary: Path, pieces: Iterable[bytes], place: Path) -> None:
     """On disk before it gets its name: after a crash there is the old file or the new one."""
-    with beside.open("xb") as file:
+    with temporary.open("xb") as file:
         if place.exists():
             os.fchmod(file.fileno(), S_IMODE(place.stat().st_mode))
         file.writelines(pieces)

@@ -111,7 +111,7 @@ def build_host(header: str, *, sanitize: str | None = None, extra: Sequence[str]
 def cached(target: Path, make: Callable[[Path], Path]) -> Path:
     """The file at `target`, made unless it is there: whole, this user's own, and as it was made.
 
-    `make` gets a temporary folder beside it and returns a file in there, which is sealed with its
+    `make` gets a temporary folder next to it and returns a file in there, which is sealed with its
     digest and renamed: a reader never sees half of it, and of several processes that make it at
     once each gets a whole one. Raises ToolchainError.
     """

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 
 from twin.explore.app import App
-from twin.explore.aside import Aside
 from twin.explore.desk import Desk, Work
+from twin.explore.processes import Processes
 from twin.explore.rows import Rows
 from twin.server.guard import make_guard
 from twin.server.limits import Limits
@@ -46,10 +46,10 @@ def running(
     folder: Path,
     work: Work | None = None,
     own: dict[str, str] | None = None,
-    aside: Aside | None = None,
+    processes: Processes | None = None,
 ) -> Iterator[Running]:
     listening = bound("127.0.0.1", 0)
-    rows = Rows(Store(folder / "points"), aside)
+    rows = Rows(Store(folder / "points"), processes)
     guard = make_guard("127.0.0.1", None, [], [])
     app = App(Desk(work or Work(), rows), guard, Limits(), own or {}, folder / "out")
     with listening:

@@ -19,8 +19,8 @@ import pytest
 from tests.explore.serving import SHORT, Running, running
 from twin.explore import answers
 from twin.explore.answers import LONG_S, Answer, _whole_s
-from twin.explore.aside import Aside
 from twin.explore.desk import Desk, Work
+from twin.explore.processes import Processes
 from twin.explore.tables import TABLES
 from twin.study.depth import Depths
 from twin.study.point import Point, Row, compute
@@ -38,7 +38,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def test_a_case_is_answered_part_by_part_and_the_second_time_from_memory(live: Running) -> None:
     parts = live.parts("answer", case=SHORT)
     names = [part["part"] for part in parts if part["part"] != "progress"]
-    assert names == ["speed", "beside", "rests", "ladder", "interval"]
+    assert names == ["speed", "engines", "rests", "ladder", "interval"]
     by = {part["part"]: part for part in parts}
     speed = by["speed"]
     assert speed["interval"][0] < speed["tokens_per_s"] < speed["floor_tokens_per_s"]
@@ -191,7 +191,7 @@ def test_one_client_may_ask_for_so_much_and_no_more(tmp_path: Path) -> None:
 def test_who_leaves_before_its_turn_counts_no_more_and_an_end_is_told_to_all(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Never(Aside):
+    class Never(Processes):
         def submit(self, point: Point) -> Future[Row]:
             return Future()
 
@@ -203,13 +203,13 @@ def test_who_leaves_before_its_turn_counts_no_more_and_an_end_is_told_to_all(
         yield {"part": "held"}
 
     async def leaves(desk: Desk) -> None:
-        desk.ask("me", holds)
+        desk.begin("me", holds)
         await asyncio.to_thread(held.wait, 20)
         for _ in range(5):
-            desk.leave(desk.ask("me", holds))
+            desk.leave(desk.begin("me", holds))
         turn.set()
 
-    with running(tmp_path, Work(at_once=2), aside=Never()) as server:
+    with running(tmp_path, Work(at_once=2), processes=Never()) as server:
         asyncio.run(leaves(server.app.worker))
         query = {"case": SHORT, "sweep": "clock=x0.5,x1"}
         with httpx.stream("GET", f"{server.url}/sweep", params=query, verify=False) as answer:
@@ -223,7 +223,7 @@ def test_who_leaves_before_its_turn_counts_no_more_and_an_end_is_told_to_all(
 def test_idle_processes_begin_with_what_a_first_answer_needs_and_it_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Helper(Aside):
+    class Helper(Processes):
         """A process that has begun and has nothing to do."""
 
         taken: ClassVar[list[Point]] = []
@@ -239,7 +239,7 @@ def test_idle_processes_begin_with_what_a_first_answer_needs_and_it_is_the_same(
 
     deep, helper = "qwen2.5-coder-1.5b 1xh200 blocks=8", Helper()
     monkeypatch.setattr(answers, "LONG_S", -math.inf)
-    with running(tmp_path / "helped", aside=helper) as server:
+    with running(tmp_path / "helped", processes=helper) as server:
         helped = server.parts("answer", case=deep)
     with running(tmp_path / "alone") as server:
         alone = server.parts("answer", case=deep)
@@ -260,9 +260,9 @@ def test_a_simulation_is_long_whatever_slowed_down_the_shorter_one() -> None:
 def test_a_long_question_holds_up_no_first_answer_and_lost_processes_nothing(
     tmp_path: Path,
 ) -> None:
-    """The ladder and the draws are simulated aside, and give what they give here."""
-    aside = Aside()
-    with running(tmp_path, aside=aside) as server:
+    """The ladder and the draws are simulated in other processes, and give what they give here."""
+    processes = Processes()
+    with running(tmp_path, processes=processes) as server:
         speeds = server.parts("sweep", case=SHORT, sweep="clock=x0.5,x1,x2")[-1]["cells"]
         with running(tmp_path / "other") as alone:
             again = alone.parts("sweep", case=SHORT, sweep="clock=x0.5,x1,x2")[-1]["cells"]
@@ -276,8 +276,8 @@ def test_a_long_question_holds_up_no_first_answer_and_lost_processes_nothing(
         with httpx.stream("GET", f"{server.url}/answer", params=query, verify=False) as answer:
             assert any('"speed"' in line for line in answer.iter_lines())
             assert long.is_alive()
-        assert aside._pool is not None
-        for worker in aside._pool._processes.values():
+        assert processes._pool is not None
+        for worker in processes._pool._processes.values():
             worker.kill()
         long.join(120)
         assert server.parts("sweep", case=SHORT, sweep="clock=x3,x4")[-1]["part"] == "sweep"

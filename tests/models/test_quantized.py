@@ -17,7 +17,7 @@ from twin.errors import ConfigError
 from twin.models.formats import FP8, FP8_BLOCK, NVFP4, Format, Role
 from twin.models.load import from_config
 from twin.models.modules import KEPT, QWEN_EXPERTS, modules
-from twin.models.patterns import Patterns, Style, tells_experts_apart
+from twin.models.patterns import Patterns, Style, names_single_experts
 
 LAYERS, EXPERTS = 12, 11  # numbers of one and of two digits
 PREFIXES = ("model.", "language_model.model.", "model.language_model.")
@@ -160,7 +160,7 @@ def test_a_list_that_names_all_experts_alike_is_judged_by_one(style: Style) -> N
     seen = 0
     for _ in range(DRAWS):
         texts = exceptions(rng, style, "model.")
-        if tells_experts_apart(texts, style):
+        if names_single_experts(texts, style):
             continue
         seen += 1
         patterns = Patterns("m", texts, style)

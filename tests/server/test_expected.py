@@ -15,7 +15,7 @@ from twin.hardware.types import Node
 from twin.models.load import load_model
 from twin.plan.types import Sampling
 from twin.schedule.options import plan_for
-from twin.server.expected import Beside, expect
+from twin.server.expected import Expectation, expect
 from twin.server.open import opened
 
 
@@ -42,7 +42,7 @@ def test_a_prediction_that_fails_says_why() -> None:
     def refuse() -> None:
         raise ConfigError("no such device")
 
-    beside = Beside()
+    beside = Expectation()
     beside._predict(refuse)  # type: ignore[arg-type]
     assert beside.json()["reason"] == "no such device"
     assert beside.gauges() == {}

@@ -51,7 +51,7 @@ def test_what_the_sampler_has_can_be_chosen_on_the_page(name: str, http: httpx.C
 def test_a_chat_is_held_by_keyboard_and_its_rates_are_shown(
     width: int, height: int, dark: bool, live: Running, tmp_path: Path
 ) -> None:
-    beside = live.app.beside
+    beside = live.app.predicted
     beside.expected = Expected(1e-3, 1e-3, live.app.served.context, 0.99, 1.01)  # far too slow
     try:
         with browser(tmp_path / "profile") as page:
@@ -137,7 +137,7 @@ def test_axe_finds_nothing_serious(
     width: int, height: int, dark: bool, live: Running, tmp_path: Path
 ) -> None:
     """Before a chat with the settings open, and after one with an alarm and an error."""
-    beside = live.app.beside
+    beside = live.app.predicted
     beside.expected = Expected(1e-3, 1e-3, live.app.served.context, 0.99, 1.01)
     try:
         with browser(tmp_path / "profile") as page:

@@ -8,7 +8,7 @@ import numpy as np
 
 from twin.engine.generate import Completion, Request, Stop
 from twin.engine.session import Generation
-from twin.server.expected import Beside, Expected
+from twin.server.expected import Expectation, Expected
 from twin.server.job import Ended, Text
 from twin.server.metrics import Histogram
 from twin.server.replies import Reply
@@ -47,7 +47,7 @@ def test_a_histogram_adds_up() -> None:
 
 
 def test_measured_and_predicted_part_only_beyond_the_interval() -> None:
-    beside = Beside()
+    beside = Expectation()
     beside.measured(np.full(100, 0.001), 50)
     assert beside.parted is None, "nothing was predicted yet"
     beside.expected = Expected(0.001, 0.002, 100, 0.9, 1.1)

@@ -68,7 +68,7 @@ def test_ordinary_engines_stand_beside_ours_where_their_kernels_are_tabulated() 
 
 def test_simulate_shows_them_with_the_users_price(twin: Twin) -> None:
     told = twin("simulate", "llama-3.2-1b", "1xh100", "--usd-per-hour", "1", "--json").out
-    data = json.loads(told)["beside"]
+    data = json.loads(told)["compared"]
     assert data["rests_on"]["price"] | {"source": ""} == {
         "value": 100,
         "kind": "assumed",

@@ -48,7 +48,7 @@ class Generated:
 
 
 class How(TypedDict, total=False):
-    """What a text may be asked with; `Engine.stream` says what each means."""
+    """How a text may be requested; `Engine.stream` says what each means."""
 
     max_tokens: int
     temperature: float

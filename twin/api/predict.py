@@ -1,4 +1,4 @@
-"""Plan, simulate, and ask what a change would buy."""
+"""Plan, simulate, and compare with a change."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Prediction:
     floor_s: float  # bytes of a step at the measured read ceiling: no engine is faster
     bytes_per_step: int  # of all GPUs: weights and caches
     mbu: float  # model bandwidth utilisation: by the datasheet's bandwidth, 0 to 1
-    prompt_s: float | None  # to read the prompt that was asked for
+    prompt_s: float | None  # to read the requested prompt
     seconds: Mapping[str, float]  # of the critical path by cause; they sum to step_s
     assumed: tuple[str, ...]  # hardware numbers that nobody measured and that this rests on
     result: Result = field(repr=False)  # everything else: stages, all steps
@@ -119,15 +119,15 @@ def simulate(
     """
     case = _case(model, node, options)
     plan = case.plan()
-    told = None
+    of_prompt = None
     if prompt is not None:
-        told = prompt_time(plan, case.node, given.whole("prompt", prompt, 1, given.MOST))
+        of_prompt = prompt_time(plan, case.node, given.whole("prompt", prompt, 1, given.MOST))
     count = usual_steps(plan) if steps is None else given.whole("steps", steps, STEPS, MOST_STEPS)
     drawn = given.whole("seed", seed, 0, given.MOST_SEED)
     chosen = read_routing(given.text("routing", routing), drawn)
     result = simulate_plan(plan, case.node, steps=count, routing=chosen)
     found = known_error(case.node, case.spec)
-    return _prediction(case.spec, plan, result, found, told.seconds if told else None)
+    return _prediction(case.spec, plan, result, found, of_prompt.seconds if of_prompt else None)
 
 
 def what_if(

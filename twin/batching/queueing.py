@@ -31,7 +31,7 @@ COUNTED = (0.1, 0.75)
 
 @frozen
 class Traffic:
-    """Requests of one class: a Poisson process, and the tokens that each asks for."""
+    """Requests of one class: a Poisson process, and the tokens that each requests."""
 
     name: str
     per_s: float

@@ -24,7 +24,7 @@ Curve = tuple[tuple[float, float], ...]  # (size, seconds), ascending in size
 
 @frozen
 class Stack:
-    """What differs between ordinary engines besides the times of their kernels."""
+    """What differs between ordinary engines, except for the times of their kernels."""
 
     title: str
     rope_kernels: Number  # between the QKV product and the attention: rotation, cache append

@@ -148,7 +148,7 @@ def shaped(model: Mapping[str, Any]) -> ModelSpec:
 
 def whole(value: Options | Limits) -> dict[str, Any]:
     """All fields: defaults change."""
-    return {name: _plain(getattr(value, name)) for name in type(value).__slots__}
+    return {name: _plain(getattr(value, name)) for name in type(value).__dataclass_fields__}
 
 
 def _plain(value: object) -> object:

@@ -1,4 +1,4 @@
-"""The twin beside `twin run`: did the engine run at the rate that the twin predicts?"""
+"""The twin next to `twin run`: did the engine run at the rate that the twin predicts?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twin.plan.types import Plan
 from twin.report.tables import count
 
 
-def beside(
+def predicted_for(
     plan: Plan, node: Node, chosen: Mapping[str, Any], prompt: int, made: Generation
 ) -> dict[str, Any] | None:
     """What the twin says of the positions that a run went through; None where it has no interval:

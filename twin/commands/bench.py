@@ -62,9 +62,9 @@ def add(commands: Subparsers) -> None:
         summary="measure the engine's speed, with correctness checked in the same run",
         text="Compares logits with the NumPy reference first, then times greedy decoding: every "
         "repeat must give the same tokens.\n"
-        "On this computer's CPU (default) and on an AMD GPU: the median and the spread beside the "
+        "On this computer's CPU (default) and on an AMD GPU: the median and the spread with the "
         "memory's ceiling and the twin's prediction.\n"
-        "On an NVIDIA GPU: judges the timed outputs against an FP32 reference beside Hugging "
+        "On an NVIDIA GPU: judges the timed outputs against an FP32 reference and Hugging "
         "Face in the same 16-bit type, times engine,\n"
         "graph mode, Hugging Face eager and in a captured CUDA graph, and the ceiling probe "
         "in alternating order, and records it all.\n"
@@ -148,7 +148,7 @@ def add_gpu_options(parser: argparse.ArgumentParser) -> None:
         "--peers",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="Hugging Face beside the engine, and its logits (default: yes)",
+        help="Hugging Face next to the engine, and its logits (default: yes)",
     )
     group.add_argument(
         "--fill",
@@ -169,7 +169,7 @@ def add_gpu_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     node = calibrated_node(args.node)
-    # on AMD's GPUs as on a CPU: graphs, and Hugging Face beside the engine, are NVIDIA's alone
+    # on AMD's GPUs as on a CPU: graphs, and Hugging Face next to the engine, are NVIDIA's alone
     simple = node.device.isa == HOST or node.device.amd
     for name, value in (HOST_DEFAULTS if simple else GPU_DEFAULTS).items():
         if getattr(args, name) is None:

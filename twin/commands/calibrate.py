@@ -1,4 +1,4 @@
-"""`twin calibrate`: ask the device each probe's question and fit the twin's numbers to the
+"""`twin calibrate`: measure each probe on the device and fit the twin's numbers to the
 answers.
 """
 
@@ -63,7 +63,7 @@ def add(commands: Subparsers) -> None:
         usage="NODE [--quick] [--groups GROUPS] [--measure-only --out FOLDER | --from FOLDER | "
         "--runs FOLDER | --judge] [--json]",
         summary="measure a node with probes and fit the twin to them",
-        text="Each probe asks one question (stream bandwidth, hand-off, attention, launch ...) "
+        text="Each probe measures one thing (stream bandwidth, hand-off, attention, launch ...) "
         "and is itself a plan that the twin\n"
         "can run. Fitting makes simulated probes take as long as measured ones. Engine runs "
         "are not fitted, but for `link.fence_s`:\n`twin validate` predicts them. The fit is stored "
@@ -160,10 +160,10 @@ def measure(
     *,
     quick: bool,
     groups: Collection[str] = (),
-    beside: Sequence[Callable[[], None]] = (),
+    between: Sequence[Callable[[], None]] = (),
 ) -> store.Run:
     """Probe the device, with progress on stderr; what is known after each round lies in `folder`,
-    else among the device's runs. Each of `beside` is called once a round, between the probes.
+    else among the device's runs. Each of `between` is called once a round, between the probes.
     """
     recipe_of(
         node.device, node.gpus
@@ -180,7 +180,7 @@ def measure(
         made[:] = [store.save_run(chosen[0], meta, samples)]
 
     try:
-        stages = measure_probes(node, progress(), keep, quick=quick, groups=groups, beside=beside)
+        stages = measure_probes(node, progress(), keep, quick=quick, groups=groups, beside=between)
     finally:
         done()
     return store.save_run(chosen[0], made[0].meta, made[0].samples, stages)
@@ -195,7 +195,7 @@ def fit_and_store(
     keep: bool = True,
 ) -> Fit:
     """Fit what a run holds, or some `groups` of it, and `also` of other devices of this name, and
-    put it on file, if asked to `keep` it. Raises CalibrationError for a fit that says nothing.
+    put it on file, if `keep` says so. Raises CalibrationError for a fit that says nothing.
     """
     # not above: a computer that only measures needs neither SciPy nor the simulator
     from twin.calibrate.fit import fit_node
@@ -264,7 +264,7 @@ def _add_to(
     fit: Fit,
     groups: Sequence[str],
 ) -> None:
-    """Puts a fit of some groups beside the numbers of the others, which stay as they are on
+    """Puts a fit of some groups next to the numbers of the others, which stay as they are on
     file.
     """
     own = _settled_by(node, groups)
@@ -288,7 +288,7 @@ def _cross(fit: Fit) -> dict[str, Any]:
 
 
 def probes_of(node: Node, run: store.Run) -> list[Probe]:
-    """What a run asked: figures of others as they say, else the device's probes."""
+    """What a run measures: figures of others as they say, else the device's probes."""
     if is_published(run.meta):
         from twin.calibrate.published_plans import probe  # plans need the simulator's packages
 

@@ -50,7 +50,7 @@ def add(commands: Subparsers) -> None:
     )
     add_model(parser)
     group = parser.add_argument_group("conversation")
-    group.add_argument("--system", metavar="TEXT", help="what the model is told before all else")
+    group.add_argument("--system", metavar="TEXT", help="what the model reads before all else")
     group.add_argument(
         "--max-tokens",
         type=whole,

@@ -67,7 +67,7 @@ def add(commands: Subparsers) -> None:
         summary="probe this computer, predict, run, compare; then look at big GPUs",
         text="1. fetches SmolLM2-135M-Instruct (93 MB, once) and lets it answer a question;\n"
         "   without a network random weights take its place\n"
-        "2. asks this CPU each probe's question, with runs of the model between the probes,\n"
+        "2. runs each probe on this CPU, with runs of the model between the probes,\n"
         "   fits the twin to the probes alone, predicts the runs and compares;\n"
         "   where something else uses the computer it says busy instead of an error\n"
         f"3. simulates {STUDIED} on {' and '.join(NODES)}, four ways to run a step each\n"
@@ -135,7 +135,7 @@ def _this_computer(args: argparse.Namespace, others: int) -> tuple[Validation, D
     node = load_node("1xhost")
     with ExitStack() as engines:
         runs = [Measured.opened(model, node, *way, engines) for way in ways(node.device.blocks)]
-        probed = measure(node, None, quick=True, beside=[one.again for one in runs])
+        probed = measure(node, None, quick=True, between=[one.again for one in runs])
     say("fitting the twin to the probes (half a minute)")
     try:
         fit = fit_and_store(node, probed, keep=not others)
@@ -299,7 +299,7 @@ def text(
     head = ("engine", "predicted tokens/s", "measured tokens/s", "error", "spread of repeats")
     parts = [
         f"{model.title} on this computer\n\n{table(head, rows)}",
-        f"busy: {compared.busy}, so no error is told. Try `twin demo` again when it is quieter"
+        f"busy: {compared.busy}, so no error is shown. Try `twin demo` again when it is quieter"
         if compared.busy
         else f"median error {percent(compared.median)}; these runs were not used in the fit",
     ]

@@ -22,7 +22,7 @@ from twin.text import said, shown
 ASK = "give what `twin simulate MODEL NODE --json` printed"
 MOST_BYTES = 64 << 20  # of a result; the longest model's has 2 MB
 LARGEST = 1e18  # of a number: a step of 11 days in picoseconds
-MOST_SHOWN = 20  # stages, where nobody asks for all
+MOST_SHOWN = 20  # stages, where nobody wants all
 PS_PER_US = 1e6
 # name, mostly A, mostly B, microseconds of A, of B
 Line = tuple[str, str, str, float | None, float | None]

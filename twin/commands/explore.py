@@ -75,15 +75,15 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.port <= MOST_PORT:
         raise ConfigError(f"--port {shown(args.port)}: must lie between 0 (any) and {MOST_PORT}")
     from twin.explore.app import App
-    from twin.explore.aside import Aside
     from twin.explore.desk import Desk, Work
+    from twin.explore.processes import Processes
     from twin.explore.rows import Rows
     from twin.server.guard import make_guard
     from twin.server.limits import Limits
     from twin.server.listen import bound, server
 
     own = own_nodes(args.node)
-    rows = Rows(Store(args.store or default_folder()), Aside())
+    rows = Rows(Store(args.store or default_folder()), Processes())
     socket = bound(HOST, args.port)
     app = App(Desk(Work(), rows), make_guard(HOST, None, [], []), Limits(), own, args.reports)
     threading.Thread(target=_load, name="load", daemon=True).start()

@@ -134,10 +134,10 @@ def text(args: argparse.Namespace, found: Found) -> str:
         )
         for fit in found.fits
     ]
-    told = (
+    note = (
         "measured: a run on record with default options at about these positions "
         "(calibration/measured.csv)\n"
         "prices: hwmodels/prices.yaml, or --usd-per-hour; what has none comes last"
     )
     body = table(names, rows, text_columns=(0, 1, 9))
-    return f"{head}\n\n{body}\n\nother nodes: {missed or 'none'}\n{told}"
+    return f"{head}\n\n{body}\n\nother nodes: {missed or 'none'}\n{note}"

@@ -113,11 +113,11 @@ def _new(args: argparse.Namespace) -> int:
     except HardwareError:
         args.new.unlink()
         raise
-    told = (
+    note = (
         f"{args.new}: {device.name}, like {args.like} but for {len(args.changes)} numbers\nedit "
         f"it, then: twin hardware {args.new}; twin simulate llama-3.1-8b {args.new}"
     )
-    emit(args, {"file": str(args.new), "name": device.name, "gpus": list(family.links)}, told)
+    emit(args, {"file": str(args.new), "name": device.name, "gpus": list(family.links)}, note)
     return 0
 
 
@@ -156,13 +156,17 @@ def _list(args: argparse.Namespace) -> int:
     )
     listed = [{"name": d.name, "title": d.title, "blocks": d.blocks, "isa": d.isa} for d in devices]
     machines = [load_machine(name) for name in machine_names()]
-    on_chip = table(("machine", "title"), [(m.name, m.title) for m in machines], text_columns=2)
+    of_machines = table(("machine", "title"), [(m.name, m.title) for m in machines], text_columns=2)
     data = {
         "devices": listed,
         "nodes": nodes,
         "machines": [{"name": m.name, "title": m.title} for m in machines],
     }
-    emit(args, data, f"{text}\n\nA node is a count and a device: 8x{devices[-1].name}\n\n{on_chip}")
+    emit(
+        args,
+        data,
+        f"{text}\n\nA node is a count and a device: 8x{devices[-1].name}\n\n{of_machines}",
+    )
     return 0
 
 

@@ -32,7 +32,7 @@ def add(commands: Subparsers) -> None:
         run,
         usage="STUDY [options]",
         summary="run a study: models x nodes x anything, with intervals",
-        text="Simulates what the study file asks on all cores and writes report.html, "
+        text="Simulates the study file on all cores and writes report.html, "
         "result.json, tables.md and a CSV for each\n"
         "table. Results are kept by content: what has been computed once is not computed "
         "again, and an interrupted study\ngoes on where it was.",
@@ -98,7 +98,7 @@ def _default_folder(name: str) -> Path:
 
 @contextmanager
 def running(args: argparse.Namespace, show: Progress) -> Iterator[Runner]:
-    """The runner that the arguments ask for. The progress line is ended whatever happens."""
+    """The runner that the arguments name. The progress line is ended whatever happens."""
     if args.workers is not None and not 1 <= args.workers <= MOST_WORKERS:
         raise ConfigError(f"--workers {shown(args.workers)}: from 1 to {MOST_WORKERS}")
     store = Store(args.store or default_folder())

@@ -27,7 +27,7 @@ def reference() -> str:
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """The commands by name."""
-    for action in parser._actions:  # argparse gives no public way to ask
+    for action in parser._actions:  # argparse gives no public way to list them
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)
     return {}

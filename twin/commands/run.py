@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from twin.calibrate.node import calibrated_node
-from twin.commands.alarm import alarm, beside
+from twin.commands.alarm import alarm, predicted_for
 from twin.commands.arguments import (
     Subparsers,
     add_engine_options,
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
         ended = complete(session, source.tokenizer, request, None if args.json else show_piece)
     if not args.json:
         print(flush=True)
-    said = beside(plan, node, chosen_options(args), len(prompt), ended.made)
+    said = predicted_for(plan, node, chosen_options(args), len(prompt), ended.made)
     if args.json:
         emit(args, to_json(plan, prompt, ended) | {"predicted": said}, "")
     say(speed_line(plan, len(prompt), ended.made, ending(args, ended)))
@@ -205,7 +205,7 @@ def chosen_node(args: argparse.Namespace) -> Node:
 
 
 def settled_node(args: argparse.Namespace, node: Node, spec: ModelSpec) -> Node:
-    """The node, or fewer of its GPUs where more gain nothing and nobody asked for all of them."""
+    """The node, or fewer of its GPUs where more gain nothing and nobody named all of them."""
     if args.gpus is not None or node.gpus == 1 or not node.device.nvidia:
         return node
     from twin.study.gpus import default_gpus, offers, said  # one GPU needs no simulator

@@ -65,7 +65,8 @@ def add(commands: Subparsers) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="a page from there may ask, such as https://chat.example.org; may be repeated",
+        help="a page from there may send requests, such as https://chat.example.org; may be "
+        "repeated",
     )
     group.add_argument(
         "--allow-host",
@@ -148,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
         done()
         app = make_app(model, session, plan, node, guard, Limits(waiting=args.queue))
         watch(app, plan, node, chosen)
-        socket.listen()  # not before the weights are there: who asks for health would wait
+        socket.listen()  # not before the weights are there: who checks its health would wait
         url = _url(args.host, socket.getsockname()[1])
         emit(
             args,

@@ -12,7 +12,7 @@ from twin.calibrate.known_error import FEWEST, KnownError, known_error, stage_le
 from twin.calibrate.node import fits_of, other_links
 from twin.calibrate.on_record import prompt_of, step_at
 from twin.calibrate.prompt_error import prompt_error
-from twin.commands import beside
+from twin.commands import compared
 from twin.commands.arguments import (
     Subparsers,
     add_engine_options,
@@ -56,7 +56,7 @@ SLOWEST = 6
 ASK = "twin whatif MODEL NODE --draws 16"
 # said where no runs of the model's kind are on file
 OTHERWISE = {
-    ModelKind.FEW_BITS: "; none of them has weights of few bits",
+    ModelKind.FEW_BITS: "; none of them has quantised weights",
     ModelKind.EXPERTS: "; none of them has experts",
 }
 EXAMPLES = """\
@@ -133,7 +133,7 @@ def add(commands: Subparsers) -> None:
     parser.add_argument(
         "--report", metavar="FILE", type=file_to_write, help="write a self-contained HTML page"
     )
-    beside.add_rates(parser)
+    compared.add_rates(parser)
     add_engine_options(parser, without=("gpus",))
 
 
@@ -150,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
         )
     check_range("seed", args.seed)
     speculation = speculation_of(args, plan, case.node)
-    rates = beside.rates(args, case.node)
+    rates = compared.rates(args, case.node)
     prompt = prompt_time(plan, case.node, args.prompt) if args.prompt is not None else None
     traced = traced_blocks(plan) if args.trace or args.report else None
     with underway(f"simulating {steps} steps of {named}"):
@@ -166,10 +166,10 @@ def run(args: argparse.Namespace) -> int:
     if result.why_simpy:
         say(f"no compiled code: {result.why_simpy}")
     say(f"{result.simulated_steps_per_s:.2g} simulated steps per second")
-    shown_prompt = prompt or beside.usual_prompt(plan, case.node)
+    shown_prompt = prompt or compared.usual_prompt(plan, case.node)
     known = known_error(case.node, plan.spec)
     with underway(f"other engines with {named}"):
-        others = beside.comparison(case, plan, result, rates, shown_prompt, known)
+        others = compared.comparison(case, plan, result, rates, shown_prompt, known)
     four = None
     if args.engines:
         show = progress()
@@ -185,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
         page = pages.simulation_page(plan, case.node, result, *extra, beside=others)
         say(f"report: {page.write(args.report)}")
     if args.json:
-        data = to_json(plan, case.node, result, known) | {"beside": others.json()}
+        data = to_json(plan, case.node, result, known) | {"compared": others.json()}
         if prompt:
             about = prompt_json(plan, case.node, prompt)
             data["prompt"] = asdict(prompt) | {"pass_s": prompt.pass_s} | about
@@ -317,7 +317,7 @@ def text(
             "where the step's time goes (critical path)\n" + bar(causes),
             table(("stages", "count", "us", *between, "mostly"), kinds),
             table(("slowest stages", "us", "mostly"), slow),
-            beside.text(others, prompt, result.sequences),
+            compared.text(others, prompt, result.sequences),
             f"{rests}\n{certainty(node, plan.spec, known)}\n"
             f"what the words mean: twin simulate --help\nsimulated by {by}",
         ]

@@ -1,4 +1,4 @@
-"""`twin trace`: recorded steps of the engine beside simulated steps of the same plan."""
+"""`twin trace`: recorded steps of the engine next to simulated steps of the same plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add(commands: Subparsers) -> None:
         run,
         usage="RECORDING NODE [options]",
         summary="compare recorded steps of the engine with simulated ones",
-        text="Simulates the plan that was recorded, and sets each kind of stage beside its "
+        text="Simulates the plan that was recorded, and sets each kind of stage next to its "
         "measurement.\nstudies/h200-traces records steps on a GPU; neither a model nor "
         "options have to be repeated here.",
         examples=EXAMPLES,

@@ -83,12 +83,12 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if validate_all.asked(args):
+    if validate_all.chosen(args):
         return validate_all.run(args)
-    if args.shapes is None and validate_published.asked(args.measured):
+    if args.shapes is None and validate_published.chosen(args.measured):
         return validate_published.run(args)
     node = load_node(args.node)
-    if validate_shapes.asked(args):
+    if validate_shapes.chosen(args):
         return validate_shapes.run(args, node)
     folder = measured_folder(args)
     if args.again and args.measured:
@@ -187,7 +187,7 @@ def text(validation: Validation) -> str:
 
 
 def stages_text(validation: Validation) -> str:
-    """Traced runs: a step's time by kind of stage; beside it what the blocks did, on average."""
+    """Traced runs: a step's time by kind of stage; next to it what the blocks did, on average."""
     rows = [
         (
             f"{s.run} {s.stage}",

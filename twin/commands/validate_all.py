@@ -21,7 +21,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def asked(args: argparse.Namespace) -> bool:
+def chosen(args: argparse.Namespace) -> bool:
     """Raises ConfigError for --all with anything else, and for neither it nor a node."""
     if not args.all:
         if args.node is None:

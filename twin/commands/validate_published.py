@@ -16,7 +16,7 @@ from twin.hardware.load import load_node
 from twin.report.tables import percent, table
 
 
-def asked(folder: Path | None) -> bool:
+def chosen(folder: Path | None) -> bool:
     """Is this a folder of published figures? A folder that is no run is the caller's to refuse."""
     try:
         return folder is not None and is_published(store.read_run(folder).meta)
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.measured} holds figures of {store.measured_on(record.meta)}, not of "
             f"{store.name_of(node.name)}: name that node, or another folder"
         )
-    from twin.calibrate.published_plans import compared  # the simulator: only where it is asked
+    from twin.calibrate.published_plans import compared  # the simulator: only where it is needed
 
     try:
         found = compared(record, progress())

@@ -40,12 +40,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--kind",
         choices=[kind.value for kind in ModelKind],
-        help="what is drawn: dense shapes in 16 bits (the default), dense ones stored in few bits, "
+        help="what is drawn: dense shapes in 16 bits (the default), dense ones that are quantised, "
         "or mixtures of experts",
     )
 
 
-def asked(args: argparse.Namespace) -> bool:
+def chosen(args: argparse.Namespace) -> bool:
     """Raises ConfigError for one of the two alone, or with what belongs to other runs."""
     given = [args.shapes is not None, args.seed is not None]
     if not any(given):
@@ -196,8 +196,8 @@ def text(record: Record, where: str) -> str:
     parts = [table(head, [_row(run) for run in record.runs], text_columns=2)]
     if record.measured.runs:
         found = record.measured
-        told = record.kind is not ModelKind.DENSE or len(groups(record)) > 1
-        parts += [groups_text(record)] if told else []
+        by_group = record.kind is not ModelKind.DENSE or len(groups(record)) > 1
+        parts += [groups_text(record)] if by_group else []
         held = "" if found.share_held is None else f", {percent(found.share_held)} inside p10-p90"
         parts += [
             f"{name} was not run: {said.splitlines()[0]}" for name, said in record.failed.items()

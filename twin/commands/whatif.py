@@ -248,10 +248,10 @@ def _compare(args: argparse.Namespace, base: Point, other: Point) -> int:
             if args.changes
             else []
         )
-        told = pages.simulation_page(
+        page = pages.simulation_page(
             case.plan(), case.node, after, *extra, what_if=", ".join(args.changes), cards=cards
         )
-        say(f"report: {told.write(args.report)}")
+        say(f"report: {page.write(args.report)}")
     emit(args, data, "\n\n".join(shown + ([effects_text(effects)] if effects else [])))
     return 0
 

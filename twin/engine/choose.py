@@ -53,7 +53,7 @@ class Found:
     """A GPU of this computer, as its driver describes it."""
 
     name: str
-    isa: str  # what the compiler is told for it
+    isa: str  # what the compiler calls it
     blocks: int  # multiprocessors
     memory_bytes: int
 

@@ -1,5 +1,5 @@
 """Coded matrices of a checkpoint, checked before they are used: of eight bits a tensor of codes and
-one of scales each, of four as `four_bit_tensors.py` tells.
+one of scales each, of four as in `four_bit_tensors.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from twin.text import shown
 
 CODE_TYPES = {"int8": "I8", "fp8": "F8_E4M3", "fp8-128x128": "F8_E4M3"}
 SCALES = {"int8": "weight_scale", "fp8": "weight_scale", "fp8-128x128": "weight_scale_inv"}
-NAN_BITS = 0x7F  # of E4M3 beside the sign
+NAN_BITS = 0x7F  # of E4M3 without the sign
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ NAP_S = 0.0002  # before the first token, and towards the end
 # Between tokens: whoever shows them does so every few milliseconds (docs/server.md), and each look
 # costs 40 us of a core.
 LONG_NAP_S = 0.002
-LEAVE_S = 5.0  # a kernel that was told to end has this long
+LEAVE_S = 5.0  # a kernel that has to end has this long
 GIVEN = ("prompt", "stop", "chunks")  # of a request: arrays that each GPU has for itself
 # what a GPU says of a failure
 SAID = ("status", *(name for name, _ in Control._fields_ if name.startswith("hung_")))
@@ -99,13 +99,13 @@ class Pace:
     _began_s: float = 0.0  # when the first tokens were seen
     _first: int = 0  # how many they were
 
-    def nap_s(self, told: int, now_s: float) -> float:
-        """`told`: tokens so far."""
-        if told and not self._first:
-            self._began_s, self._first = now_s, told
-        if told <= self._first:  # no rate yet
+    def nap_s(self, seen: int, now_s: float) -> float:
+        """`seen`: tokens so far."""
+        if seen and not self._first:
+            self._began_s, self._first = now_s, seen
+        if seen <= self._first:  # no rate yet
             return NAP_S
-        left_s = (now_s - self._began_s) / (told - self._first) * (self.most - told)
+        left_s = (now_s - self._began_s) / (seen - self._first) * (self.most - seen)
         return min(LONG_NAP_S, max(NAP_S, left_s / 2))
 
 
@@ -305,7 +305,7 @@ class CudaEngine(Session):
         for control in self._controls:
             ctypes.memset(ctypes.addressof(control), 0, ctypes.sizeof(Control))
         self._launches = [self._launch_of(n, request) for n in range(len(self._gpus))]
-        self._told_to_leave = 0.0
+        self._leaves_since = 0.0
         self._pace = Pace(request.steps - request.forced + 1)
         self._hurries = request.logit_rows > 0  # the kernel waits for the host
         try:
@@ -363,33 +363,33 @@ class CudaEngine(Session):
                 gpu.feed(running=running, ahead=ahead)
 
     def _ended(self) -> bool:
-        """Was a GPU told to end, or did its kernel fail?"""
+        """Does a GPU have to end, or did its kernel fail?"""
         return any(control.abort for control in self._controls)
 
-    def _wait(self, told: int) -> bool:
+    def _wait(self, seen: int) -> bool:
         end = time.monotonic() + WAIT_S
-        # The driver is asked where the end may be, and where a nap brought no token.
-        asks = told == 0 or told >= self._pace.most or self._control.status != 0
+        # The driver is queried where the end may be, and where a nap brought no token.
+        query = seen == 0 or seen >= self._pace.most or self._control.status != 0
         while True:
             self._feed()
-            if self._control.emitted > told:
+            if self._control.emitted > seen:
                 return False
-            if asks and self._idle():
+            if query and self._idle():
                 return True
             self._check_leaving()
             if time.monotonic() > end:
                 return False
-            time.sleep(self._nap_s(told))
-            asks = True
+            time.sleep(self._nap_s(seen))
+            query = True
 
-    def _nap_s(self, told: int) -> float:
+    def _nap_s(self, seen: int) -> float:
         """Graphs are fed meanwhile, so a long nap is for resident kernels alone."""
         if self._hurries or self.plan.options.execution is not Execution.RESIDENT:
             return NAP_S
-        return self._pace.nap_s(told, time.monotonic())
+        return self._pace.nap_s(seen, time.monotonic())
 
     def _idle(self) -> bool:
-        """Asks every GPU, also those behind one that runs: it may wait for one that failed."""
+        """Queries every GPU, also those behind one that runs: it may wait for one that failed."""
         found = []
         for gpu in self._gpus:
             try:
@@ -402,7 +402,7 @@ class CudaEngine(Session):
 
     def _join(self) -> None:
         """Of GPUs that failed nobody hears again; the others are awaited, and what one of them
-        said of the failure is what is told.
+        said of the failure is what is reported.
         """
         healthy = [gpu for gpu in self._gpus if gpu.usable]
         for gpu in healthy:
@@ -420,23 +420,23 @@ class CudaEngine(Session):
                 setattr(self._control, name, getattr(said, name))
 
     def _check_leaving(self) -> None:
-        """A kernel that was told to end and stays cannot be ended: only the end of the process
+        """A kernel that has to end and stays cannot be ended: only the end of the process
         frees the device.
         """
         if not self._ended():
             return
         now = time.monotonic()
-        if not self._told_to_leave:
+        if not self._leaves_since:
             for gpu in self._gpus:
                 if gpu.usable:
                     gpu.use()
                     gpu.tell_to_leave()
-        self._told_to_leave = self._told_to_leave or now
-        if now - self._told_to_leave > LEAVE_S:
+        self._leaves_since = self._leaves_since or now
+        if now - self._leaves_since > LEAVE_S:
             for gpu in self._gpus:
                 gpu.usable = False
             raise EngineError(
-                f"the kernel did not end {LEAVE_S:g} s after it was told to; end this process to "
+                f"the kernel did not end {LEAVE_S:g} s after it had to; end this process to "
                 "free the GPU, and report this"
             )
 

@@ -24,7 +24,7 @@ from twin.schedule.pass_memory import check_tensor_cores
 from twin.schedule.scan import check_cache_tiles
 from twin.toolchain import cache_dir, cached, content_key, native_sources, run_compiler, unsealed
 
-SIDE_WARPS = 4  # a warp group: the keeper, two loaders, and one that leaves at once
+SIDE_WARPS = 4  # a warp group: the scheduler, two loaders, and one that leaves at once
 FLAGS = ("-std=c++17", "--ptxas-options=-v")
 LINES = "-lineinfo"  # source lines of instructions; the code is the same
 # what the kernel is written for, by compute capability; "a": its bulk copies
@@ -41,13 +41,13 @@ class CompileReport:
     registers: int  # per thread
     stack_bytes: int  # per thread; 0 unless an array is indexed at run time
     spill_bytes: int  # stores and loads together
-    shared_bytes: int  # dynamic, per block: what a launch must ask for
+    shared_bytes: int  # dynamic, per block: what a launch must request
     cubin: bytes
 
 
 def architecture(capability: tuple[int, int], name: str) -> str:
-    """What the compiler is told for a GPU, which `name` says to people. Raises EngineError for one
-    that the kernel is not written for.
+    """What the compiler calls a GPU, which `name` says to people. Raises EngineError for one that
+    the kernel is not written for.
     """
     if capability in ARCHITECTURES:
         return ARCHITECTURES[capability]

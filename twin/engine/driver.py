@@ -71,7 +71,7 @@ REPORT = "report this with the command that you ran"
 class Library:
     """One module of cuda-python."""
 
-    module: Any  # the binding: its names beside the calls are used as they are
+    module: Any  # the binding: its names, except for the calls, are used as they are
     raises: type[TwinError]
     advice: Mapping[str, str]  # the next step, by an error's name; REPORT for others
 

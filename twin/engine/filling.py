@@ -1,4 +1,4 @@
-"""Random weights for streams of few-bit matrices, whose numbers do not matter.
+"""Random weights for streams of low-bit matrices, whose numbers do not matter.
 
 Bytes at random are no such weights: among them are scales of 2^100 and codes that are no numbers.
 So some rows of each kind of matrix are made and packed as those of a checkpoint are. All blocks and
@@ -34,7 +34,7 @@ class Piece:
 
 
 def coded_pieces(plan: Plan, seed: int) -> Iterator[Piece]:
-    """What the stream of a rank holds besides a pattern of plain weights. Nothing, where all
+    """What the stream of a rank holds next to a pattern of plain weights. Nothing, where all
     weights are plain.
     """
     if not plan.coded:

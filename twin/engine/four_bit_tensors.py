@@ -39,7 +39,7 @@ WORD = 8  # codes of a word
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output that each nibble of a word is of
 LESS = np.uint32(0x11111111)  # a word of GPTQ's zero points: one of each nibble, with borrows
 HALF = 8  # above a signed number: compressed-tensors', and the zero of a symmetric GPTQ
-NAN = {"U8": 0xFF, "F8_E4M3": 0x7F}  # of scales of a byte, beside the sign
+NAN = {"U8": 0xFF, "F8_E4M3": 0x7F}  # of scales of a byte, without the sign
 AGAIN = "download the file again"
 
 
@@ -54,7 +54,7 @@ class Layout:
 
 GPTQ_TENSORS = {"codes": "qweight", "zeros": "qzeros", "scales": "scales"}
 PACKED = {"codes": "weight_packed", "scales": "weight_scale"}
-# what is said of activations is left aside: the engine keeps them more exact
+# what is said of activations is ignored: the engine keeps them more exact
 ACTIVATIONS = ("input_global_scale", "input_scale", "input_zero_point")
 LAYOUTS = {
     layout.name: layout

@@ -23,7 +23,7 @@ MARK = 0xD800  # the first character that no text has: half of a pair in UTF-16
 class Stop(Enum):
     """What ended a generation."""
 
-    LENGTH = "length"  # as many tokens as were asked for
+    LENGTH = "length"  # as many tokens as were requested
     TOKEN = "stop-token"
     TEXT = "stop-text"
     CANCELLED = "cancelled"  # by Ctrl-C or `Session.cancel`
@@ -52,7 +52,7 @@ class Piece:
 
     text: str
     token: int | None = None  # None: the rest of the text, after the last token
-    scored: Scored | None = None  # of the token, where the request asks for log probabilities
+    scored: Scored | None = None  # of the token, where the request wants log probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Text:
     def __init__(self, detokenizer: Detokenizer | None, stops: Sequence[str]) -> None:
         self.found: str | None = None  # the stop text that ended it
         self._detokenizer = detokenizer
-        self._stops = {stop: stop for stop in stops}  # what is looked for -> what was asked for
+        self._stops = {stop: stop for stop in stops}  # what is looked for -> what was requested
         self._marks: dict[int, str] = {}  # a special token that a stop text names -> its mark
         for text, token in sorted((detokenizer.tokenizer.special if detokenizer else {}).items()):
             if any(text in stop for stop in stops):

@@ -1,4 +1,4 @@
-"""Weights of a GGUF file: a tensor is turned into a type of the engine's when it is asked for, or
+"""Weights of a GGUF file: a tensor is turned into a type of the engine's when it is requested, or
 its blocks are given as the file has them.
 
 The `gguf` package knows every stored type and every name; it is an optional extra.
@@ -32,10 +32,10 @@ from twin.models.weight import total
 from twin.text import shown
 
 BLOCKS = "blocks"  # of a matrix, behind its name
-HEADS = ("embed", "lm_head")  # of which a plan asks for blocks where the LM head has them
+HEADS = ("embed", "lm_head")  # of which a plan takes blocks where the LM head has them
 MISSING = "reading GGUF needs the package gguf (the extra monotwin[gguf]): pip install gguf"
-KEPT_TENSORS = 8  # a layer is packed rank by rank, each asking for the same ones
-LARGEST_KEPT_BYTES = 2**28  # the table of embeddings is asked for once or twice
+KEPT_TENSORS = 8  # a layer is packed rank by rank, each with the same ones
+LARGEST_KEPT_BYTES = 2**28  # the table of embeddings is loaded once or twice
 # of a layer, as old files have them
 _ANGLES = re.compile(r"blk\.\d+\.(rope_freqs|attn_rot_embd)\.weight\Z")
 ROWS_ELEMENTS = 2**20  # turned at once: FP32 of that size stays in a core's cache for the most part

@@ -27,8 +27,8 @@ class Shape:
 
     blocks: int
     threads: int  # of a block
-    shared_bytes: int  # of a block, asked for at its launch
-    static_bytes: int = 0  # of a block, besides; the code says so
+    shared_bytes: int  # of a block, requested at its launch
+    static_bytes: int = 0  # of a block, on top; the code says so
 
 
 class Gpu:
@@ -157,7 +157,7 @@ class Gpu:
         self._side = self._new_cuda_stream()
         self._one = self.pin(4, run=0)
         ctypes.c_int.from_address(self._one).value = 1
-        self.abort = self._allocate_told(4)
+        self.abort = self._allocate_written(4)
         self.cleared.append((self.abort, 1, 0))
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class Gpu:
     def write(self, at: int, array: NDArray[Any], size: int | None = None) -> None:
         self._call("cuMemcpyHtoD", at, address(array), array.nbytes if size is None else size)
 
-    def _allocate_told(self, size: int) -> int:
+    def _allocate_written(self, size: int) -> int:
         """The same, of words that the host writes while a kernel runs."""
         return self.allocate(size)
 
@@ -261,7 +261,7 @@ class Gpu:
             self._call("cuMemsetD32Async", at, value, words, self._cuda_stream)
 
     def settle(self) -> None:
-        """Until what `clear` asked for is done."""
+        """Until what `clear` requested is done."""
         self._call("cuStreamSynchronize", self._cuda_stream)
 
     def launch(

@@ -70,13 +70,13 @@ class HipReport:
     vgprs: int  # per thread
     vgpr_spills: int
     scratch_bytes: int  # per thread: spilled registers and arrays that no register holds
-    lds_bytes: int  # per block, all of it static: the driver asks for no more
+    lds_bytes: int  # per block, all of it static: the driver requests no more
     code_object: bytes
 
 
 def architecture(arch: str, name: str) -> str:
-    """What the compiler is told for a GPU, which `name` says to people. Raises EngineError for one
-    that the kernel is not written for.
+    """What the compiler calls a GPU, which `name` says to people. Raises EngineError for one that
+    the kernel is not written for.
     """
     if arch in ARCHITECTURES:
         return arch
@@ -94,7 +94,7 @@ def numbered_by_die(plan: Plan) -> bool:
 
 
 def definitions(plan: Plan) -> list[str]:
-    """What the kernel's source is told beside its header."""
+    """What the kernel's source is given next to its header."""
     return [f"-DTWIN_STRIPS={strips_of(plan)}", f"-DTWIN_BY_DIE={int(numbered_by_die(plan))}"]
 
 

@@ -15,11 +15,11 @@ from twin.engine.gpu import LEAST_BYTES, Gpu
 from twin.engine.hip_driver import HipDriver
 from twin.errors import EngineError
 
-NOT_TOLD = 0xFFFFFFFF  # what a block has not said: -1
+NOT_REPORTED = 0xFFFFFFFF  # what a block has not said: -1
 
 
 class HipGpu(Gpu):
-    """Needs no context; knows its peers; asks the kernel on which die each block ran."""
+    """Needs no context; knows its peers; reads from the kernel on which die each block ran."""
 
     UNITS = "compute units"
 
@@ -49,7 +49,7 @@ class HipGpu(Gpu):
 
     def close(self) -> None:
         """Give everything back; a call that fails keeps none of the others from being made, and is
-        told afterwards.
+        reported afterwards.
         """
         self._left = []
         try:
@@ -78,12 +78,12 @@ class HipGpu(Gpu):
         """As on every GPU, and room for what the kernel says of its blocks."""
         super().open_cuda_streams()
         self._dies = self.pin(4 * self._shape.blocks, run=0)
-        self._told = self.allocate(4 * self._shape.blocks)
-        self.cleared.append((self._told, self._shape.blocks, NOT_TOLD))
+        self._reported = self.allocate(4 * self._shape.blocks)
+        self.cleared.append((self._reported, self._shape.blocks, NOT_REPORTED))
 
     # ---- memory ----------------------------------------------------------------------------------
 
-    def _allocate_told(self, size: int) -> int:
+    def _allocate_written(self, size: int) -> int:
         return self.fine_grained(size)
 
     def fine_grained(self, size: int) -> int:
@@ -143,7 +143,7 @@ class HipGpu(Gpu):
         words = (
             ctypes.c_int(first_rank),
             ctypes.c_void_p(self._dies),
-            ctypes.c_void_p(self._told),
+            ctypes.c_void_p(self._reported),
         )
         arguments = (ctypes.c_void_p * 4)(plan, *(ctypes.addressof(word) for word in words))
         self._call(

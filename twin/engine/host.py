@@ -120,8 +120,8 @@ class HostEngine(Session):
                 "blocks"
             )
 
-    def _wait(self, told: int) -> bool:
-        return bool(self._library.twin_wait(self._engine, told, WAIT_US))
+    def _wait(self, seen: int) -> bool:
+        return bool(self._library.twin_wait(self._engine, seen, WAIT_US))
 
     def _join(self) -> None:
         self._library.twin_join(self._engine)

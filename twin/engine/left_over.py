@@ -14,7 +14,7 @@ import numpy as np
 from twin.engine.safetensors import Entry
 from twin.engine.save import CONFIG
 from twin.errors import CheckpointError
-from twin.models.load import beside, tensors
+from twin.models.load import no_part, tensors
 from twin.models.spec import ModelSpec
 from twin.text import shown
 
@@ -24,12 +24,12 @@ _CONSTANT = re.compile(
     r"(rotary_(pos_)?emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias)\Z"
 )
 # towers of images and sounds, what turns their outputs into a text's, and drafts of tokens
-_BESIDE = re.compile(
+_DRAFTING = re.compile(
     r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower"
     r"|mtp|mtp_layers)\."
 )
 _LAYER = re.compile(r"(.*\.layers\.(\d+))\.(.+)")
-# what a layer that drafts tokens has besides, and no other one: DeepSeek-V3's
+# what a layer that drafts tokens has in addition, and no other one: DeepSeek-V3's
 _DRAFTS = re.compile(r"(eh_proj|enorm|hnorm)\.weight\Z")
 
 
@@ -43,7 +43,7 @@ def refuse_left_over(
     for name in sorted(found.keys() - known):
         layer = _LAYER.match(name)
         number = int(layer[2]) if layer else 0
-        if _CONSTANT.search(name) or _BESIDE.match(name) or name.startswith(beside(spec)):
+        if _CONSTANT.search(name) or _DRAFTING.match(name) or name.startswith(no_part(spec)):
             continue
         if layer and number >= spec.layers:
             if layer[1] in drafting:
@@ -72,7 +72,7 @@ def _is_tied_head(path: Path, spec: ModelSpec, name: str, found: Mapping[str, En
         return False
     embedding = found.get(tensors(spec)["embed"].name)
     if embedding is None or _same(found[name], embedding):
-        return True  # or its absence is told
+        return True  # or its absence is reported
     raise CheckpointError(
         f"{path}: {shown(name)} differs from {shown(embedding.name)}, and {CONFIG} has "
         "tie_word_embeddings true, by which there is one matrix for both; set it to false to use "

@@ -26,7 +26,7 @@ class Scored:
 
 
 def scored(logits: NDArray[np.float32], token: int, top: int) -> Scored:
-    """Of a token that was chosen from logits [vocab]; `top`: how many others are told."""
+    """Of a token that was chosen from logits [vocab]; `top`: how many others are reported."""
     shifted = logits - logits.max()
     with np.errstate(under="ignore"):
         total = float(np.log(np.exp(shifted).sum(dtype=np.float64)))

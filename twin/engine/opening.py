@@ -142,7 +142,7 @@ def _tokenizer(place: Path, spec: ModelSpec, text: bool) -> Tokenizer | None:
 
 
 def _made_up_tokenizer(vocabulary: int) -> Tokenizer:
-    """Words of no language; bytes alone where the vocabulary is too small to hold a word beside
+    """Words of no language; bytes alone where the vocabulary is too small to hold a word next to
     them, or too large for a tokenizer's file.
     """
     with tempfile.TemporaryDirectory() as folder:

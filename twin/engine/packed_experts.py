@@ -1,6 +1,6 @@
 """GPT-OSS's own layout of experts: all of a layer in two tensors of bytes, `*_blocks` with two
 MXFP4 codes a byte, the lower one first, and `*_scales` with an exponent for each 32 of them. The
-engine takes them as they are stored or, where somebody asks for a type, turned into 16 or 32 bits.
+engine takes them as they are stored or, where a type is requested, turned into 16 or 32 bits.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def coded_matrices(
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """Weights of one type: experts are unpacked when they are asked for, the rest is turned into
+    """Weights of one type: experts are unpacked when they are requested, the rest is turned into
     the type where it is stored in another one. Raises CheckpointError for what is no number in it.
     """
 

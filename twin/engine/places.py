@@ -1,5 +1,5 @@
 """Where the blocks of an AMD GPU run: compute dies (XCDs) as the kernel reads them from its
-registers, and I/O dies as hand-offs between compute dies tell them apart.
+registers, and I/O dies as hand-offs between compute dies distinguish them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Places:
             )
 
     def table(self, io_dies: Mapping[int, int] | None = None) -> list[tuple[int, int, int | None]]:
-        """(block, die, I/O die) of every block; None where hand-offs have not told."""
+        """(block, die, I/O die) of every block; None where hand-offs have not shown it."""
         known = io_dies or {}
         return [(block, die, known.get(die)) for block, die in enumerate(self.dies)]
 

@@ -275,10 +275,10 @@ class Session(ABC):
         on_logits: Callable[[NDArray[np.float32]], None],
         on_token: Callable[[int], None] | None,
     ) -> Callable[[int], None]:
-        """The kernel leaves logits beside its tokens; returns what is told of each token."""
+        """The kernel leaves logits next to its tokens; returns what takes each token."""
         if not self.gives_logits:
             raise EngineError(
-                f"{type(self).__name__} gives no logits while this plan runs: ask without, plan "
+                f"{type(self).__name__} gives no logits while this plan runs: request none, plan "
                 "with sampling=full for an NVIDIA GPU, or use `logits` afterwards"
             )
         assert self.plan.spec is not None
@@ -287,14 +287,14 @@ class Session(ABC):
         request.logits, request.logit_rows = address(rows), count
         steps = itertools.count(request.forced - 1)
 
-        def told(token: int) -> None:
+        def taken(token: int) -> None:
             row = rows[next(steps) % count].copy()
             self._taken()
             on_logits(row)
             if on_token is not None:
                 on_token(token)
 
-        return told
+        return taken
 
     def logits(self, tokens: Sequence[int], *, after: Sequence[int] = ()) -> NDArray[np.float32]:
         """[len(tokens), vocab]: the logits after each of the given tokens, which follow the tokens
@@ -444,21 +444,21 @@ class Session(ABC):
         self._start(request)
         if self._cancelled:  # the start cleared the word
             self._control.abort = 1
-        told, cancelled = 0, False
+        seen, cancelled = 0, False
         try:
             while True:
                 try:
-                    left = self._wait(told)
+                    left = self._wait(seen)
                     emitted = self._control.emitted
-                    while on_token and told < emitted:
-                        told += 1
-                        on_token(int(tokens[told - 1]))
-                    told = emitted
+                    while on_token and seen < emitted:
+                        seen += 1
+                        on_token(int(tokens[seen - 1]))
+                    seen = emitted
                 except KeyboardInterrupt:
                     cancelled = True
                     self.cancel()
                     continue
-                if left and told == self._control.emitted:
+                if left and seen == self._control.emitted:
                     break
         except BaseException:
             self.cancel()
@@ -557,8 +557,8 @@ class Session(ABC):
         """Forget the run before, then start all blocks."""
 
     @abstractmethod
-    def _wait(self, told: int) -> bool:
-        """Sleep a little, or until more than `told` tokens are there. True: all blocks have
+    def _wait(self, seen: int) -> bool:
+        """Sleep a little, or until more than `seen` tokens are there. True: all blocks have
         left.
         """
 

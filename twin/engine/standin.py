@@ -1,5 +1,5 @@
 """Weights for runs whose numbers do not matter: the engine fills the matrices on the device, and
-asks only for the rest.
+requests only the rest.
 """
 
 from __future__ import annotations

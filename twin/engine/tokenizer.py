@@ -23,7 +23,7 @@ from twin.files import write
 from twin.models.files import find, read
 from twin.text import shown
 
-# A text is encoded by the thread that asks: the library's own threads have no owner and no
+# A text is encoded by the thread that needs it: the library's own threads have no owner and no
 # priority, and it warns on stderr once a process that used them forks.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -124,12 +124,12 @@ class Detokenizer:
 @dataclass(frozen=True)
 class Tokenizer:
     backend: Any
-    # put before every prompt, None: the checkpoint asks for none beyond what tokenizer.json adds
+    # put before every prompt, None: the checkpoint has none beyond what tokenizer.json adds
     bos: int | None
     stop: frozenset[int]  # tokens that end a generation
     names: Mapping[str, str] = field(default_factory=dict)  # "bos_token" -> its text, and others
     template: str | None = None  # of conversations: a program of whoever made the checkpoint
-    # of tokens that were asked for, because a text that grows asks for each of them once more
+    # of tokens that were requested, because a text that grows requests each of them once more
     _words: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
     _spelt: dict[int, bytes | None] = field(default_factory=dict, repr=False, compare=False)
 
@@ -217,7 +217,7 @@ class Tokenizer:
 
     @cached_property
     def added(self) -> dict[int, Any]:
-        """Tokens besides the vocabulary's words."""
+        """Tokens in addition to the vocabulary's words."""
         found: dict[int, Any] = self.backend.get_added_tokens_decoder()
         return found
 
@@ -366,7 +366,7 @@ def _spelt(number: int) -> str:
 
 def _write_tokenizer(path: Path, tokens: Sequence[str], *, whole_words: bool = False) -> None:
     """Byte-level BPE without merges. `whole_words`: what stands between two spaces is looked up
-    before it falls apart into bytes.
+    before it is split into bytes.
     """
     vocabulary = {token: number for number, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], ignore_merges=whole_words))

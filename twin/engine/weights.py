@@ -34,7 +34,6 @@ from twin.engine.packed_experts import (
 from twin.engine.safetensors import NUMPY, STORED, Array, Entry, check_finite, read_header, view
 from twin.engine.save import CONFIG, INDEX, SINGLE, save_checkpoint
 from twin.errors import CheckpointError, ConfigError
-from twin.models.beside import read_config
 from twin.models.codes import CODES, Encoded, code_of
 from twin.models.decoder import Tensor, canonical_shape
 from twin.models.files import find, is_there, read_json
@@ -55,6 +54,7 @@ from twin.models.load import (
     refuse_foreign,
     tensors,
 )
+from twin.models.side_files import read_config
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Weights
 from twin.text import shown
@@ -78,7 +78,7 @@ _ROLES = {
     Role.HEAD: ("lm_head",),
     Role.EMBED: ("embed",),
 }
-# generated tensors that stay in memory: a layer is packed rank by rank, each asking for the same
+# generated tensors that stay in memory: a layer is packed rank by rank, each with the same
 # ones
 KEPT_TENSORS = 16
 
@@ -93,7 +93,7 @@ class StoredWeights:
     dtype: DType
     entries: dict[str, Entry]  # by canonical name
     files: dict[Path, Array]
-    # matrices of few bits by canonical name
+    # quantised matrices by canonical name
     coded: Mapping[str, CodedTensor | FourBitTensor | PackedExpert] = field(default_factory=dict)
     _looked: _Looked = field(init=False, repr=False, compare=False)
 
@@ -127,12 +127,12 @@ class StoredWeights:
 
 
 class _Looked:
-    """Which tensors were looked through. Once the first is asked for, another core goes ahead
+    """Which tensors were looked through. Once the first is requested, another core goes ahead
     through all of them.
 
     For 1 GB of BF16 in the page cache packing took 0.28 s, with looking before it 0.40 s, with
-    looking beside it 0.30 to 0.33 s (measured on two cores of a Xeon, best and median of five).
-    From a disk it reads ahead besides.
+    looking meanwhile 0.30 to 0.33 s (measured on two cores of a Xeon, best and median of five).
+    From a disk it reads ahead as well.
     """
 
     def __init__(self, names: list[str], look: Callable[[str], None]) -> None:
@@ -145,7 +145,7 @@ class _Looked:
         """Returns when this one is known to be good. Raises what looking at it raises."""
         if self._ahead is None:
             self._ahead = threading.Thread(target=self._go_ahead, daemon=True)
-            # no thread can be had: each tensor is looked through when it is asked for
+            # no thread can be had: each tensor is looked through when it is requested
             with suppress(RuntimeError):
                 self._ahead.start()
         with self._locks[name]:
@@ -158,7 +158,7 @@ class _Looked:
             try:
                 self.at(name)
             except CheckpointError:
-                return  # whoever asks for this one looks again and is told
+                return  # whoever asks for this one looks again and sees it
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ def open_checkpoint(
     few = {name: form for name in named if (form := format_of(spec, name)).name in CODES}
     if len({named[name].name for name in few}) < len(few):
         raise CheckpointError(
-            f"{path}: fused matrices of family {spec.family} are not read in few bits; {INSTEAD}"
+            f"{path}: fused matrices of family {spec.family} are not read quantised; {INSTEAD}"
         )
     coded: dict[str, CodedTensor | FourBitTensor | PackedExpert] = {
         name: coded_tensor(path, named[name], form, layout, found) for name, form in few.items()
@@ -237,15 +237,15 @@ def _layout(path: Path) -> Layout | None:
 
 
 def _open_packed(path: Path, spec: ModelSpec, dtype: DType | None) -> Checkpoint:
-    """Experts that are packed in few bits: as they are or, with a `dtype`, turned into it."""
+    """Experts that are packed and quantised: as they are or, with a `dtype`, turned into it."""
     if dtype is not None:
         spec = unpacked(spec, dtype)
     found, named = _entries(path), tensors(spec)
     experts = packed_entries(path, spec, found)
-    beside = {entry.name for one in experts.values() for entry in one.entries}
+    of_experts = {entry.name for one in experts.values() for entry in one.entries}
     plain = replace(spec, stored=None)  # in which each tensor has the name that it has in 16 bits
     _refuse_suspicious(
-        path, plain, {name: entry for name, entry in found.items() if name not in beside}, None
+        path, plain, {name: entry for name, entry in found.items() if name not in of_experts}, None
     )
     entries = {name: _checked(path, tensor, found) for name, tensor in others(named, spec).items()}
     stored = _common_dtype(path, entries.values())
@@ -372,13 +372,13 @@ def _common_dtype(path: Path, entries: Iterable[Entry]) -> DType:
 
 @dataclass(slots=True)
 class RandomWeights:
-    """Weights from a seed, made when asked for: a tensor depends on (seed, its name) alone."""
+    """Weights from a seed, made when requested: a tensor depends on (seed, its name) alone."""
 
     spec: ModelSpec
     seed: int
     dtype: DType
-    keep: int = KEPT_TENSORS  # made last, of matrices and of those in few bits each
-    _names: frozenset[str] = field(default=frozenset(), repr=False)  # once one was asked for
+    keep: int = KEPT_TENSORS  # made last, of matrices and of quantised ones each
+    _names: frozenset[str] = field(default=frozenset(), repr=False)  # once one was requested
     _recent: OrderedDict[str, Array] = field(default_factory=OrderedDict, repr=False)
     _recent_coded: OrderedDict[str, Encoded] = field(default_factory=OrderedDict, repr=False)
 
@@ -443,7 +443,7 @@ def random_weights(
     spec: ModelSpec, seed: int, dtype: DType | None = None, *, keep: int = KEPT_TENSORS
 ) -> RandomWeights:
     """Weights of the right shapes and of sizes that keep activations near one; `dtype`: the model's
-    own unless given. `keep`: matrices that stay in memory; others are made again when asked for.
+    own unless given. `keep`: matrices that stay in memory; others are made again when requested.
     """
     if not 0 <= seed <= LARGEST_SEED:
         raise ConfigError(f"seed {shown(seed)}: allowed: 0 to 2^64 - 1; choose another")

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its words besides the vocabulary: which tokens end a text, how special
+"""What a checkpoint says of its words but the vocabulary: which tokens end a text, how special
 ones are called, and its chat template. `FolderWords` reads a Hugging Face folder;
 `twin/engine/gguf_tokenizer.py` has the same of a GGUF file.
 """

@@ -14,9 +14,9 @@ from twin.calibrate.known_error import KnownError, known_error
 from twin.calibrate.on_record import step_at
 from twin.cost.prompt import prompt_time
 from twin.errors import TwinError
-from twin.explore.aside import Waiting
+from twin.explore.processes import Waiting
 from twin.explore.rows import Progress, Rows, Steps
-from twin.explore.view import Asked, View
+from twin.explore.view import View, ViewCase
 from twin.hardware.number import Kind
 from twin.hardware.override import interval as range_of
 from twin.hardware.override import numbers
@@ -41,22 +41,22 @@ PROMPT = 512  # tokens
 US = 1e6
 
 
-def case(asked: Asked, usd: float | None, rows: Rows) -> Answer:
+def case(one: ViewCase, usd: float | None, rows: Rows) -> Answer:
     """Speed and its causes; other engines and cost; what it rests on; the ladder; an interval."""
-    point = asked.point()
+    point = one.point()
     node = point.on_node()
     known = known_error(node, point.spec())
     soon = yield from _about(point, node, known, rows)
     if soon is not None:
         yield soon
-    row = (yield from rows.of([point], "the step", aside=soon is not None))[0]
+    row = (yield from rows.of([point], "the step", parallel=soon is not None))[0]
     if row.problem:
         yield {"part": "problem", "message": row.problem}
         return
     rates = rates_of(node, usd)
     ends = known.interval(row.tokens_per_s) if known else None
-    yield _speed(asked, node, row, rates, ends)
-    yield {"part": "beside"} | _beside(point, node, row, rates, ends)
+    yield _speed(one, node, row, rates, ends)
+    yield {"part": "engines"} | _engines(point, node, row, rates, ends)
     yield {"part": "rests", "numbers": _rests(node, row)}
     yield from _ladder(point, rows)
     if known is not None:
@@ -80,14 +80,14 @@ def _about(point: Point, node: Node, known: KnownError | None, rows: Rows) -> St
     # The deeper one first: what the first simulation of all has to load makes it seem slower, and
     # then an estimate is given where none was needed, but never the other way round.
     for one in deeper_first:
-        found += yield from rows.of([one], "a few layers", aside=False, ahead=ahead)
+        found += yield from rows.of([one], "a few layers", parallel=False, ahead=ahead)
         # it has all the work that does not grow with the layers, so this is too much
         if found[-1].problem or found[-1].wall_s * spec.layers < LONG_S:
             return None
     more, few = found
     if _whole_s(spec.layers, depths, few.wall_s, more.wall_s) < LONG_S:
         return None
-    (whole,) = yield from rows.of([plan], "the plan", aside=False, ahead=ahead)
+    (whole,) = yield from rows.of([plan], "the plan", parallel=False, ahead=ahead)
     if whole.problem:
         return None
     step_s = depths.line(spec.layers, few.step_s, more.step_s)
@@ -136,24 +136,24 @@ def swept(view: View, rows: Rows) -> Answer:
 def stages(view: View) -> Answer:
     """Stage by stage: of one case, or of the first two side by side."""
     yield Progress("stages", 0, len(view.cases[:2]))
-    told = []
-    for asked in view.cases[:2]:
-        result = simulated(asked.point())
-        told.append(
+    sides = []
+    for one in view.cases[:2]:
+        result = simulated(one.point())
+        sides.append(
             {stage.name: (stage.kind, stage.seconds, stage.dominant) for stage in result.stages}
         )
-        yield Progress("stages", len(told), len(view.cases[:2]))
-    first, other = told[0], told[-1]
+        yield Progress("stages", len(sides), len(view.cases[:2]))
+    first, other = sides[0], sides[-1]
     names = list(first) + [name for name in other if name not in first]
     yield {
         "part": "stages",
-        "sides": len(told),
+        "sides": len(sides),
         "stages": [
             {
                 "name": name,
                 "kind": (first.get(name) or other[name])[0],
-                "us": [side[name][1] * US if name in side else None for side in told],
-                "mostly": [side[name][2] if name in side else "" for side in told],
+                "us": [side[name][1] * US if name in side else None for side in sides],
+                "mostly": [side[name][2] if name in side else "" for side in sides],
             }
             for name in names
         ],
@@ -161,11 +161,11 @@ def stages(view: View) -> Answer:
 
 
 def _speed(
-    asked: Asked, node: Node, row: Row, rates: Rates, ends: tuple[float, float] | None
+    one: ViewCase, node: Node, row: Row, rates: Rates, ends: tuple[float, float] | None
 ) -> Part:
     return {
         "part": "speed",
-        "title": _title(asked.point(), node),
+        "title": _title(one.point(), node),
         "tokens_per_s": row.tokens_per_s,
         "total_tokens_per_s": row.total_tokens_per_s,
         "step_s": row.step_s,
@@ -173,7 +173,7 @@ def _speed(
         "stream_fraction": row.stream_fraction,
         "mbu": row.bytes_per_step / (row.peak_bytes_per_s * row.step_s),
         "interval": ends,
-        "measured": _measured(asked.point(), node),
+        "measured": _measured(one.point(), node),
         "usd_per_hour": rates.usd_per_hour(node),
         "causes": {cause: s * US for cause, s in row.attribution.items()},
         "kinds": {
@@ -196,7 +196,7 @@ def _title(point: Point, node: Node) -> str:
     return f"{point.spec().name} on {node.gpus} x {node.device.title}"
 
 
-def _beside(
+def _engines(
     point: Point, node: Node, row: Row, rates: Rates, ends: tuple[float, float] | None
 ) -> Part:
     chosen = dict(point.options)

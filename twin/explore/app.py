@@ -36,7 +36,7 @@ REPORT_POLICY = (
 )
 CSV = b"text/csv; charset=utf-8"
 REPORT = "/reports/"
-TABLE, NODE = "table", "node"  # parameters besides those of a view
+TABLE, NODE = "table", "node"  # parameters in addition to those of a view
 
 
 @dataclass(eq=False)
@@ -150,15 +150,15 @@ class App(Application):
             begin(view, name, self.rows)
         parts = await self._whole(exchange, lambda: begin(view, name, self.rows))
         header, lines = tables.csv_of(view, name, parts)
-        told = f'attachment; filename="monotwin-{name}.csv"'.encode()
-        exchange.extra.append((b"content-disposition", told))
+        header = f'attachment; filename="monotwin-{name}.csv"'.encode()
+        exchange.extra.append((b"content-disposition", header))
         await exchange.answer(200, csv_text([str(word) for word in header], lines).encode(), CSV)
 
     # ---- work ----------------------------------------------------------------------------------
 
     async def _stream(self, exchange: Exchange, begin: Callable[[], Answer]) -> None:
         """Server-sent events: parts as they come; what is wrong with the question is a status."""
-        job = self.worker.ask(exchange.client, begin)
+        job = self.worker.begin(exchange.client, begin)
         leaving = asyncio.create_task(exchange.gone())
         leaving.add_done_callback(lambda _: self.worker.leave(job))
         try:
@@ -187,7 +187,7 @@ class App(Application):
                 await exchange.stream(PING)
 
     async def _whole(self, exchange: Exchange, begin: Callable[[], Answer]) -> list[Part]:
-        job = self.worker.ask(exchange.client, begin)
+        job = self.worker.begin(exchange.client, begin)
         leaving = asyncio.create_task(exchange.gone())
         leaving.add_done_callback(lambda _: job.tell(Problem("the client left", status=499)))
         parts: list[Part] = []

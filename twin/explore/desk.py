@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from twin.errors import TwinError
 from twin.explore.answers import Answer, Part
-from twin.explore.aside import Waiting
+from twin.explore.processes import Waiting
 from twin.explore.rows import Progress, Rows
 from twin.server.problem import Problem
 
@@ -22,7 +22,7 @@ LOG = logging.getLogger("twin.explore")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """How much of it one client may ask for."""
+    """How much of it one client may request."""
 
     at_once: int = 8  # questions of one client: four cases, a sweep, stages, and two that end
     waiting: int = 64  # of all clients
@@ -61,8 +61,8 @@ class Desk:
         self._thread = threading.Thread(target=self._run, name="desk", daemon=True)
         self._thread.start()
 
-    def ask(self, client: str, begin: Callable[[], Answer]) -> Job:
-        """Raises Problem where the client, or all of them, ask for too much at once."""
+    def begin(self, client: str, begin: Callable[[], Answer]) -> Job:
+        """Raises Problem where the client, or all of them, request too much at once."""
         job = Job(client, begin, asyncio.get_running_loop())
         with self._change:
             if self._closed:
@@ -139,14 +139,14 @@ class Desk:
         began = time.monotonic()
         job.begun_s = job.begun_s or began
         if began - job.begun_s >= self._work.seconds and job.answer is not None:
-            job.tell(Problem(f"not done after {self._work.seconds:g} s; ask for less"))
+            job.tell(Problem(f"not done after {self._work.seconds:g} s; request less"))
             return False
         try:
             if job.answer is None:
                 job.answer = job.begin()
             said = next(job.answer)
             while isinstance(said, Progress):
-                job.tell(_told(said))
+                job.tell(_shown(said))
                 said = next(job.answer)
             if isinstance(said, Waiting):
                 return said
@@ -163,5 +163,5 @@ class Desk:
         return True
 
 
-def _told(said: Progress) -> Part:
+def _shown(said: Progress) -> Part:
     return {"part": "progress", "what": said.what, "done": said.done, "of": said.of}

@@ -1,4 +1,4 @@
-"""Results of points, from memory, from the shared store, or simulated here or aside."""
+"""Results of points, from memory, from the shared store, or simulated, here or by others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from twin.errors import ConfigError
-from twin.explore.aside import Aside, Waiting
+from twin.explore.processes import Processes, Waiting
 from twin.study.point import Point, Row, compute, key_of
 from twin.study.store import Store
 
@@ -33,17 +33,17 @@ Steps = Generator[Progress | Waiting, None, T]
 
 
 class Rows:
-    """Owned by the one thread that answers. Without `aside` it simulates everything itself."""
+    """Owned by the one thread that answers. Without `processes` it simulates everything itself."""
 
-    def __init__(self, store: Store | None, aside: Aside | None = None) -> None:
+    def __init__(self, store: Store | None, processes: Processes | None = None) -> None:
         self._store = store
-        self._aside = aside
+        self._processes = processes
         self._kept: OrderedDict[str, Row] = OrderedDict()
         self.computed = self.found = 0
 
     def close(self) -> None:
-        if self._aside is not None:
-            self._aside.close()
+        if self._processes is not None:
+            self._processes.close()
 
     def known(self, point: Point) -> bool:
         """Has it been simulated before, by whomever?"""
@@ -55,26 +55,28 @@ class Rows:
         return key in self._kept
 
     def ahead(self, points: Sequence[Point]) -> Ahead:
-        """Lets idle processes begin with what `of` will be asked for here and now."""
-        if self._aside is None:
+        """Lets idle processes begin with what `of` will need here and now."""
+        if self._processes is None:
             return {}
         left = [point for point in points if not self.known(point)]
-        return {key_of(point): self._aside.submit(point) for point in left[: self._aside.idle()]}
+        return {
+            key_of(point): self._processes.submit(point) for point in left[: self._processes.idle()]
+        }
 
     def of(
         self,
         points: Sequence[Point],
         what: str,
         *,
-        aside: bool = True,
+        parallel: bool = True,
         ahead: Ahead | None = None,
     ) -> Steps[list[Row]]:
         """In order. What is computed is kept in the store, also by a question that is given up.
-        Not `aside`: here and now, for what somebody waits to see, unless a process is `ahead`.
+        Not `parallel`: here and now, for what somebody waits to see, unless a process is `ahead`.
         """
         keys = [key_of(point) for point in points]
-        asked = dict(zip(keys, points, strict=True))
-        missing = {key: point for key, point in asked.items() if key not in self._kept}
+        wanted = dict(zip(keys, points, strict=True))
+        missing = {key: point for key, point in wanted.items() if key not in self._kept}
         if missing and self._store:
             for key, row in self._store.find(missing).items():
                 self._keep(row)
@@ -83,7 +85,7 @@ class Rows:
         if len(missing) > MOST_POINTS:
             raise ConfigError(f"{len(missing)} simulations in one question; at most {MOST_POINTS}")
         rows = {key: self._kept[key] for key in keys if key in self._kept}
-        processes, left = self._aside if aside else None, deque(missing.values())
+        processes, left = self._processes if parallel else None, deque(missing.values())
         under_way: deque[Future[Row]] = deque()
         try:
             for at, (key, point) in enumerate(missing.items()):

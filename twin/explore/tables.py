@@ -33,8 +33,8 @@ def _needs(view: View, rows: Rows) -> Answer:
 
 def chain_of(view: View, rows: Rows) -> Answer:
     """All cases, each part with its case."""
-    for at, asked in enumerate(view.cases):
-        for part in answers.case(asked, view.usd, rows):
+    for at, one_case in enumerate(view.cases):
+        for part in answers.case(one_case, view.usd, rows):
             yield part | {"case": at} if isinstance(part, dict) else part
 
 
@@ -50,19 +50,19 @@ def csv_of(view: View, name: str, parts: Sequence[Part]) -> tuple[Line, Iterable
 
 
 def _sides(view: View) -> list[str]:
-    return [str(asked) for asked in view.cases[:2]]
+    return [str(one_case) for one_case in view.cases[:2]]
 
 
 def _cases(view: View, parts: Sequence[Part]) -> Iterator[Line]:
-    for at, asked in enumerate(view.cases):
+    for at, one_case in enumerate(view.cases):
         mine = {part["part"]: part for part in parts if part.get("case") == at}
         speed, ends = mine.get("speed"), mine.get("interval", {})
-        ours = mine["beside"]["engines"][0] if "beside" in mine else {}
+        ours = mine["engines"]["engines"][0] if "engines" in mine else {}
         if speed is None:
-            yield (str(asked), *[""] * 10, mine.get("problem", {}).get("message", ""))
+            yield (str(one_case), *[""] * 10, mine.get("problem", {}).get("message", ""))
             continue
         yield (
-            str(asked),
+            str(one_case),
             speed["tokens_per_s"],
             ends.get("low"),
             ends.get("high"),
@@ -85,7 +85,7 @@ def _causes(view: View, parts: Sequence[Part]) -> Iterator[Line]:
 
 
 def _engines(view: View, parts: Sequence[Part]) -> Iterator[Line]:
-    for part in _all(parts, "beside"):
+    for part in _all(parts, "engines"):
         for row in part["engines"]:
             yield (str(view.cases[part["case"]]), *row.values())
 

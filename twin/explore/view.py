@@ -1,4 +1,4 @@
-"""What a page of the explorer asks: cases and a sweep, read from its address and written as the
+"""What a page of the explorer shows: cases and a sweep, read from its address and written as the
 commands that give the same.
 """
 
@@ -31,7 +31,7 @@ ROUTING = "routing"  # a condition that may name a file
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ViewCase:
     """A case: a model, a node, and `name=value` as `--set` takes them."""
 
     model: str
@@ -69,7 +69,7 @@ class Asked:
 class View:
     """`sweeps` vary the first case."""
 
-    cases: tuple[Asked, ...]
+    cases: tuple[ViewCase, ...]
     sweeps: tuple[str, ...] = ()
     usd: float | None = None  # of a GPU's hour, instead of the price on file
 
@@ -127,7 +127,7 @@ def read_view(query: bytes, own: Mapping[str, str] | None = None) -> View:
     return View(tuple(cases), tuple(sweeps), usd)
 
 
-def _case(text: str, own: Mapping[str, str]) -> Asked:
+def _case(text: str, own: Mapping[str, str]) -> ViewCase:
     words = text.split()
     if not 2 <= len(words) <= MOST_WORDS:
         raise ConfigError(
@@ -149,7 +149,7 @@ def _case(text: str, own: Mapping[str, str]) -> Asked:
         if not equals or not value:
             raise ConfigError(f"{CASE}: {shown(one)}: write name=value, such as context=1024")
         _no_file(CASE, name, value)
-    return Asked(model, node, tuple(sets))
+    return ViewCase(model, node, tuple(sets))
 
 
 def _no_file(where: str, name: str, value: Plain) -> None:

@@ -32,7 +32,7 @@ class Use(Enum):
 
     FIT = "fit"  # step_s comes from it
     CHECK = "check"  # compared with the prediction, never used for it
-    # not comparable (speculation, a claim, early software): shown beside the prediction
+    # not comparable (speculation, a claim, early software): shown next to the prediction
     REFERENCE = "reference"
 
 
@@ -56,7 +56,7 @@ class Machine:
     units crossed.
 
     A step is one result that the next one needs (`twin.machines.steps`). `step_s` holds all that a
-    step costs besides reading: exchange inside the machine, pipeline fill, norms, synchronisation;
+    step costs but for reading: exchange inside the machine, pipeline fill, norms, synchronisation;
     nobody publishes it, so it is fitted to one published speed.
     """
 

@@ -1,7 +1,7 @@
 """The lowest and highest value of every number in a configuration, each with its reason. No reader
 has a limit of its own.
 
-Where zero switches something off, the lowest value is 0; a reader that needs the field asks for at
+Where zero switches something off, the lowest value is 0; a reader that needs the field requires at
 least 1 (`Config.count`).
 """
 

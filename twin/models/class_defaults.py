@@ -1,7 +1,7 @@
 """What a key means that a configuration leaves out: the value that the family's configuration class
 in transformers gives it (`tests/models/test_class_defaults.py` compares all of them).
 
-Sizes that no published configuration leaves out are not here: readers ask for them by name. Null is
+Sizes that no published configuration leaves out are not here: readers require them by name. Null is
 no missing key, and keeps the meaning that the family's code gives it.
 """
 

@@ -291,8 +291,8 @@ def rope(
     scaled = _scaling(used, yarn) if used else None
     if scaled and scaled.kind == "yarn" and base <= 1:
         raise ConfigError(
-            f"{config.name}: rope_theta is {base:g}; allowed: above 1 with yarn, which tells pairs "
-            "apart by their turns; correct the configuration"
+            f"{config.name}: rope_theta is {base:g}; allowed: above 1 with yarn, which "
+            "distinguishes pairs by their turns; correct the configuration"
         )
     return Rope(base, style, scaled)
 

@@ -131,7 +131,7 @@ def _routed(spec: ModelSpec, layer: int, names: Names) -> Iterator[tuple[str, Te
             yield name, Tensor(tensor.name, dense or tensor.shape)
     if isinstance(feed, DenseFeed):
         return
-    stored = names.beside(feed)
+    stored = names.alone(feed)
     for expert in range(feed.experts):
         stored |= names.of(expert)
     for name, called in stored.items():

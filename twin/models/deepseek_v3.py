@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and Kimi-K2: latent attention, a few dense layers, then routed experts beside shared
+"""DeepSeek-V3 and Kimi-K2: latent attention, a few dense layers, then routed experts next to shared
 ones.
 
 Layers that only predict further tokens (num_nextn_predict_layers) are drafts, not part of the

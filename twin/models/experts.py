@@ -63,7 +63,7 @@ def _plain(mixer: object) -> GroupedAttention | None:
         sinks=mixer.sinks,
         output_gate=mixer.output_gate,
     )
-    # no family has biases beside gates of the outputs
+    # no family has biases together with gates of the outputs
     gated = mixer.output_gate and mixer.qkv_bias
     return replace(mixer, window=0) if mixer == known and not gated else None
 
@@ -107,7 +107,7 @@ class Names:
     shared: str = ""  # of all shared experts together
     shared_gate: str = ""  # the row that gates them
 
-    def beside(self, feed: ExpertFeed) -> dict[str, str]:
+    def alone(self, feed: ExpertFeed) -> dict[str, str]:
         """Canonical name -> name, of the router and the shared experts."""
         names = {"router": self.router}
         if feed.shared_width:

@@ -99,7 +99,7 @@ def format_of_tensors(names: Collection[str]) -> str:
 
 
 def format_of_dtype(dtype: str) -> str | None:
-    """What a tensor's stored type tells of the format."""
+    """What a tensor's stored type says of the format."""
     return _DTYPES.get(dtype)
 
 

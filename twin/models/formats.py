@@ -1,5 +1,5 @@
 """How a checkpoint stores its matrices: bits per element, and the scales that a step must read
-beside them.
+next to them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Format:
 UNIT_BYTES = 16  # a lane's load, and the grain of bulk copies
 SCALED_ROWS = 8  # of a tile, whose scales of a block column a lane loads at once
 LOAD_BITS = 8 * UNIT_BYTES
-# Elements of a row that a GPU's thread holds at once beside few-bit weights, whatever a matrix's
+# Elements of a row that a GPU's thread holds at once next to quantised weights, whatever a matrix's
 # format: a load of 8-bit weights, or of those of two rows in four bits. Of 32 elements in four bits
 # and one row, thread and load, the residual of 4,096 columns alone took 32 registers more: the
 # kernels of Qwen3-8B and Llama-3.1-8B spilled 57 and 270 words.
@@ -132,7 +132,7 @@ INT4 = tuple(
     for scale in ("", "-fp16")
 )
 FP4 = (MXFP4.name, NVFP4.name)
-# GGUF's, of which CPUs multiply what a file stores; the scales of a block are all beside its codes
+# GGUF's, of which CPUs multiply what a file stores; the scales of a block are all next to its codes
 GGUF = (
     Format("q4_0", 4, (1, 32), 2),
     Format("q4_1", 4, (1, 32), 4),

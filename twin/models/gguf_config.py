@@ -26,7 +26,7 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 FREQUENCIES = "rope_freqs.weight"  # what each pair's frequency is divided by
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"  # the same, of LongRoPE
 _WIDE_RANGE = ("BF16", "MXFP4")  # exponents beyond those of FP16
-_GEMMA2_27B, _GEMMA3_27B = 46, 62  # layers; llama.cpp tells by them, too
+_GEMMA2_27B, _GEMMA3_27B = 46, 62  # layers; llama.cpp distinguishes by them, too
 _ADVICE = "convert the model again with llama.cpp's convert_hf_to_gguf.py"
 
 Fields = dict[str, object]
@@ -300,7 +300,7 @@ def _check_factors(keys: Keys, factors: tuple[float, ...], pairs: int) -> None:
 
 
 def _head_size(keys: Keys) -> float:
-    """Elements of a head; 0 where the file contradicts itself, which its configuration is told."""
+    """Elements of a head; 0 where the file contradicts itself, as its configuration says."""
     if keys.get("attention.key_length") is not None:
         return keys.need("attention.key_length")
     heads = keys.need("attention.head_count")

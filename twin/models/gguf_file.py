@@ -148,7 +148,7 @@ def read_gguf(path: Path) -> GgufFile:
     return _read(path, about.st_size, about.st_mtime_ns)
 
 
-@lru_cache(maxsize=2)  # the model, its words and its weights are asked for one after another
+@lru_cache(maxsize=2)  # the model, its words and its weights are read one after another
 def _read(path: Path, size: int, changed_ns: int) -> GgufFile:
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Linear attention that the engine runs beside softmax attention: which kinds, and the shapes of a
+"""Linear attention that the engine runs next to softmax attention: which kinds, and the shapes of a
 mixer's tensors.
 """
 

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from twin.data import data_dir, did_you_mean, read_yaml
 from twin.errors import CheckpointError, ConfigError
 from twin.frozen import frozen
-from twin.models.beside import CONFIG as _CONFIG
-from twin.models.beside import read_config
 from twin.models.bounds import MOST_BYTES, quantity
 from twin.models.class_defaults import completed as with_defaults
 from twin.models.classes import check_classes
@@ -30,6 +28,8 @@ from twin.models.foreign import INSTEAD, format_of_file, format_of_folder
 from twin.models.formats import format_named
 from twin.models.published import Published, check_published
 from twin.models.quantized import requantized
+from twin.models.side_files import CONFIG as _CONFIG
+from twin.models.side_files import read_config
 from twin.models.spec import ModelSpec
 from twin.models.unread import refuse_unread
 from twin.reading import read
@@ -69,7 +69,7 @@ class _Family:
 
     module: str
     reads: str = "from_config"
-    beside: str = ""  # the constant of names that begin what is no part of the model
+    no_part: str = ""  # the constant of names that begin what is no part of the model
     # model_types of the `text_config` that is taken of a model with other towers
     text: tuple[str, ...] = ()
 
@@ -97,7 +97,7 @@ _FAMILIES = {  # by model_type
     "mixtral": _Family("mixtral"),
     "qwen2_moe": _Family("qwen2_moe"),
     "qwen3_moe": _Family("qwen3_moe"),
-    "qwen3_next": _Family("qwen3_next", beside="BESIDE"),
+    "qwen3_next": _Family("qwen3_next", no_part="NO_PART"),
     "gpt_oss": _Family("gpt_oss"),
     "deepseek_v3": _Family("deepseek_v3"),
     "kimi_k2": _Family("deepseek_v3"),
@@ -298,15 +298,15 @@ class _Arrays(Protocol):
     def __getitem__(self, name: str) -> npt.NDArray[Any]: ...
 
 
-def beside(spec: ModelSpec) -> tuple[str, ...]:
-    """How the names of tensors begin that a checkpoint of the family may hold beside the model."""
+def no_part(spec: ModelSpec) -> tuple[str, ...]:
+    """How names of tensors begin that a checkpoint of the family may hold, no part of the model."""
     family = _FAMILIES[spec.family]
-    found: tuple[str, ...] = family.part(family.beside) if family.beside else ()
+    found: tuple[str, ...] = family.part(family.no_part) if family.no_part else ()
     return found
 
 
 def packed_tensors(spec: ModelSpec) -> dict[str, tuple[int, int, int]]:
-    """Name -> [experts, rows, columns] of what the family's checkpoints hold packed in few bits;
+    """Name -> [experts, rows, columns] of what the family's checkpoints hold packed and quantised;
     empty where it packs nothing.
     """
     shapes = _FAMILIES[spec.family].part("packed")

@@ -28,7 +28,7 @@ class GroupedAttention:
     sinks: bool = False  # one learned logit a head joins the softmax's sum
     # no matrix v: values are the keys before norm and rotation; the cache still holds both
     values_are_keys: bool = False
-    output_gate: bool = False  # sigmoid(gate) * output, the gate projected beside q
+    output_gate: bool = False  # sigmoid(gate) * output, the gate projected with q
 
     def positions(self, context: int) -> int:
         """Cached positions that a step reads."""

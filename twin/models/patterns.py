@@ -31,7 +31,7 @@ _BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
 
 
 class Style(Enum):
-    """Whose rule tells what a text names."""
+    """Whose rule says what a text names."""
 
     NAMES = "names and globs"  # ModelOpt: of a module or of what it is in; "re:" as elsewhere
     EXACT = "exact names"  # compressed-tensors: or an expression behind "re:"
@@ -90,15 +90,15 @@ _IN_GLOB = re.compile(rf"{_NUMBER}|[?\[]")
 _IN_EXPRESSION = re.compile(rf"{_NUMBER}|\\[dDwWsS]|(?<!\\)\.(?![*\w])|\[[^\]]*[\d\\^][^\]]*\]")
 
 
-def tells_experts_apart(texts: Sequence[str], style: Style) -> bool:
+def names_single_experts(texts: Sequence[str], style: Style) -> bool:
     """Whether a list could name some experts of a layer and not others."""
 
-    def tells(text: str) -> bool:
+    def names_one(text: str) -> bool:
         glob = style in (Style.NAMES, Style.EXACT) and not text.startswith("re:")
         search = _IN_GLOB if glob else _IN_EXPRESSION
         return search.search(_LAYER_NUMBER.sub("layers", text)) is not None
 
-    return any(map(tells, texts))
+    return any(map(names_one, texts))
 
 
 def _expression(owner: str, text: str, style: Style) -> str | None:

@@ -12,7 +12,7 @@ from twin.frozen import frozen
 from twin.models.config import Config
 from twin.models.formats import FP32, Format, Formats, Role, format_named
 from twin.models.modules import HEAD, KEPT, PREFIXES, Module, Table, modules
-from twin.models.patterns import Patterns, Style, tells_experts_apart
+from twin.models.patterns import Patterns, Style, names_single_experts
 from twin.models.spec import ModelSpec
 from twin.text import shown
 
@@ -92,8 +92,8 @@ class _Judge:
         self.config, self.spec, self.quantization = config, spec, quantization
         self.owner = f"{config.name}: quantization_config"
         lists = [named for named in dict.fromkeys(quantization.lists()) if named.texts]
-        apart = any(tells_experts_apart(named.texts, named.style) for named in lists)
-        self.modules = list(modules(spec, table, each_expert=apart))
+        each = any(names_single_experts(named.texts, named.style) for named in lists)
+        self.modules = list(modules(spec, table, each_expert=each))
         self.known = {word for name in table.values() for word in name.split(".")}
         tried = len(self.modules) * len(PREFIXES)
         self.patterns = {

@@ -1,4 +1,4 @@
-"""Qwen 2 with experts (Qwen1.5-MoE): routed ones beside a gated shared one."""
+"""Qwen 2 with experts (Qwen1.5-MoE): routed ones next to a gated shared one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Qwen3-Next: three layers of gated DeltaNet for each of gated full attention; routed experts
-beside a gated shared one. Norms are stored less their one, but for those of DeltaNet's outputs.
+next to a gated shared one. Norms are stored less their one, but for those of DeltaNet's outputs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from twin.models.spec import ModelSpec
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
 SHARE = 0.25  # of a head that is rotated; the class default
-BESIDE = ("mtp.",)  # a draft layer, which is no part of the model
+NO_PART = ("mtp.",)  # a draft layer, which is no part of the model
 _DELTA = {  # canonical name -> name, of a layer of gated DeltaNet
     "qkvz": "in_proj_qkvz.weight",
     "ba": "in_proj_ba.weight",

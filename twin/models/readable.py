@@ -3,7 +3,7 @@ this.
 
 - compressed-tensors, one group of all linear layers: in 8 bits whole numbers or E4M3, symmetric,
   with a scale for each output or for the tensor; in 4 bits whole numbers in groups of 32, 64 or 128
-  (`pack-quantized`), MXFP4 and NVFP4. What it says of activations is left aside: the engine keeps
+  (`pack-quantized`), MXFP4 and NVFP4. What it says of activations is ignored: the engine keeps
   them more exact.
 - `fp8` with blocks of 128 x 128 (`weight_scale_inv`).
 - AWQ (`gemm`) and GPTQ in 4 bits and such groups. GPTQ with act-order is refused: neighbours of a
@@ -119,7 +119,7 @@ def _format(fields: Config, scales: DType) -> Format | None:
 
 
 def _int4(wide: object, *, zeros: bool, scales: DType) -> Format | None:
-    """`scales`: their type as far as a configuration tells it, that of the other weights."""
+    """`scales`: their type as far as a configuration says it, that of the other weights."""
     name = f"int4-g{wide}{'-zp' if zeros else ''}{'-fp16' if scales is DType.FP16 else ''}"
     return next((form for form in INT4 if form.name == name and type(wide) is int), None)
 
@@ -152,7 +152,7 @@ def _grouped(fields: Config, scales: DType) -> Format | None:
 
 def _four_bits(layout: str, weights: Config, scales: DType) -> Format | None:
     """Of compressed-tensors. The order of columns may have been chosen by their weights, not so
-    that groups are of columns far apart (`actorder` "group").
+    that groups are of columns far from each other (`actorder` "group").
     """
     size, symmetric = weights.get("group_size"), weights.get("symmetric", True)
     if weights.get("num_bits") != 4 or weights.get("dynamic"):

@@ -2,7 +2,7 @@
 blocks, GPT-OSS's MXFP4, compressed-tensors in groups of modules, and ModelOpt in one or several
 formats.
 
-What it says of activations is left aside: the engine keeps them more exact.
+What it says of activations is ignored: the engine keeps them more exact.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def quantization_of(config: Config) -> Quantization | None:
 
 
 def refuse_caches(fields: Config) -> None:
-    """Keys and values of few bits, and other things than formats of matrices."""
+    """Quantised keys and values, and other things than formats of matrices."""
     advice = "take it out to predict with caches of 16 bits"
     for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
         if fields.get(key) not in (None, "", "NONE", "none", {}):

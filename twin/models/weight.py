@@ -1,4 +1,4 @@
-"""One stored matrix of a model, and the bytes that a step moves besides matrices.
+"""One stored matrix of a model, and the bytes that a step moves in addition to matrices.
 
 Sizes are those of the whole model (all ranks). A matrix [rows, cols] takes `cols` inputs to `rows`
 outputs.

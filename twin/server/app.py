@@ -14,7 +14,7 @@ from twin.engine.generate import Request
 from twin.engine.logprobs import Spelling
 from twin.server.application import Application, Route, page, whole_page
 from twin.server.exchange import Exchange, Gone
-from twin.server.expected import Beside
+from twin.server.expected import Expectation
 from twin.server.guard import Guard
 from twin.server.job import Ended, Failed, Job, Text
 from twin.server.limits import Limits
@@ -38,7 +38,7 @@ class App(Application):
     served: Served
     worker: Worker
     metrics: Metrics
-    beside: Beside
+    predicted: Expectation
     guard: Guard
     version: str
     limits: Limits
@@ -81,7 +81,7 @@ class App(Application):
             raise Problem(f"{exchange.path} takes {methods[0]}", status=405)
         raise Problem(f"{shown(exchange.path)}: no such path; see /v1/models", status=404)
 
-    # ---- what tells of the server --------------------------------------------------------------
+    # ---- what describes the server -------------------------------------------------------------
 
     async def _nothing(self, exchange: Exchange) -> None:
         await exchange.answer(204, b"")
@@ -121,7 +121,7 @@ class App(Application):
         }
 
     async def _twin(self, exchange: Exchange) -> None:
-        """Ours: what the page shows of the model and of the twin beside it."""
+        """Ours: what the page shows of the model and of the twin."""
         served = self.served
         said = {
             "model": served.name,
@@ -131,17 +131,17 @@ class App(Application):
             "waiting": self.worker.waiting,
             "running": self.worker.running,
         }
-        await exchange.json(said | self.facts | {"twin": self.beside.json()})
+        await exchange.json(said | self.facts | {"twin": self.predicted.json()})
 
     # ---- words ---------------------------------------------------------------------------------
 
-    async def _aside(self, body: bytes, work: Callable[[Words], Made], asked: Words) -> Made:
+    async def _elsewhere(self, body: bytes, work: Callable[[Words], Made], request: Words) -> Made:
         """Work on a request's words in a thread. Long texts take turns in one of their own: no
         stream and no short request waits for them. It has the priority of all: one that gives way
         to the engine's would keep Python's lock for as long as it waits for a core.
         """
         lane = self._lane if len(body) >= self.limits.long_bytes else None
-        return await asyncio.get_running_loop().run_in_executor(lane, work, asked)
+        return await asyncio.get_running_loop().run_in_executor(lane, work, request)
 
     @cached_property
     def _lane(self) -> ThreadPoolExecutor:
@@ -149,31 +149,33 @@ class App(Application):
 
     async def _tokenize(self, exchange: Exchange) -> None:
         body = await exchange.body()
-        asked = read(body, Tokenize)
-        self.served.check_name(asked.model)
-        if (asked.prompt is None) == (asked.messages is None):
+        request = read(body, Tokenize)
+        self.served.check_name(request.model)
+        if (request.prompt is None) == (request.messages is None):
             raise Problem("send one of prompt and messages", param="prompt")
-        tokens = await self._aside(body, self._tokens, asked)
+        tokens = await self._elsewhere(body, self._tokens, request)
         await exchange.json(
             {"count": len(tokens), "max_model_len": self.served.context, "tokens": tokens}
         )
 
-    def _tokens(self, asked: Tokenize) -> list[int]:
-        if asked.messages is not None:
-            generate = asked.add_generation_prompt is not False
-            return self.served.chat_prompt(asked.messages, generate=generate)
-        return self.served.encode(asked.prompt or "", special=asked.add_special_tokens is not False)
+    def _tokens(self, request: Tokenize) -> list[int]:
+        if request.messages is not None:
+            generate = request.add_generation_prompt is not False
+            return self.served.chat_prompt(request.messages, generate=generate)
+        return self.served.encode(
+            request.prompt or "", special=request.add_special_tokens is not False
+        )
 
     async def _detokenize(self, exchange: Exchange) -> None:
         body = await exchange.body()
-        asked = read(body, Detokenize)
-        self.served.check_name(asked.model)
-        if len(asked.tokens) > self.limits.tokens:
+        request = read(body, Detokenize)
+        self.served.check_name(request.model)
+        if len(request.tokens) > self.limits.tokens:
             raise Problem(
-                f"tokens: {len(asked.tokens)} of them; at most {self.limits.tokens} at once",
+                f"tokens: {len(request.tokens)} of them; at most {self.limits.tokens} at once",
                 param="tokens",
             )
-        text = await self._aside(body, self._spelt, asked.tokens)
+        text = await self._elsewhere(body, self._spelt, request.tokens)
         await exchange.json({"prompt": text})
 
     def _spelt(self, tokens: list[int]) -> str:
@@ -183,21 +185,21 @@ class App(Application):
 
     async def _chat(self, exchange: Exchange) -> None:
         body = await exchange.body()
-        asked = read(body, Chat)
-        work = await self._aside(body, self.served.chat_work, asked)
-        await self._generate(exchange, asked, work, chat=True)
+        request = read(body, Chat)
+        work = await self._elsewhere(body, self.served.chat_work, request)
+        await self._generate(exchange, request, work, chat=True)
 
     async def _completions(self, exchange: Exchange) -> None:
         body = await exchange.body()
-        asked = read(body, Completion)
-        work = await self._aside(body, self.served.completion_work, asked)
-        await self._generate(exchange, asked, work, chat=False)
+        request = read(body, Completion)
+        work = await self._elsewhere(body, self.served.completion_work, request)
+        await self._generate(exchange, request, work, chat=False)
 
     async def _generate(
-        self, exchange: Exchange, asked: Chat | Completion, work: list[Request], *, chat: bool
+        self, exchange: Exchange, request: Chat | Completion, work: list[Request], *, chat: bool
     ) -> None:
-        options = asked.stream_options
-        if options is not None and not asked.stream:
+        options = request.stream_options
+        if options is not None and not request.stream:
             raise Problem("stream_options needs stream=true", param="stream_options")
         if options is not None and options.include_obfuscation:
             raise Problem(
@@ -212,7 +214,7 @@ class App(Application):
             requests=work,
             usage_chunk=options is not None and bool(options.include_usage),
             usage_always=options is not None and bool(options.continuous_usage_stats),
-            step_times=bool(asked.step_times),
+            step_times=bool(request.step_times),
             spelling=self._spelling,
         )
         job = Job(work, asyncio.get_running_loop())
@@ -220,7 +222,7 @@ class App(Application):
         gone = asyncio.create_task(exchange.gone())
         gone.add_done_callback(lambda _: self.worker.cancel(job))
         try:
-            await (self._streamed if asked.stream else self._whole)(exchange, job, reply)
+            await (self._streamed if request.stream else self._whole)(exchange, job, reply)
         finally:
             self.worker.cancel(job)  # does nothing to a job that has ended
             gone.cancel()

@@ -15,7 +15,7 @@ from twin.server.problem import Problem
 from twin.text import shown
 
 HTML = b"text/html; charset=utf-8"
-# A page has its scripts and styles in itself and asks nobody but this server.
+# A page has its scripts and styles in itself and calls no server but this one.
 POLICY = (
     b"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     b"connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "

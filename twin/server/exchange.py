@@ -75,7 +75,7 @@ class Exchange:
         """All of it. Raises Problem where it is too large, too slow, or no JSON by its type."""
         limits, kind = self._limits, self.headers.get("content-type", "")
         if kind.partition(";")[0].strip().lower() != "application/json":
-            # Also what keeps a foreign page in a browser from posting here without being asked.
+            # Also what keeps a foreign page in a browser from posting here unnoticed.
             raise Problem("send the header Content-Type: application/json", status=415)
         packed = self.headers.get("content-encoding", "identity")
         if packed.strip().lower() != "identity":

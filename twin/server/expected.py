@@ -1,4 +1,4 @@
-"""The twin beside the engine: the rate that it predicts for a position; do the two part?"""
+"""What the twin predicts for the engine: the rate at a position; do the two differ?"""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def without_twin() -> str:
     """Why this server can predict nothing; empty where it can."""
     if find_spec(SIMULATOR) is not None:
         return ""
-    return f"no predictions beside measured rates: the twin needs {SIMULATOR}: install it"
+    return f"no predictions for measured rates: the twin needs {SIMULATOR}: install it"
 
 
 def expect(spec: ModelSpec, node: Node, plan: Plan, chosen: Mapping[str, Any]) -> Expected:
@@ -75,7 +75,7 @@ def expect(spec: ModelSpec, node: Node, plan: Plan, chosen: Mapping[str, Any]) -
     return Expected(steps[0], steps[1], last, low, high)
 
 
-class Beside:
+class Expectation:
     """What the twin expects and what the engine did last. The prediction comes from a thread."""
 
     def __init__(self) -> None:

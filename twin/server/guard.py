@@ -1,4 +1,4 @@
-"""Who may ask: names of this server, origins of pages, and the key."""
+"""Who may send requests: names of this server, origins of pages, and the key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twin.text import shown
 LEAST_KEY = 16  # characters
 OPEN_PATHS = frozenset({"/", "/health"})  # without the key: they tell nothing of anybody
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
-# What OpenAI's client for JavaScript sends from a page, besides these: x-stainless-os and others.
+# What OpenAI's client for JavaScript sends from a page, too: x-stainless-os and others.
 _HEADERS = ("authorization", "content-type", "openai-organization", "openai-project")
 _STAINLESS = re.compile(r"x-stainless-[a-z-]{1,40}")
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -38,7 +38,7 @@ class Guard:
     names: frozenset[str] | None
 
     def allow(self, exchange: Exchange) -> None:
-        """Raises Problem. Adds what browsers ask for to the answer's headers."""
+        """Raises Problem. Adds what browsers require to the answer's headers."""
         # A page may make its own name point to this computer: its requests carry that name.
         if self.names is not None and exchange.host not in self.names:
             raise Problem(
@@ -57,7 +57,7 @@ class Guard:
             right = hmac.compare_digest(key.strip().encode(), self.key.encode())
             if kind.lower() != "bearer" or not right:
                 raise Problem(
-                    "this server asks for a key: send the header Authorization: Bearer KEY",
+                    "this server requires a key: send the header Authorization: Bearer KEY",
                     status=401,
                     code="invalid_api_key",
                 )
@@ -68,7 +68,7 @@ class Guard:
             return
         if origin not in self.origins:
             raise Problem(
-                f"pages of {shown(origin)} may not ask this server; allow it with --cors-origin",
+                f"pages of {shown(origin)} may not use this server; allow it with --cors-origin",
                 status=403,
                 code="origin",
             )

@@ -21,7 +21,7 @@ class Text:
     choice: int
     text: str
     tokens: int
-    scored: tuple[Scored, ...] = ()  # of these tokens, where they were asked for
+    scored: tuple[Scored, ...] = ()  # of these tokens, where they were requested
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class Limits:
     head_s: float = 10.0  # for these to arrive
     write_s: float = 30.0  # for a client to take what was sent
     connections: int = 256
-    waiting: int = 32  # requests in the queue, besides the one that runs
+    waiting: int = 32  # requests in the queue, without the one that runs
     choices: int = 8  # `n` times the prompts of one request
     stops: int = 16  # stop texts of a request
     stop_characters: int = 256  # of one of them

@@ -20,7 +20,7 @@ from twin.server.problem import Problem
 from twin.server.replies import encoded
 from twin.text import shown
 
-GRACE_S = 3  # for answers under way when the server is told to end
+GRACE_S = 3  # for answers under way when the server has to end
 LEAST_TAKEN = 2**16  # bytes of an answer, by a client in `write_s`
 KEEP_S = 30  # a connection without a request stays
 
@@ -32,7 +32,7 @@ class Worker(Protocol):
 
 
 class Application(Protocol):
-    """What an ASGI application of ours has besides its calls."""
+    """What an ASGI application of ours has in addition to its calls."""
 
     @property
     def limits(self) -> Limits: ...

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from twin.engine.generate import Completion, Request, Stop
-from twin.server.expected import Beside
+from twin.server.expected import Expectation
 from twin.server.job import Job
 
 TOKEN_S = (
@@ -122,10 +122,10 @@ _HISTOGRAMS: dict[str, tuple[Sequence[float], str]] = {
 class Metrics:
     """Written by the worker's thread alone; a page read meanwhile may be one request behind."""
 
-    def __init__(self, model: str, beside: Beside) -> None:
+    def __init__(self, model: str, predicted: Expectation) -> None:
         quoted = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         self._label = f'model_name="{quoted}"'
-        self._beside = beside
+        self._predicted = predicted
         self._histograms = {name: Histogram(how[0]) for name, how in _HISTOGRAMS.items()}
         self._counts = {
             "prompt_tokens_total": 0.0,
@@ -162,7 +162,7 @@ class Metrics:
         now["e2e_request_latency_seconds"].add(job.age_s)
         if job.first_s is not None:
             now["time_to_first_token_seconds"].add(job.first_s - job.born_s)
-        self._beside.measured(times, prompt + tokens / 2)
+        self._predicted.measured(times, prompt + tokens / 2)
         return saved_s
 
     def _saved(self, prompt: int, completion: Completion) -> float:
@@ -190,7 +190,7 @@ class Metrics:
             "vllm:num_requests_running": (running, "requests in the kernel: one at most"),
             "vllm:num_requests_waiting": (waiting, "requests in the queue"),
             "vllm:kv_cache_usage_perc": (kv_usage, "share of the context that is held (1 = all)"),
-        } | self._beside.gauges()
+        } | self._predicted.gauges()
         for name, (value, about) in gauges.items():
             yield from (f"# HELP {name} {about}", f"# TYPE {name} gauge")
             yield f"{name}{{{label}}} {value:.9g}"
@@ -201,7 +201,7 @@ class Metrics:
         yield "# TYPE monotwin:requests_refused_total counter"
         yield f"monotwin:requests_refused_total{{{label}}} {self.refused}"
         yield "# TYPE monotwin:predictions_parted_total counter"
-        yield f"monotwin:predictions_parted_total{{{label}}} {self._beside.partings}"
+        yield f"monotwin:predictions_parted_total{{{label}}} {self._predicted.partings}"
         yield "# TYPE vllm:request_success_total counter"
         for reason, count in self._finished.items():
             yield f'vllm:request_success_total{{{label},finished_reason="{reason}"}} {count}'

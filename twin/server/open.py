@@ -1,4 +1,4 @@
-"""A server from what a command line says: a model, an engine, the twin beside it."""
+"""A server from what a command line says: a model, an engine, the twin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from twin.errors import ConfigError
 from twin.hardware.types import Node
 from twin.plan.types import Plan
 from twin.server.app import App
-from twin.server.expected import Beside, expect
+from twin.server.expected import Expectation, expect
 from twin.server.guard import Guard
 from twin.server.limits import Limits
 from twin.server.metrics import Metrics
@@ -54,15 +54,15 @@ def opened(
 def make_app(
     model: Served, session: Session, plan: Plan, node: Node, guard: Guard, limits: Limits
 ) -> App:
-    """Starts the worker, which the application closes when it is told to shut down."""
-    beside = Beside()
-    metrics = Metrics(model.name, beside)
+    """Starts the worker, which the application closes when it has to shut down."""
+    predicted = Expectation()
+    metrics = Metrics(model.name, predicted)
     worker = Worker(session, model.tokenizer, metrics, waiting=limits.waiting)
     return App(
         served=model,
         worker=worker,
         metrics=metrics,
-        beside=beside,
+        predicted=predicted,
         guard=guard,
         version=_version(),
         limits=limits,
@@ -76,7 +76,7 @@ def watch(app: App, plan: Plan, node: Node, chosen: Mapping[str, Any]) -> None:
     """Lets the twin predict the plan's rate, in a thread."""
     spec = plan.spec
     assert spec is not None
-    app.beside.begin(lambda: expect(spec, node, plan, chosen))
+    app.predicted.begin(lambda: expect(spec, node, plan, chosen))
 
 
 def _version() -> str:

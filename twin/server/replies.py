@@ -33,14 +33,14 @@ class Reply:
     fingerprint: str
     requests: Sequence[Request]
     usage_chunk: bool = False  # stream_options.include_usage
-    usage_always: bool = False  # of what was made so far in each chunk, besides
+    usage_always: bool = False  # of what was made so far in each chunk, too
     step_times: bool = False
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     ended: list[Ended] = field(default_factory=list)
     _begun: set[int] = field(default_factory=set)
-    spelling: Spelling | None = None  # where log probabilities may be asked for
-    _told: int = 0  # tokens in chunks so far
+    spelling: Spelling | None = None  # where log probabilities may be requested
+    _sent: int = 0  # tokens in chunks so far
     _owed: dict[int, int] = field(default_factory=dict)  # tokens by choice whose text is held back
     _scored: dict[int, list[Scored]] = field(default_factory=dict)  # by choice, not yet written
     _scores: dict[int, Scores] = field(default_factory=dict)
@@ -51,15 +51,15 @@ class Reply:
     # ---- log probabilities ---------------------------------------------------------------------
 
     def heard(self, text: Text) -> None:
-        """Tokens whose log probabilities are to be told."""
+        """Tokens whose log probabilities are to be sent."""
         if text.scored:
             self._scored.setdefault(text.choice, []).extend(text.scored)
 
     def _logprobs(self, choice: int) -> dict[str, Any] | None:
-        """Of what was heard since the last call; None where nobody asked, or nothing came."""
-        asked = self.requests[choice].logprobs is not None and self.spelling is not None
+        """Of what was heard since the last call; None where nobody wants them, or nothing came."""
+        wanted = self.requests[choice].logprobs is not None and self.spelling is not None
         there = self._scored.pop(choice, [])
-        if not asked or self.spelling is None or not there:
+        if not wanted or self.spelling is None or not there:
             return None
         scores = self._scores.setdefault(choice, Scores(self.spelling, self.chat))
         return scores.written(there)
@@ -105,19 +105,19 @@ class Reply:
                     made.append(self._chunk(choice, b'{"role":"assistant","content":""}', None))
             if text:
                 body = encoded({"content": text} if self.chat else text)
-                told = self._logprobs(choice)
-                made.append(self._chunk(choice, body, None, self._owed.pop(choice), told))
+                scores = self._logprobs(choice)
+                made.append(self._chunk(choice, body, None, self._owed.pop(choice), scores))
         return b"".join(made)
 
     def end_chunk(self, one: Ended) -> bytes:
         begin = self.text_chunks([Text(one.choice, "", 0)])  # of a choice without text
         body = b"{}" if self.chat else b'""'
         reason = _REASON[one.completion.stop]
-        owed, told = self._owed.pop(one.choice, 0), self._logprobs(one.choice)
-        return begin + self._chunk(one.choice, body, reason, owed, told)
+        owed, scores = self._owed.pop(one.choice, 0), self._logprobs(one.choice)
+        return begin + self._chunk(one.choice, body, reason, owed, scores)
 
     def last_chunks(self, job: Job) -> bytes:
-        """Usage where it was asked for, our timings in any case, and the end."""
+        """Usage where it was requested, our timings in any case, and the end."""
         if not self.usage_chunk:
             return DONE
         said = self._head(self._object()) | {"choices": [], "usage": self.usage()}
@@ -132,18 +132,18 @@ class Reply:
         body: bytes,
         reason: str | None,
         tokens: int = 0,
-        told: dict[str, Any] | None = None,
+        scores: dict[str, Any] | None = None,
     ) -> bytes:
         name = b'"delta":' if self.chat else b'"text":'
         head = encoded(self._head(self._object()))[:-1]
-        self._told += tokens
+        self._sent += tokens
         usage = b',"usage":null' if self.usage_chunk else b""
         if self.usage_always:
-            usage = b',"usage":' + encoded(self._counts(self._told))
+            usage = b',"usage":' + encoded(self._counts(self._sent))
         count = b',"tokens":%d' % tokens if tokens else b""
         return (
             b'data: %s,"choices":[{"index":%d,%s%s,"logprobs":%s,"finish_reason":%s}]%s%s}\n\n'
-            % (head, choice, name, body, encoded(told), encoded(reason), count, usage)
+            % (head, choice, name, body, encoded(scores), encoded(reason), count, usage)
         )
 
     # ---- what both say -------------------------------------------------------------------------

@@ -132,45 +132,45 @@ class Served:
 
     # ---- work ----------------------------------------------------------------------------------
 
-    def chat_work(self, asked: Chat) -> list[Request]:
-        self.check_name(asked.model)
-        most = asked.max_completion_tokens
-        if None not in (most, asked.max_tokens) and most != asked.max_tokens:
+    def chat_work(self, body: Chat) -> list[Request]:
+        self.check_name(body.model)
+        most = body.max_completion_tokens
+        if None not in (most, body.max_tokens) and most != body.max_tokens:
             raise Problem(
                 "max_tokens and max_completion_tokens differ; send one of them",
                 param="max_completion_tokens",
             )
-        self._choices(asked, 1)
-        prompt = self.chat_prompt(asked.messages, effort=asked.reasoning_effort)
-        wanted = asked.max_tokens if most is None else most
-        return self._requests(asked, [prompt], wanted, None, self._chat_logprobs(asked))
+        self._choices(body, 1)
+        prompt = self.chat_prompt(body.messages, effort=body.reasoning_effort)
+        wanted = body.max_tokens if most is None else most
+        return self._requests(body, [prompt], wanted, None, self._chat_logprobs(body))
 
-    def completion_work(self, asked: Completion) -> list[Request]:
-        self.check_name(asked.model)
-        prompts = self._prompts(asked)
-        most, told = asked.max_tokens, self._completion_logprobs(asked)
-        return self._requests(asked, prompts, most, COMPLETION_TOKENS, told)
+    def completion_work(self, body: Completion) -> list[Request]:
+        self.check_name(body.model)
+        prompts = self._prompts(body)
+        most, logprobs = body.max_tokens, self._completion_logprobs(body)
+        return self._requests(body, prompts, most, COMPLETION_TOKENS, logprobs)
 
-    def _chat_logprobs(self, asked: Chat) -> int | None:
-        """How many of the most probable tokens are told beside each; None: not even its own."""
-        if asked.top_logprobs and not asked.logprobs:
+    def _chat_logprobs(self, body: Chat) -> int | None:
+        """How many of the most probable tokens come with each; None: not even its own."""
+        if body.top_logprobs and not body.logprobs:
             raise Problem("top_logprobs needs logprobs=true", param="top_logprobs")
-        if not asked.logprobs:
+        if not body.logprobs:
             return None
-        return self._told("top_logprobs", asked.top_logprobs or 0)
+        return self._reported("top_logprobs", body.top_logprobs or 0)
 
-    def _completion_logprobs(self, asked: Completion) -> int | None:
-        if asked.logprobs is None or asked.logprobs is False:
+    def _completion_logprobs(self, body: Completion) -> int | None:
+        if body.logprobs is None or body.logprobs is False:
             return None
-        if asked.logprobs is True:
+        if body.logprobs is True:
             raise Problem(
                 "logprobs=true: /v1/completions takes how many of the most probable tokens to "
                 f"tell, 0 to {self.limits.logprobs}",
                 param="logprobs",
             )
-        return self._told("logprobs", asked.logprobs)
+        return self._reported("logprobs", body.logprobs)
 
-    def _told(self, name: str, count: Whole) -> int:
+    def _reported(self, name: str, count: Whole) -> int:
         if not self.logits:
             raise Problem(
                 "logprobs are not supported here: "
@@ -186,17 +186,17 @@ class Served:
             )
         return within(name, count, 0, self.limits.logprobs) or 0
 
-    def _prompts(self, asked: Completion) -> list[list[int]]:
-        prompt = prompts(asked.prompt, self.limits.choices)
-        self._choices(asked, len(prompt))
+    def _prompts(self, body: Completion) -> list[list[int]]:
+        prompt = prompts(body.prompt, self.limits.choices)
+        self._choices(body, len(prompt))
         return [self.encode(one) if isinstance(one, str) else self._read(one) for one in prompt]
 
     def _read(self, prompt: list[int]) -> list[int]:
         """A prompt of tokens. One beyond the context is refused by its length alone."""
         return prompt if len(prompt) > self.context else self.check_tokens("prompt", prompt)
 
-    def _choices(self, asked: Chat | Completion, prompts: int) -> int:
-        n = within("n", asked.n, 1, self.limits.choices) or 1
+    def _choices(self, body: Chat | Completion, prompts: int) -> int:
+        n = within("n", body.n, 1, self.limits.choices) or 1
         if not 1 <= n * prompts <= self.limits.choices:
             raise Problem(
                 f"{prompts} prompts times n={n}: this server makes 1 to {self.limits.choices} "
@@ -207,45 +207,45 @@ class Served:
 
     def _requests(
         self,
-        asked: Chat | Completion,
+        body: Chat | Completion,
         prompts: list[list[int]],
         most: Whole | None,
         usual: int | None,
-        told: int | None,
+        logprobs: int | None,
     ) -> list[Request]:
-        n = self._choices(asked, len(prompts))
-        seed = within("seed", asked.seed, -MOST_SEED - 1, MOST_SEED)
+        n = self._choices(body, len(prompts))
+        seed = within("seed", body.seed, -MOST_SEED - 1, MOST_SEED)
         seed = secrets.randbits(63) if seed is None else seed % 2**64
-        stops = self._stops(asked.stop)
-        ends = frozenset() if asked.ignore_eos else self.ends
-        ends |= self._stop_tokens(asked.stop_token_ids or [])
+        stops = self._stops(body.stop)
+        ends = frozenset() if body.ignore_eos else self.ends
+        ends |= self._stop_tokens(body.stop_token_ids or [])
         made: list[Request] = []
         for prompt in prompts:
             tokens = self._tokens(prompt, most, usual)
             for _ in range(n):
-                sampling = self._sampling(asked, (seed + len(made)) % 2**64)
-                made.append(Request(prompt, tokens, sampling, ends, stops, self.reuse, told))
+                sampling = self._sampling(body, (seed + len(made)) % 2**64)
+                made.append(Request(prompt, tokens, sampling, ends, stops, self.reuse, logprobs))
         return made
 
     def _tokens(self, prompt: list[int], limit: Whole | None, usual: int | None) -> int:
-        """How many may be made: as asked, or what is left of the context."""
+        """How many may be made: as requested, or what is left of the context."""
         if not prompt:
             raise Problem("the prompt is empty; give at least one token", param="prompt")
         room = self.context + 1 - len(prompt)  # the last token is never read
         most = within("max_tokens", limit, 1)
         wanted = 1 if most is None else most
         if wanted > room:
-            asked = "" if most is None else f" and max_tokens={most}"
+            named = "" if most is None else f" and max_tokens={most}"
             raise Problem(
-                f"the prompt's {len(prompt)} tokens{asked} exceed the context of {self.context} "
+                f"the prompt's {len(prompt)} tokens{named} exceed the context of {self.context} "
                 "tokens; shorten them, or start the server with a larger --max-context",
                 param="messages" if usual is None else "prompt",
                 code="context_length_exceeded",
             )
         return wanted if most is not None else min(room, usual or room)
 
-    def _sampling(self, asked: Chat | Completion, seed: int) -> SamplingParams:
-        temperature = asked.temperature
+    def _sampling(self, body: Chat | Completion, seed: int) -> SamplingParams:
+        temperature = body.temperature
         if temperature is None:
             temperature = 0.0 if self.greedy else 1.0
         if not 0 <= temperature <= 2:
@@ -258,13 +258,13 @@ class Served:
                 param="temperature",
                 code="unsupported_value",
             )
-        top_k = within("top_k", asked.top_k, -1) or 0
+        top_k = within("top_k", body.top_k, -1) or 0
         top_k = 0 if top_k == -1 else top_k  # vLLM's "all"
-        top_p = 1.0 if asked.top_p is None else asked.top_p
+        top_p = 1.0 if body.top_p is None else body.top_p
         if top_p == 0:  # as OpenAI's API allows: the most probable token alone
             top_k, top_p = 1, 1.0
         try:
-            return SamplingParams(temperature, top_k, top_p, seed, asked.min_p or 0.0)
+            return SamplingParams(temperature, top_k, top_p, seed, body.min_p or 0.0)
         except TwinError as error:
             raise Problem(str(error), param=str(error).partition("=")[0]) from error
 
@@ -278,7 +278,7 @@ class Served:
 
     def _stops(self, stop: str | list[str] | None) -> tuple[str, ...]:
         stops = [stop] if isinstance(stop, str) else stop or []
-        stops = [one for one in stops if one]  # an empty one asks for nothing
+        stops = [one for one in stops if one]  # an empty one means nothing
         limits = self.limits
         if len(stops) > limits.stops:
             raise Problem(f"stop: {len(stops)} texts; at most {limits.stops}", param="stop")

@@ -48,8 +48,10 @@ class Talk:
                 f"the conversation has {len(prompt)} tokens, the context holds "
                 f"{self.model.context}; /reset begins a new one, --max-context makes room"
             )
-        asked = Request(prompt, min(self.most, room), self._sampling(), self.model.ends, reuse=True)
-        made = complete(self.session, self.model.tokenizer, asked, show)
+        request = Request(
+            prompt, min(self.most, room), self._sampling(), self.model.ends, reuse=True
+        )
+        made = complete(self.session, self.model.tokenizer, request, show)
         self.history += [turn, Message(role="assistant", content=made.text)]
         self.last, self.prompt = made, len(prompt)
         return made

@@ -22,7 +22,7 @@ from twin.text import shown
 MOST_CHARACTERS = 2**22  # rendered
 MEMORY_BYTES = 2**29
 SECONDS = 2.0  # of a rendering
-ASKED, ANSWER = "a question", "an answer to it"  # of a conversation that tells how turns end
+QUESTION, ANSWER = "a question", "an answer to it"  # of a conversation that shows how turns end
 START_S = 20.0  # of the child: its first import may find a cold disk
 _CHILD = Path(__file__).with_name("template_child.py")
 _LIBRARIES = ("jinja2", "markupsafe")
@@ -70,9 +70,9 @@ class Template:
 
     def end_mark(self, special: Iterable[str]) -> str | None:
         """Which of the special tokens it writes behind an answer, if it writes one there."""
-        asked = {"role": "user", "content": ASKED}
+        question = {"role": "user", "content": QUESTION}
         try:
-            text = self.render([asked, {"role": "assistant", "content": ANSWER}], generate=False)
+            text = self.render([question, {"role": "assistant", "content": ANSWER}], generate=False)
         except Problem:
             return None
         _, there, rest = text.rpartition(ANSWER)

@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-NOTHING = {"tools": None, "documents": None}  # templates ask whether these are none
+NOTHING = {"tools": None, "documents": None}  # templates test whether these are none
 
 
 class Names(Namespace):
@@ -118,14 +118,14 @@ def main() -> None:
     template: Template | None = None
     _limit(int(sys.argv[1]))
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            if "template" in asked:
-                template = compiled(asked["template"])
+            if "template" in request:
+                template = compiled(request["template"])
                 answer = {"text": ""}
             else:
                 assert template is not None
-                answer = {"text": rendered(template, NOTHING | asked["values"], asked["most"])}
+                answer = {"text": rendered(template, NOTHING | request["values"], request["most"])}
         except (Exception, MemoryError) as error:
             answer = {"error": f"{type(error).__name__}: {error}"[:500]}
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -17,7 +17,7 @@ _BEGINS = re.compile(rb"\s*(\[?)\s*(.?)", re.DOTALL)
 _INT32 = 2**31 - 1
 
 
-# JSON that is not read yet. What nobody asks for costs nothing, whatever a client puts into it: a
+# JSON that is not read yet. What nobody uses costs nothing, whatever a client puts into it: a
 # list of a million lists takes the JSON reader a second, in which no stream moves.
 Unread = msgspec.Raw
 NOTHING = msgspec.Raw()
@@ -113,7 +113,7 @@ class Detokenize(msgspec.Struct, kw_only=True):
 
 Values = tuple[Any, ...]
 # What this engine lacks: fields of OpenAI's API, and those of vLLM's and llama.cpp's that clients
-# send by default, each with the values that ask for nothing, as null does.
+# send by default, each with the values that mean nothing, as null does.
 _EITHER: dict[str, Values] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -270,7 +270,7 @@ def prompts(raw: Unread, most: int) -> list[str] | list[list[int]]:
 
 
 def check_lacking(found: msgspec.Struct, kind: type[msgspec.Struct], where: str = "") -> None:
-    """Refuses what this engine has not, unless its value asks for nothing. Raises Problem."""
+    """Refuses what this engine has not, unless its value means nothing. Raises Problem."""
     for name, neutral in LACKING[kind].items():
         raw = bytes(getattr(found, name))
         if not raw or raw == b"null":
@@ -280,12 +280,12 @@ def check_lacking(found: msgspec.Struct, kind: type[msgspec.Struct], where: str 
             value = _decoded(raw, Any, f"{where}{name}")
             if any(_same(value, one) for one in neutral):
                 continue
-        asked = shown(value) if len(raw) <= _LONGEST_NEUTRAL else said(value, 80)
+        written = shown(value) if len(raw) <= _LONGEST_NEUTRAL else said(value, 80)
         sent = [msgspec.json.encode(one).decode() for one in neutral]
         allowed = " or ".join(["leave it out", *(f"send {one}" for one in sent)])
         reason = f": {_REASONS[name]}" if name in _REASONS else ""
         raise Problem(
-            f"{where}{name}={asked} is not supported by this engine{reason}; {allowed}",
+            f"{where}{name}={written} is not supported by this engine{reason}; {allowed}",
             param=f"{where}{name}",
             code="unsupported_parameter",
         )
@@ -308,7 +308,7 @@ def _same(value: Any, neutral: Any) -> bool:
 
 def _invalid(message: str, field: str | None) -> Problem:
     at = _AT.search(message)
-    told = shown(message[: at.start()] if at else message, 200).strip("'\"")
+    reason = shown(message[: at.start()] if at else message, 200).strip("'\"")
     where = f"{field or ''}{shown(at[1], 60)[1:-1] if at else ''}" or None
     unknown = _UNKNOWN.search(message)
     if unknown:
@@ -318,4 +318,4 @@ def _invalid(message: str, field: str | None) -> Problem:
             param=f"{where}.{name}" if where else name,
             code="unknown_parameter",
         )
-    return Problem(f"{where or 'the body'}: {told}", param=where, code="invalid_value")
+    return Problem(f"{where or 'the body'}: {reason}", param=where, code="invalid_value")

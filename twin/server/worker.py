@@ -57,7 +57,7 @@ class Worker:
         with self._changed:
             if self._closing:
                 raise Problem("the server is going down; send it to another", status=503)
-            # the one that runs is besides those that wait, also before the thread has taken it
+            # the one that runs is none of those that wait, also before the thread has taken it
             if len(self._queue) + self.running > self._most:
                 wait_s = max(1, round(self._mean_s * (len(self._queue) + 1)))
                 raise Problem(

@@ -49,7 +49,7 @@ function renderLadder() {
 
 function renderCost() {
   const c = looked(),
-    b = c.beside;
+    b = c.engines;
   if (!b) {
     at("cost").innerHTML = waiting(c, "simulating");
     return;

@@ -19,7 +19,7 @@ function renderRests() {
     .join("");
   at("rests").innerHTML =
     `<p class="note">${soft} of these numbers are assumed or unbound: ` +
-    `no measurement tells them, and the prediction is no better than they are.` +
+    `no measurement settles them, and the prediction is no better than they are.` +
     (c.interval ? ` The interval is from ${escape(c.interval.rests)}.` : "") +
     `</p>` +
     keep(

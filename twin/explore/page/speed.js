@@ -28,7 +28,7 @@ function render() {
 function card(c) {
   const s = c.speed || c.about,
     i = c.interval || (s && s.interval && {low: s.interval[0], high: s.interval[1]}),
-    ours = c.beside && c.beside.engines[0];
+    ours = c.engines && c.engines.engines[0];
   const head =
     `<h2>` +
     `<b style="color:${COLOURS[c.n]}">${LETTERS[c.n]}` +
@@ -62,7 +62,7 @@ function card(c) {
     ...(s.total_tokens_per_s > s.tokens_per_s * 1.001
       ? [["all sequences", `${number(s.total_tokens_per_s)} tokens/s`]]
       : []),
-    ...(ours && ours.prompt_s ? [[`prompt of ${c.beside.prompt}`, time(ours.prompt_s)]] : []),
+    ...(ours && ours.prompt_s ? [[`prompt of ${c.engines.prompt}`, time(ours.prompt_s)]] : []),
     ...(c.speed
       ? [
           [
@@ -114,7 +114,7 @@ function renderSpeed(all) {
       floor: s.floor_tokens_per_s,
       colour: COLOURS[c.n],
     });
-    const others = c.beside ? c.beside.engines.slice(1) : [],
+    const others = c.engines ? c.engines.engines.slice(1) : [],
       said = JSON.stringify(others);
     if (before.has(said)) continue; // another case has the same model and node
     before.add(said);

@@ -1,4 +1,4 @@
-"""A matrix of few-bit weights: one code a byte, and the scales and zero points of its blocks."""
+"""A quantised matrix: one code a byte, and the scales and zero points of its blocks."""
 
 from __future__ import annotations
 

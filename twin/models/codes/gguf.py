@@ -5,7 +5,7 @@ A row group is `Format.interleaved` rows of a tile. For each block of columns it
 these rows' codes and narrow scales, [word][row], then their numbers in FP16, [number][row]: a
 vector takes a word, four codes, of as many rows as it has lanes (native/platform/host_blocks.h).
 
-Rows of one stage that a file stores in several of these types (Q4_K_M has values in Q6_K beside
+Rows of one stage that a file stores in several of these types (Q4_K_M has values in Q6_K next to
 queries and keys in Q4_K, in half of the layers) lie in a type that holds both without rounding:
 MIXED_32 has bytes, and a scale and an addend in FP16; MIXED_256 is Q6_K with what is taken off.
 

@@ -22,7 +22,7 @@ import numpy as np
 from twin.models.codes.coded import Code, Coded, Floats
 from twin.models.formats import DECODED, INT4, Format
 
-LARGEST, MOST = 7, 15  # codes of a symmetric group beside zero; of one with a zero point
+LARGEST, MOST = 7, 15  # codes of a symmetric group on each side of zero; of one with a zero point
 HALF = 8  # the code that stands for zero in a symmetric group
 SMALLEST_SCALE = np.float32(2.0**-14)  # of a group of zeros: no subnormal in FP16 either
 

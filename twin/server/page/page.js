@@ -38,7 +38,7 @@ async function look() {
     const measured = f.twin.measured_tokens_per_s,
       predicted = f.twin.predicted_tokens_per_s;
     if (e && e.interval && measured && predicted && !state.stop) {
-      // whoever asked
+      // whoever sent it
       warn(measured, predicted * e.interval[0], predicted * e.interval[1]);
     }
     draw();

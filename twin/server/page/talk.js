@@ -61,8 +61,8 @@ function write(node, text) {
   return formatted ? new Growing(node) : {write: t => (node.textContent = t), draw() {}};
 }
 
-function told(node, text) {
-  node.parentElement.dataset.told = text;
+function showEnd(node, text) {
+  node.parentElement.dataset.ended = text;
 }
 
 function show() {
@@ -73,7 +73,7 @@ function show() {
       text = write(node);
     text.write(one.content);
     text.draw();
-    told(node, one.told || "");
+    showEnd(node, one.ended || "");
   });
 }
 
@@ -135,7 +135,7 @@ function refused(error) {
 }
 
 async function answer() {
-  const asked = state.history.at(-1).content,
+  const typed = state.history.at(-1).content,
     place = state.history.length,
     node = answerAt(place),
     shown = write(node),
@@ -181,7 +181,7 @@ async function answer() {
     if (chunk.timings) ended = finish(chunk);
   };
   try {
-    const [path, request] = body(asked);
+    const [path, request] = body(typed);
     const answer = await fetch(path, {
       method: "POST",
       headers: headers(),
@@ -206,15 +206,15 @@ async function answer() {
       state.history.pop();
       node.parentElement.previousElementSibling.querySelector(".acts").remove();
       node.parentElement.remove();
-      at("text").value ||= asked;
+      at("text").value ||= typed;
     }
     if (error.name === "AbortError") note("stopped");
     else note(error.message, "note wrong");
   }
   shown.draw();
   if (said) {
-    state.history.push({role: "assistant", content: said, told: ended});
-    told(node, ended);
+    state.history.push({role: "assistant", content: said, ended});
+    showEnd(node, ended);
     keep();
   }
   state.stop = null;

@@ -1,4 +1,4 @@
-"""A folder's configuration with what files beside config.json say of the stored format: ModelOpt's
+"""A folder's configuration with what files next to config.json say of the stored format: ModelOpt's
 hf_quant_config.json, and the files of GPTQ and AWQ before quantization_config.
 """
 
@@ -53,7 +53,7 @@ _NOT_READ = {
 
 
 def read_config(file: Path, refusal: type[TwinError] = ConfigError) -> dict[str, Any]:
-    """The configuration in a file; of a folder's config.json with the format that files beside it
+    """The configuration in a file; of a folder's config.json with the format that files next to it
     say. Raises `refusal`, and ConfigError where they contradict each other.
     """
     config, folder = read_json(file, refusal), file.parent
@@ -63,13 +63,13 @@ def read_config(file: Path, refusal: type[TwinError] = ConfigError) -> dict[str,
         if find(folder, name, refusal) is not None:
             raise ConfigError(f"{folder}: {name} says {what}")
     for name, read in _READ.items():
-        beside = find(folder, name, refusal)
-        if beside is not None:
-            config = _with(config, beside, read(beside, read_json(beside, refusal)))
+        other = find(folder, name, refusal)
+        if other is not None:
+            config = _with(config, other, read(other, read_json(other, refusal)))
     return config
 
 
-def _with(config: dict[str, Any], beside: Path, said: Mapping[str, Any]) -> dict[str, Any]:
+def _with(config: dict[str, Any], other: Path, said: Mapping[str, Any]) -> dict[str, Any]:
     inner = config.get("text_config")
     own = config.get(_KEY) or (inner.get(_KEY) if isinstance(inner, dict) else None)
     if not own:
@@ -79,7 +79,7 @@ def _with(config: dict[str, Any], beside: Path, said: Mapping[str, Any]) -> dict
     for key in _AGREE:
         if key in own and key in said and own[key] != said[key]:
             raise ConfigError(
-                f"{beside}: {key} is {shown(said[key])}; allowed: {shown(own[key])}, as {_KEY} in "
+                f"{other}: {key} is {shown(said[key])}; allowed: {shown(own[key])}, as {_KEY} in "
                 f"{CONFIG} says; remove the one that is wrong"
             )
     if "quant_algo" in said and "quant_algo" not in own and own.get("quant_method") == "modelopt":

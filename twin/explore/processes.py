@@ -1,4 +1,4 @@
-"""Processes that simulate aside, so that a long point holds up nobody's first answer."""
+"""Processes that simulate, so that a long point holds up nobody's first answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Waiting:
         self.future.add_done_callback(lambda _: again())
 
 
-class Aside:
+class Processes:
     """One process less than there are cores, begun when the first point comes."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Our engine beside ordinary ones, as `twin simulate` shows it; price and power of a GPU."""
+"""Our engine next to ordinary ones, as `twin simulate` shows it; price and power of a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from twin.study.case import Case
 from twin.units import format_quantity
 
 SHORT = 160  # characters of why an engine is not in the table
-PROMPT = 512  # tokens of the prompt whose time is shown where nobody asks for another
+PROMPT = 512  # tokens of the prompt whose time is shown where nobody names another
 
 
 def add_rates(parser: argparse.ArgumentParser) -> None:

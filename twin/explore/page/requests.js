@@ -1,4 +1,4 @@
-// What the server is asked, and what of its answers is kept.
+// What is requested from the server, and what of its answers is kept.
 "use strict";
 
 async function problem(answer) {
@@ -35,7 +35,7 @@ async function parts(path, signal, take) {
   }
 }
 
-function ask(name, path, take) {
+function load(name, path, take) {
   const control = new AbortController();
   state.running.set(name, control);
   busy();
@@ -73,7 +73,7 @@ function fetchCases() {
     if (state.data.has(name) && !state.data.get(name).refused) continue;
     const found = {};
     state.data.set(name, found);
-    ask(`case ${name}`, `answer?${name}`, part => {
+    load(`case ${name}`, `answer?${name}`, part => {
       if (part.part === "progress") found.progress = part;
       else {
         found[part.part] = part;
@@ -92,15 +92,15 @@ function fetchCases() {
 }
 
 function fetchSweep() {
-  const asked = state.sweeps.some(([name, values]) => name && values)
+  const wanted = state.sweeps.some(([name, values]) => name && values)
     ? query(state.cases.slice(0, 1))
     : "";
-  if (state.sweep && state.sweep.asked === asked) return;
+  if (state.sweep && state.sweep.wanted === wanted) return;
   stop("sweep");
-  state.sweep = asked ? {asked} : null;
-  if (!asked) return;
+  state.sweep = wanted ? {wanted} : null;
+  if (!wanted) return;
   const mine = state.sweep;
-  ask("sweep", `sweep?${asked}`, part => {
+  load("sweep", `sweep?${wanted}`, part => {
     if (part.part === "progress") mine.progress = part;
     else mine.found = part;
     renderSweep();
@@ -112,11 +112,11 @@ function fetchSweep() {
 }
 
 function fetchStages() {
-  const asked = query(state.cases.slice(0, 2), []);
+  const wanted = query(state.cases.slice(0, 2), []);
   stop("stages");
-  const mine = (state.stages = {asked});
+  const mine = (state.stages = {wanted});
   renderStages();
-  ask("stages", `stages?${asked}`, part => {
+  load("stages", `stages?${wanted}`, part => {
     if (part.part === "progress") mine.progress = part;
     else mine.found = part;
     renderStages();
@@ -128,9 +128,9 @@ function fetchStages() {
 }
 
 async function fetchCommands() {
-  const asked = query();
-  const answer = await fetch(`commands?${asked}`);
-  if (asked !== query()) return;
+  const wanted = query();
+  const answer = await fetch(`commands?${wanted}`);
+  if (wanted !== query()) return;
   at("wrong").hidden = answer.ok;
   if (!answer.ok) {
     at("wrong").textContent = await problem(answer);
@@ -165,7 +165,7 @@ async function fetchReports() {
       `<code>twin project published-table</code> writes one.</p>`;
 }
 
-/** After a choice: the address, what is shown, what is asked. */
+/** After a choice: the address, what is shown, what is requested. */
 function go(remember = true) {
   const made = `?${query()}`;
   if (remember && made !== location.search) history.pushState(null, "", made);
