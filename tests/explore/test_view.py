@@ -13,7 +13,7 @@ from twin.cli import build_parser
 from twin.commands.whatif import point_of
 from twin.cost.routing import DRAWN_STEPS, STEPS
 from twin.errors import TwinError
-from twin.explore.view import Asked, View, read_view
+from twin.explore.view import View, ViewCase, read_view
 from twin.study.whatif import sweep
 
 
@@ -22,14 +22,14 @@ def view(*pairs: tuple[str, str]) -> str:
 
 
 def test_a_case_is_the_point_of_its_command() -> None:
-    asked = Asked("qwen3-8b", "8xh200", ("context=1024", "handoff=grid", "weight-dtype=fp16"))
+    asked = ViewCase("qwen3-8b", "8xh200", ("context=1024", "handoff=grid", "weight-dtype=fp16"))
     words = shlex.split(asked.command())
     assert words[:2] == ["twin", "simulate"]
     assert point_of(build_parser().parse_args(words[1:])) == asked.point()
 
 
 def test_what_simulate_has_no_option_for_is_a_what_if() -> None:
-    asked = Asked("qwen3-8b", "8xh200", ("context=1024", "link.hop=x0.5", "layers=4"))
+    asked = ViewCase("qwen3-8b", "8xh200", ("context=1024", "link.hop=x0.5", "layers=4"))
     words = shlex.split(asked.command())
     args = build_parser().parse_args(words[1:])
     assert args.changes == list(asked.sets)
@@ -39,11 +39,11 @@ def test_what_simulate_has_no_option_for_is_a_what_if() -> None:
 
 
 def test_steps_that_differ_by_their_routing_are_as_many_as_simulate_takes() -> None:
-    dealt = Asked("qwen3-30b-a3b", "8xh200", ("expert_ranks=8", "routing=zipf:1.5"))
+    dealt = ViewCase("qwen3-30b-a3b", "8xh200", ("expert_ranks=8", "routing=zipf:1.5"))
     assert dealt.point().steps == DRAWN_STEPS
-    assert Asked("qwen3-30b-a3b", "8xh200").point().steps == STEPS
-    assert Asked("llama-3.2-1b", "1xh200", ("batch=4",)).point().steps == STEPS
-    swept = View((Asked("qwen3-30b-a3b", "8xh200"),), ("expert_ranks=1,8",))
+    assert ViewCase("qwen3-30b-a3b", "8xh200").point().steps == STEPS
+    assert ViewCase("llama-3.2-1b", "1xh200", ("batch=4",)).point().steps == STEPS
+    swept = View((ViewCase("qwen3-30b-a3b", "8xh200"),), ("expert_ranks=1,8",))
     cells = sweep(swept.cases[0].point(), swept.axes()).cells()
     assert {cell.point.steps for cell in cells} == {DRAWN_STEPS}
 
@@ -96,15 +96,15 @@ def test_a_wrong_address_is_refused_in_a_line(query: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (Asked("llama-9", "1xh200"), "did you mean"),
-        (Asked("llama-3.2-1b", "9xh200"), "allowed: 1xh200-sxm"),
-        (Asked("llama-3.2-1b", "1xh200", ("memory.steam=x2",)), "did you mean"),
-        (Asked("llama-3.2-1b", "1xh200", ("handoff=gird",)), "did you mean grid"),
-        (Asked("llama-3.2-1b", "1xh200", ("context=99999999999999999999",)), "context"),
-        (Asked("llama-3.2-1b", "1xh200", ("memory.stream=5 GB",)), "memory.stream"),
+        (ViewCase("llama-9", "1xh200"), "did you mean"),
+        (ViewCase("llama-3.2-1b", "9xh200"), "allowed: 1xh200-sxm"),
+        (ViewCase("llama-3.2-1b", "1xh200", ("memory.steam=x2",)), "did you mean"),
+        (ViewCase("llama-3.2-1b", "1xh200", ("handoff=gird",)), "did you mean grid"),
+        (ViewCase("llama-3.2-1b", "1xh200", ("context=99999999999999999999",)), "context"),
+        (ViewCase("llama-3.2-1b", "1xh200", ("memory.stream=5 GB",)), "memory.stream"),
     ],
 )
-def test_a_wrong_case_says_what_is_meant(asked: Asked, says: str) -> None:
+def test_a_wrong_case_says_what_is_meant(asked: ViewCase, says: str) -> None:
     refused(TwinError, lambda: asked.point().case(), says)
 
 
@@ -115,7 +115,7 @@ def test_no_address_reads_a_file(name: str, tmp_path: Path) -> None:
     case = ("case", "qwen3-30b-a3b 8xh200 expert_ranks=8")
     found = read_view(view(case, ("sweep", f"{name}=uniform,{counts}")).encode())
     refused(TwinError, found.axes, "")
-    asked = Asked("qwen3-30b-a3b", "8xh200", ("expert_ranks=8", f"{name}={counts}"))
+    asked = ViewCase("qwen3-30b-a3b", "8xh200", ("expert_ranks=8", f"{name}={counts}"))
     refused(TwinError, asked.point, "")
 
 
