@@ -4,6 +4,8 @@ meant.
 
 from __future__ import annotations
 
+import csv
+import json
 import marshal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -50,6 +52,17 @@ def data_dir(name: str) -> Path:
     raise ConfigError(
         f"data folder {name!r} is missing (looked in {places}): reinstall, or run from a checkout"
     )
+
+
+def read_table(folder: str, *names: str) -> list[dict[str, str]]:
+    """The rows of one of our own CSV files."""
+    with data_dir(folder).joinpath(*names).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def cell(text: str) -> Any:
+    """A number, list or other value in a cell of one of them."""
+    return json.loads(text)
 
 
 def read_yaml(path: Path) -> dict[str, object]:
