@@ -150,8 +150,8 @@ class App(Application):
             begin(view, name, self.rows)
         parts = await self._whole(exchange, lambda: begin(view, name, self.rows))
         header, lines = tables.csv_of(view, name, parts)
-        header = f'attachment; filename="monotwin-{name}.csv"'.encode()
-        exchange.extra.append((b"content-disposition", header))
+        disposition = f'attachment; filename="monotwin-{name}.csv"'.encode()
+        exchange.extra.append((b"content-disposition", disposition))
         await exchange.answer(200, csv_text([str(word) for word in header], lines).encode(), CSV)
 
     # ---- work ----------------------------------------------------------------------------------

@@ -231,18 +231,13 @@ def _head_dim(config: Config, default: int | None, hidden: int, heads: int) -> i
 
 
 def _refuse_unsupported(config: Config, activation: Activation) -> None:
-    if activation is Activation.SILU:
+    for key in ("hidden_act", "hidden_activation"):
         config.require(
-            "hidden_act", "silu", ("silu", "swish"), "only SwiGLU feed-forward layers are supported"
+            key,
+            activation.value,
+            activation.names,
+            f"this family's feed-forward layers are gated by {activation.name}",
         )
-    else:
-        for key in ("hidden_act", "hidden_activation"):
-            config.require(
-                key,
-                activation.value,
-                (activation.value,),
-                "this family's feed-forward layers are gated by this GELU",
-            )
     config.require(
         "mlp_bias", False, (False,), "biases in the feed-forward layers are not supported"
     )

@@ -15,6 +15,7 @@ from twin.errors import ConfigError
 from twin.models.config import Config, dtype, llama3_scaling, refuse_quantized, rope
 from twin.models.decoder import Tensor, canonical_shape, matrix_shapes
 from twin.models.spec import LaneHead, Lanes, ModelSpec, Rope, RopeStyle
+from twin.models.variant import Activation
 from twin.text import shown
 
 _THETA = 10000.0  # class defaults: the published model does not say its own
@@ -204,7 +205,10 @@ def _check_lanes(config: Config, spec: ModelSpec) -> None:
 
 def _refuse_unsupported(config: Config) -> None:
     config.require(
-        "hidden_act", "silu", ("silu", "swish"), "only SwiGLU feed-forward layers are supported"
+        "hidden_act",
+        "silu",
+        Activation.SILU.names,
+        "this family's feed-forward layers are gated by SILU",
     )
     refuse_quantized(config)
     config.require("replicated_rmsn_scale", True, (True,), "norm scales per lane are not supported")

@@ -16,6 +16,7 @@ from twin.models.modules import Table
 from twin.models.quantized import stored_formats
 from twin.models.schemes import quantization_of
 from twin.models.spec import ModelSpec, Rope
+from twin.models.variant import Activation
 
 
 def layered(
@@ -31,18 +32,13 @@ def layered(
     hyper: HyperConnections | None = None,
 ) -> ModelSpec:
     """A ModelSpec with a layout. `table`: what its matrices are called in checkpoints."""
-    config.require(
-        "hidden_act",
-        "silu",
-        ("silu", "swish"),
-        "only gated feed-forward layers with SiLU or GELU are described",
-    )
-    config.require(
-        "hidden_activation",
-        "silu",
-        ("silu", "gelu_pytorch_tanh"),
-        "only gated feed-forward layers with SiLU or GELU are described",
-    )
+    for key, allowed in (
+        ("hidden_act", Activation.SILU.names),
+        ("hidden_activation", tuple(one.value for one in Activation)),
+    ):
+        config.require(
+            key, "silu", allowed, f"the gates described are {', '.join(a.name for a in Activation)}"
+        )
     config.require(
         "mlp_bias", False, (False,), "biases in dense feed-forward layers are not described"
     )

@@ -10,10 +10,19 @@ from twin.frozen import frozen
 
 
 class Activation(Enum):
-    """What a gate passes through before it meets its up row."""
+    """What a gate passes through before it meets its up row: a member's name is the kernel's, its
+    values are the names in configurations, the first by which it is known here.
+    """
 
-    SILU = "silu"
+    SILU = "silu", "swish"
     GELU = "gelu_pytorch_tanh"
+
+    def __new__(cls, *names: str) -> Activation:
+        one = object.__new__(cls)
+        one._value_, one.names = names[0], names
+        return one
+
+    names: tuple[str, ...]
 
 
 class Norms(Enum):
