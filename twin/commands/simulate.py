@@ -46,7 +46,6 @@ from twin.sim.executor import Executor
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
 from twin.study.beside import Comparison
-from twin.study.engines import compare_engines
 from twin.study.gpus import as_if_delayed
 from twin.study.options import check_range
 from twin.text import shown
@@ -172,6 +171,8 @@ def run(args: argparse.Namespace) -> int:
         others = compared.comparison(case, plan, result, rates, shown_prompt, known)
     four = None
     if args.engines:
+        from twin.study.engines import compare_engines  # no other result needs its workers
+
         show = progress()
         four = compare_engines(case, show)
         done()
