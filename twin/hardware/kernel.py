@@ -6,12 +6,12 @@ nobody has run a kernel on takes those of another device, by rules (twin/hardwar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 
+from twin.frozen import frozen
 from twin.hardware.number import Number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Unpacking:
     """A weight of a stored format unpacked and multiplied, relative to one of BF16, where no rate
     of that format is known.
@@ -35,7 +35,7 @@ class Unpacking:
     gguf_mixed_256_ratio: Number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class AttentionLaws:
     """How parts of attention grow on a block of warps."""
 
@@ -57,7 +57,7 @@ class AttentionLaws:
     found_ratio: Number  # a split that another thread has added up, relative to one that is loaded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PromptCosts:
     """A pass over a prompt by blocks of threads; on tensor cores unless another is said."""
 
@@ -84,7 +84,7 @@ class PromptCosts:
     cap_cycles: Number  # caps of that look's scores
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class KernelCosts:
     """Of a block of either kind."""
 
@@ -105,7 +105,7 @@ class KernelCosts:
     border_s: Number | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class CoreKernel(KernelCosts):
     """A block is a core, or one group of threads, that does one thing at a time."""
 
@@ -136,7 +136,7 @@ class CoreKernel(KernelCosts):
     gguf_mixed_256_bytes_per_s: Number | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WarpKernel(KernelCosts):
     """A block of warps: teams of them share the tiles that a loader thread copies, and each looks
     at cached positions.

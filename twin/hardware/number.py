@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from twin.frozen import frozen
 
 
 class Kind(Enum):
@@ -18,7 +19,7 @@ class Kind(Enum):
     ASSUMED = "assumed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Like:
     """Where a number comes from that nobody measured on its part: the same number of another part,
     and a rule (twin.hardware.derive).
@@ -33,7 +34,7 @@ class Like:
     fitted: bool = False  # the other number is fitted, and drawn together with the rest of its fit
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Number:
     """One hardware quantity in SI base units (bytes, bytes/s, Hz, s) or a plain count."""
 
