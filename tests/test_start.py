@@ -27,7 +27,7 @@ SLOW = (
     "twin.study.outcome",
     "twin.study.runner",
 )
-# of YAML: the model, the node, its device, their fits, what our kernel costs on it (stated, fitted),
+# of YAML: the model, the node, its device, their fits, costs of our kernel on it (stated, fitted),
 # their errors, two of prices and engines
 MOST_FILES = 10
 HALTS = '''

@@ -6,7 +6,6 @@ nobody has run a kernel on takes those of another device, by rules (twin/hardwar
 
 from __future__ import annotations
 
-
 from twin.frozen import frozen
 from twin.hardware.number import Number
 
