@@ -13,10 +13,8 @@ from typing import Annotated, Literal
 import numpy as np
 from msgspec import Meta
 
-from twin.batching.closed_forms import mean_wait_mmc
 from twin.batching.costs import Load
-from twin.batching.economics import HOUR_S, Bill, Prices
-from twin.batching.queueing import COUNTED, EXPONENTIAL, Served, StepTime, Traffic, serve
+from twin.batching.prices import HOUR_S
 from twin.batching.step import IDEAL, predict
 from twin.batching.tables import stack_names
 from twin.errors import ConfigError, OutputError, TwinError
@@ -39,6 +37,10 @@ from twin.study.point import Point
 from twin.study.runner import Runner
 from twin.text import shown
 from twin.units import format_quantity
+
+from .bill import Bill, Prices
+from .closed_forms import mean_wait_mmc
+from .queueing import COUNTED, EXPONENTIAL, Served, StepTime, Traffic, serve
 
 RESIDENT = "resident"
 Stack = Annotated[str, one_of(lambda: [*stack_names(), IDEAL, RESIDENT])]

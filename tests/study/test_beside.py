@@ -8,8 +8,7 @@ import pytest
 
 from tests.command_line import Twin
 from tests.refusals import refused, refused_command
-from twin.batching.economics import HOUR_S, KWH_J
-from twin.batching.prices import rates_of
+from twin.batching.prices import HOUR_S, KWH_J, rates_of
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError
 from twin.hardware.load import device_names, load_node

@@ -1,3 +1,1 @@
-"""Models of ordinary engines that batch requests, and what load makes of their speed: queues,
-waiting times, costs.
-"""
+"""What ordinary engines that batch requests take for a step, and what a GPU costs."""

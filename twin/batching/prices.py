@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from twin.batching.economics import HOUR_S, KWH_J, MILLION
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError
 from twin.frozen import frozen
@@ -13,6 +12,9 @@ from twin.hardware.schema import read
 from twin.hardware.types import Node
 
 FILE = "prices.yaml"
+HOUR_S = 3600.0
+MILLION = 1e6
+KWH_J = 3.6e6
 USER = "what-if: as the user says"
 MOST_USD, MOST_W = 10_000.0, 100_000.0  # of one GPU
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 import numpy as np
 import pytest
 
-from twin.batching.closed_forms import mean_time_shared, mean_wait_mg1, mean_wait_mmc, waits_mmc
-from twin.batching.queueing import EXPONENTIAL, FIXED, Served, Traffic, serve
 from twin.errors import ConfigError
+from twin.study.kinds import module_of
+
+NAME = module_of("mixed-load").__name__
+FORMS, QUEUE = import_module(f"{NAME}.closed_forms"), import_module(f"{NAME}.queueing")
+EXPONENTIAL, FIXED, Traffic = QUEUE.EXPONENTIAL, QUEUE.FIXED, QUEUE.Traffic
 
 TOKEN_S = 0.01
 TOKENS = 100.0
@@ -22,20 +28,20 @@ def run(
     distribution: str = EXPONENTIAL,
     shared: bool = False,
     requests: int = 40_000,
-) -> Served:
+) -> Any:
     """One class at `load` of the group's capacity. `shared`: a batch is as slow as its sequences
     one after the other.
     """
     traffic = Traffic("all", load * nodes / SERVICE_S, TOKENS, distribution)
     step = (lambda sequences: TOKEN_S * sequences) if shared else (lambda sequences: TOKEN_S)
     hours = requests / traffic.per_s / 3600
-    return serve([traffic], nodes=nodes, batch=batch, step_s=step, hours=hours, seed=7)
+    return QUEUE.serve([traffic], nodes=nodes, batch=batch, step_s=step, hours=hours, seed=7)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_one_server_waits_as_mm1(load: float) -> None:
     assert run(load).waits("all").mean() == pytest.approx(
-        mean_wait_mg1(load / SERVICE_S, SERVICE_S, 1.0), rel=0.06
+        FORMS.mean_wait_mg1(load / SERVICE_S, SERVICE_S, 1.0), rel=0.06
     )
 
 
@@ -43,16 +49,16 @@ def test_one_server_waits_as_mm1(load: float) -> None:
 def test_equal_requests_wait_as_md1(load: float) -> None:
     served = run(load, distribution=FIXED)
     assert served.waits("all").mean() == pytest.approx(
-        mean_wait_mg1(load / SERVICE_S, SERVICE_S, 0.0), rel=0.06
+        FORMS.mean_wait_mg1(load / SERVICE_S, SERVICE_S, 0.0), rel=0.06
     )
 
 
 def test_several_servers_wait_as_mmc() -> None:
     served = run(0.6, nodes=4)
-    expected = mean_wait_mmc(0.6 * 4 / SERVICE_S, SERVICE_S, 4)
+    expected = FORMS.mean_wait_mmc(0.6 * 4 / SERVICE_S, SERVICE_S, 4)
     assert served.waits("all").mean() == pytest.approx(expected, rel=0.08)
     assert (served.waits("all") > 0).mean() == pytest.approx(
-        waits_mmc(0.6 * 4 / SERVICE_S, SERVICE_S, 4), rel=0.05
+        FORMS.waits_mmc(0.6 * 4 / SERVICE_S, SERVICE_S, 4), rel=0.05
     )
 
 
@@ -61,7 +67,7 @@ def test_a_shared_server_takes_as_long_as_processor_sharing(distribution: str) -
     """Whatever the lengths' distribution, and nobody waits for a place."""
     served = run(0.6, batch=10_000, distribution=distribution, shared=True, requests=30_000)
     assert served.took("all").mean() == pytest.approx(
-        mean_time_shared(0.6 / SERVICE_S, SERVICE_S), rel=0.07
+        FORMS.mean_time_shared(0.6 / SERVICE_S, SERVICE_S), rel=0.07
     )
     assert served.waits("all").max() == 0
 
@@ -95,8 +101,8 @@ def test_first_come_first_served() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="nodes=0"):
-        serve([Traffic("a", 1, 1)], nodes=0, batch=1, step_s=lambda n: 1.0, hours=1, seed=1)
+        QUEUE.serve([Traffic("a", 1, 1)], nodes=0, batch=1, step_s=lambda n: 1.0, hours=1, seed=1)
     with pytest.raises(ConfigError, match=r"a: -1 requests/s"):
-        serve([Traffic("a", -1, 1)], nodes=1, batch=1, step_s=lambda n: 1.0, hours=1, seed=1)
+        QUEUE.serve([Traffic("a", -1, 1)], nodes=1, batch=1, step_s=lambda n: 1.0, hours=1, seed=1)
     with pytest.raises(ConfigError, match=r"utilisation 1.20"):
-        mean_wait_mg1(1.2, 1.0, 1.0)
+        FORMS.mean_wait_mg1(1.2, 1.0, 1.0)

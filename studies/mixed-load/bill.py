@@ -4,12 +4,9 @@ and idle.
 
 from __future__ import annotations
 
+from twin.batching.prices import HOUR_S, KWH_J, MILLION
 from twin.frozen import frozen
 from twin.hardware.number import Number
-
-HOUR_S = 3600.0
-MILLION = 1e6
-KWH_J = 3.6e6
 
 
 @frozen

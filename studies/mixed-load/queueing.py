@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 
-from twin.batching.economics import HOUR_S
+from twin.batching.prices import HOUR_S
 from twin.errors import ConfigError
 from twin.frozen import frozen
 
