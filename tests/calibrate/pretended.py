@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from twin.calibrate import engine_runs, measure, tracing
-from twin.calibrate.simulated import STEPS
+from twin.calibrate import engine_runs, measure, store, tracing
+from twin.calibrate.probes import Probe
+from twin.calibrate.simulated import STEPS, simulated
 from twin.engine.session import Generation
 from twin.errors import EngineError
 from twin.hardware.load import load_node
@@ -143,3 +144,13 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, broken: str = "") -> None:
         )
     monkeypatch.setattr(measure, "check_present", lambda device, gpus=1: None)
     monkeypatch.setattr(measure, "open_engine", open_engine)
+
+
+def step_s(node: Node, probe: Probe) -> float:
+    """Seconds that the twin gives one step of a probe."""
+    return simulated(probe.plan, node, stages=False, reading=probe.reading).step_s
+
+
+def stored_run(node: str, name: str, meta: dict[str, Any], samples: store.Samples) -> store.Run:
+    """On file, in a folder that begins now."""
+    return store.save_run(store.new_folder(node, name), meta, samples)

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.calibrate.pretended import step_s, stored_run
 from twin.calibrate import store
-from twin.calibrate.fit import REACH, TOGETHER, Fit, fit_node, simulated_step_s
+from twin.calibrate.fit import REACH, TOGETHER, Fit, fit_node
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.probes import Probe, footprints, host_probes
 from twin.calibrate.reading import quiet, settled
@@ -76,10 +77,8 @@ def truth(node: Node) -> Node:
 def measured(node: Node, chosen: list[Probe]) -> store.Run:
     random = np.random.default_rng(1)
     made = truth(node)
-    samples = {
-        p.name: (simulated_step_s(made, p) * (1 + 0.01 * random.random(5))).tolist() for p in chosen
-    }
-    return store.write_run("host", "test", {"device": "host"}, samples)
+    samples = {p.name: (step_s(made, p) * (1 + 0.01 * random.random(5))).tolist() for p in chosen}
+    return stored_run("host", "test", {"device": "host"}, samples)
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +116,9 @@ def test_the_cost_of_a_turn_is_found_when_the_rest_is_known() -> None:
         truth(two_cores()), {path: Number(2e11, Kind.MEASURED, "test") for path in RATES}
     )
     turns = [p for p in probes() if p.group == "turns"]
-    samples = {p.name: [simulated_step_s(node, p)] * 3 for p in turns}
+    samples = {p.name: [step_s(node, p)] * 3 for p in turns}
     begun = apply_fit(node, {"sharing.switch_s": Number(1e-7, Kind.ASSUMED, "test")})
-    fit = fit_node(begun, turns, store.write_run("host", "test", {}, samples), lambda said: None)
+    fit = fit_node(begun, turns, stored_run("host", "test", {}, samples), lambda said: None)
     assert fit.numbers["sharing.switch_s"].value == pytest.approx(
         TRUE["sharing.switch_s"], rel=0.05
     )
@@ -168,9 +167,7 @@ def test_a_run_older_than_a_probe_is_fitted_without_it() -> None:
     node = two_cores()
     *rest, newest = probes()
     found = measured(node, rest)
-    run = store.write_run(
-        "host", "older", {"steps": dict.fromkeys(found.samples, 1)}, found.samples
-    )
+    run = stored_run("host", "older", {"steps": dict.fromkeys(found.samples, 1)}, found.samples)
     said: list[str] = []
     fit = fit_node(node, probes(), run, said.append)
     assert set(fit.residuals) == {probe.name for probe in rest}
@@ -178,7 +175,7 @@ def test_a_run_older_than_a_probe_is_fitted_without_it() -> None:
 
 
 def test_a_run_comes_back_as_it_was_stored() -> None:
-    run = store.write_run(
+    run = stored_run(
         "host", "test", {"device": "host", "quick": True}, {"a": [1e-3, 2e-3], "b": [3.5e-6]}
     )
     again = store.read_run(run.folder)
@@ -255,17 +252,15 @@ def test_streams_find_the_cache_and_what_lies_behind_whatever_the_system_says(
     ]
     random = np.random.default_rng(3)
     samples = {
-        p.name: (simulated_step_s(made, p) * np.exp(0.02 * random.standard_normal(5))).tolist()
+        p.name: (step_s(made, p) * np.exp(0.02 * random.standard_normal(5))).tolist()
         for p in chosen
     }
-    run = store.write_run("host", "test", {"device": "host"}, samples)
+    run = stored_run("host", "test", {"device": "host"}, samples)
     known = apply_fit(node, fit_node(node, chosen, run, lambda said: None).numbers)
     for probe in chosen:
         for path in ("block.load_bytes_per_s", "memory.stream_bytes_per_s"):
             assert _value(known, path) == pytest.approx(true[path], rel=0.1), path
-        assert simulated_step_s(known, probe) == pytest.approx(
-            simulated_step_s(made, probe), rel=0.15
-        ), probe.name
+        assert step_s(known, probe) == pytest.approx(step_s(made, probe), rel=0.15), probe.name
 
 
 def _value(node: Node, path: str) -> float:
@@ -304,7 +299,7 @@ def test_each_kind_of_code_that_a_core_decodes_has_a_probe_that_finds_its_rate()
     made = apply_fit(
         node, {path: Number(value, Kind.MEASURED, "test") for path, value in rates.items()}
     )
-    samples = {p.name: [simulated_step_s(made, p)] * 3 for p in chosen}
-    fit = fit_node(node, chosen, store.write_run("host", "test", {}, samples), lambda said: None)
+    samples = {p.name: [step_s(made, p)] * 3 for p in chosen}
+    fit = fit_node(node, chosen, stored_run("host", "test", {}, samples), lambda said: None)
     for path, rate in rates.items():
         assert fit.numbers[path].value == pytest.approx(rate, rel=0.02), path

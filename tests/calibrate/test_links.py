@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.calibrate.pretended import step_s
 from twin.calibrate import store
-from twin.calibrate.fit import fit_node, simulated_step_s
+from twin.calibrate.fit import fit_node
 from twin.calibrate.node import calibrated_node, fits_of, other_links, uncalibrated_node
 from twin.calibrate.peer_probes import peer_probes
 from twin.calibrate.recipe import link_groups, recipe_of
@@ -34,7 +35,7 @@ def test_probes_of_two_gpus_settle_their_links_numbers(tmp_path: Path) -> None:
     wanted = ("hop-g2", "reduce-2K-g2", "reduce-8K-g2", "reduce-16K-g2", "reduce-counter-2K-g2")
     probes = [p for p in peer_probes(limits_of(node), 2) if p.name.removeprefix("peer-") in wanted]
     assert len(probes) == len(wanted)
-    samples = {probe.name: [simulated_step_s(real, probe)] * 3 for probe in probes}
+    samples = {probe.name: [step_s(real, probe)] * 3 for probe in probes}
     meta = {"node": node.name, "steps": {probe.name: probe.steps for probe in probes}}
     run = store.save_run(tmp_path / "run", meta, samples)
     fit = fit_node(node, probes, run, lambda text: None)
@@ -51,7 +52,7 @@ def test_probes_of_four_gpus_settle_what_two_cannot_on_top_of_what_they_did(tmp_
     wanted = ("hop-g4", "reduce-2K-g4", "reduce-16K-g4", "reduce-counter-2K-g4")
     probes = [p for p in peer_probes(limits_of(node), 4) if p.name.removeprefix("peer-") in wanted]
     assert len(probes) == len(wanted)
-    samples = {probe.name: [simulated_step_s(real, probe)] * 3 for probe in probes}
+    samples = {probe.name: [step_s(real, probe)] * 3 for probe in probes}
     meta = {"node": node.name, "steps": {probe.name: probe.steps for probe in probes}}
     run = store.save_run(tmp_path / "run", meta, samples)
     fit = fit_node(node, probes, run, lambda text: None)

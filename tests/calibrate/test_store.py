@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.calibrate.pretended import stored_run
 from tests.command_line import Twin
 from twin.calibrate import store
 from twin.calibrate.node import calibrated_node, fits_of
@@ -58,7 +59,7 @@ def test_runs_that_name_a_device_or_a_node_of_one_are_adopted(
 
 def test_runs_of_one_second_keep_their_samples_each(home: Path) -> None:
     made = [
-        store.write_run("h200-sxm", "probes", {"device": "h200-sxm"}, {"a": [n]})
+        stored_run("h200-sxm", "probes", {"device": "h200-sxm"}, {"a": [n]})
         for n in (1.0, 2.0, 3.0)
     ]
     assert len({run.folder for run in made}) == 3

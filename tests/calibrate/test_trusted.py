@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.calibrate.pretended import stored_run
 from tests.calibrate.test_fit import elsewhere, two_cores  # noqa: F401 (a fixture of its own)
 from twin.calibrate import store, trusted
 from twin.calibrate.busy import ACTIVITY
@@ -36,7 +37,7 @@ def _streams(node: Node) -> list[Probe]:
 
 def _run(probes: list[Probe], **meta: Any) -> store.Run:
     samples = {p.name: [p.plan.weight_bytes() / RATE] * 3 for p in probes}
-    return store.write_run("host", "test", {"device": "host", "cores": 2, **meta}, samples)
+    return stored_run("host", "test", {"device": "host", "cores": 2, **meta}, samples)
 
 
 def _fit(

@@ -59,7 +59,7 @@ from twin.schedule.options import plan_for as default_plan
 from twin.schedule.plans import build
 from twin.schedule.probe import stream_probe
 from twin.sim import executor as executors
-from twin.sim.batch import planned, simulate_many
+from twin.sim.batch import planned
 from twin.sim.clock import SimulationError
 from twin.sim.compiled import library, state
 from twin.sim.compiled.lower import Unsupported
@@ -646,7 +646,7 @@ def test_a_batch_gives_what_single_simulations_give() -> None:
         (plan, with_number(node, "handoff.hop_s", f"x{factor}")) for factor in (1.0, 2.0, 3.0)
     ]
     alone = [simulate(p, n, executor=Executor.SIMPY) for p, n in points]
-    together: list[Result] = list(simulate_many(points))
+    together: list[Result] = [simulate(plan, node) for plan, node in points]
     assert together == alone
     assert len({result.step_ps for result in together}) == 3
 

@@ -442,11 +442,6 @@ def _simulate(node: Node, probe: Probe, stages: bool) -> Simulated:
     return simulated(probe.plan, node, stages=stages, reading=probe.reading)
 
 
-def simulated_step_s(node: Node, probe: Probe) -> float:
-    """Seconds that the twin gives one step of a probe."""
-    return _simulate(node, probe, False).step_s
-
-
 def full_path(path: str) -> str:
     """A number of a fit as a path of the node: those of the device are written without its
     prefix.

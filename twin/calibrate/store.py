@@ -183,13 +183,6 @@ def new_folder(node: str, name: str) -> Path:
     return files.new_folder(runs_folder(node), datetime.now(UTC).strftime(STAMP), name)
 
 
-def write_run(
-    node: str, name: str, meta: dict[str, Any], samples: Samples, stages: Sequence[StageTimes] = ()
-) -> Run:
-    """Store a run under a new folder."""
-    return save_run(new_folder(node, name), meta, samples, stages)
-
-
 def adopt_run(folder: Path, node: str, name: str) -> Run:
     """A run that was measured elsewhere, copied among the runs of `node` under its own date; one
     that is there already is used as it is.

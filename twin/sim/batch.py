@@ -1,9 +1,8 @@
-"""Many simulations that share what does not change between them."""
+"""Plans of many simulations, which share what does not change between them."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from twin.hardware.types import Node
@@ -13,8 +12,6 @@ from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.schedule.options import plan_for
 from twin.schedule.ring import limits_of
-from twin.sim.executor import Executor
-from twin.sim.run import Result, simulate
 
 KEPT = 16  # plans
 
@@ -38,13 +35,3 @@ def planned(spec: ModelSpec, node: Node, *, suggest: bool = False, **chosen: Any
             _kept.popitem(last=False)
     _kept.move_to_end(key)
     return _kept[key]
-
-
-def simulate_many(
-    points: Iterable[tuple[Plan, Node]], *, steps: int = 2, executor: Executor | None = None
-) -> Iterator[Result]:
-    """One result a point, in order, as they are done, on one core. Neighbours with the same plan
-    object share its program.
-    """
-    for plan, node in points:
-        yield simulate(plan, node, steps=steps, executor=executor)

@@ -41,7 +41,7 @@ class Clock(simpy.Environment):
 
     @property
     def now(self) -> int:
-        return self._now  # type: ignore[return-value]  # simpy allows floats; here every delay is an integer
+        return super().now  # type: ignore[return-value]  # simpy allows floats; here every delay is an integer
 
     def schedule(
         self, event: simpy.Event, priority: EventPriority = NORMAL, delay: float = 0
@@ -50,7 +50,7 @@ class Clock(simpy.Environment):
         super().schedule(event, priority, delay)
 
     def trigger(self, event: simpy.Event, at: int) -> None:
-        """Let an event happen at a time not before now."""
-        event._ok = True  # what simpy's own Timeout does; Event.succeed knows no delay
-        event._value = None
-        self.schedule(event, delay=at - self.now)
+        """Let an event happen at a time not before now: whoever waits for it, or will until then,
+        waits for a timeout. Event.succeed knows no delay.
+        """
+        self.timeout(at - self.now).callbacks = event.callbacks

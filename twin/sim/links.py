@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from twin.errors import HardwareError
 from twin.hardware.types import Link
@@ -10,6 +11,28 @@ from twin.sim.memory import Package, Pipe
 from twin.units import picoseconds
 
 TOPOLOGIES = ("mesh", "switch", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTimes:
+    """Of a node's links, in picoseconds; those of a single GPU are nothing."""
+
+    hop: int = 0
+    growth: int = 0  # of a hop whose ends' memories are busy
+    window: int = 0  # over which their load counts: a loaded hop
+    spread: int = 0
+    peer: int = 0  # of a block's time
+    fence: int = 0
+    library: int = 0  # of an all-reduce
+
+    @classmethod
+    def of(cls, link: Link | None) -> LinkTimes:
+        if link is None:
+            return cls()
+        hop = picoseconds(link.hop_s.value)
+        loaded = max(hop, picoseconds(link.loaded_hop_s.value))
+        rest = (link.spread_s, link.peer_s, link.fence_s, link.library_allreduce_s)
+        return cls(hop, loaded - hop, loaded, *(picoseconds(number.value) for number in rest))
 
 
 class Links:
@@ -29,13 +52,7 @@ class Links:
             )
         rate = link.bytes_per_s.value
         gpus = range(len(packages))
-        self.packages = packages
-        self.hop = picoseconds(link.hop_s.value)
-        self.loaded_hop = max(self.hop, picoseconds(link.loaded_hop_s.value))
-        self.spread = picoseconds(link.spread_s.value)
-        self.peer = picoseconds(link.peer_s.value)  # of a block's time
-        self.fence = picoseconds(link.fence_s.value)
-        self.library = picoseconds(link.library_allreduce_s.value)
+        self.packages, self.times = packages, LinkTimes.of(link)
         self.meshed = link.topology == "mesh"
         self.routes: dict[tuple[int, int], tuple[Pipe, ...]] = {}
         if self.meshed:
@@ -63,9 +80,9 @@ class Links:
         sector takes half of what is left, as all-reduces of 2 to 16 KiB say. `sectors`: of a block
         among several; 0 of a block alone, whose words come together.
         """
-        return self.spread - (self.spread >> sectors)
+        return self.times.spread - (self.times.spread >> sectors)
 
     def hop_between(self, source: int, target: int, now: int) -> int:
-        window = self.loaded_hop
-        load = min(self.packages[source].load(now, window), self.packages[target].load(now, window))
-        return self.hop + (self.loaded_hop - self.hop) * load // 1000
+        times = self.times
+        ends = (self.packages[gpu].load(now, times.window) for gpu in (source, target))
+        return times.hop + times.growth * min(ends) // 1000

@@ -21,7 +21,7 @@ from twin.sim.clock import Clock, SimulationError
 from twin.sim.core import Core
 from twin.sim.gated import GatedRing, Stream
 from twin.sim.handoff import HandOffs
-from twin.sim.links import Links
+from twin.sim.links import Links, LinkTimes
 from twin.sim.meetings import Meetings
 from twin.sim.memory import Package, Path, Pipe
 from twin.sim.place import Place
@@ -87,6 +87,7 @@ class Machine:
         self.links = (
             Links(node.link, packages) if node.link is not None and plan.options.gpus > 1 else None
         )
+        self.link_times = self.links.times if self.links else LinkTimes()
         self.handoffs = HandOffs(
             self.env, self.program, self.times, int(device.structure.dies.value), self.links
         )
@@ -114,7 +115,7 @@ class Machine:
         plan, polls = self.plan, self.plan.options.handoff is HandOffKind.SENTINEL
         if self.links is None or not self.resident or not polls:
             return 0
-        return max(0, plan.ranks - plan.ranks // plan.options.gpus - 1) * self.links.peer
+        return max(0, plan.ranks - plan.ranks // plan.options.gpus - 1) * self.link_times.peer
 
     def run(self) -> None:
         """Until the last block has finished its last step. The loaders are then already in the next
@@ -205,8 +206,8 @@ class Machine:
             has_keepers=self.has_keepers,
             on_demand=self.on_demand,
             times=self.times,
-            library=self.links.library if self.links else 0,
-            far_fence=self.links.fence if self.links else 0,
+            library=self.link_times.library,
+            far_fence=self.link_times.fence,
             further=self.further,
         )
 

@@ -30,6 +30,9 @@ ROUTE = 2  # pipes at most between two GPUs
 SEGMENTS = 11  # at most in a stage, besides its slots and GATHERS for each read
 GATHERS = 3
 MOST_SHIFT = 62  # bits
+# of Times and LinkTimes, which compiled code calls alike
+TIMES = ("hop", "cross", "atomic", "poll", "growth", "fetch_growth", "restart")
+LINK_TIMES = ("hop", "growth", "window", "spread", "fence")
 
 
 class Unsupported(TwinError):
@@ -40,16 +43,7 @@ class Unsupported(TwinError):
 class FlatProgram:
     """A Program as arrays. `segments`: most that the log of one step of one rank can hold."""
 
-    variants: Array
-    ends: Array
-    works: Array
-    stages: Array
-    reads: Array
-    slot_costs: Array
-    streams: Array
-    slots: Array
-    stretches: Array
-    kv: Array
+    arrays: dict[str, Array]  # of State, by name
     sizes: tuple[int, ...]  # bytes; sizes in the arrays are places in it
     gates: int
     kv_ahead: int
@@ -67,10 +61,7 @@ def flatten(program: Program) -> FlatProgram:
 class FlatWires:
     """A Wiring as arrays: what does not depend on any cost."""
 
-    wires: Array
-    waits: Array
-    feeds: Array
-    channels: Array
+    arrays: dict[str, Array]  # of State, by name
     counter_total: int
 
 
@@ -108,10 +99,12 @@ def _flatten_wires(wiring: Wiring) -> FlatWires:
     ]
     nothing = np.zeros(0, np.int64)
     return FlatWires(
-        wires=wires.reshape(-1),
-        waits=np.concatenate([nothing, *waits]),
-        feeds=np.concatenate([nothing, *feeds]),
-        channels=np.array(channels, state.CHANNEL),
+        {
+            "wires": wires.reshape(-1),
+            "waits": np.concatenate([nothing, *waits]),
+            "feeds": np.concatenate([nothing, *feeds]),
+            "channels": np.array(channels, state.CHANNEL),
+        },
         counter_total=sum(counters),
     )
 
@@ -144,23 +137,28 @@ class _Flattening:
         streamed = [sizes for variant in self.program.variants for sizes in variant.sizes]
         spans, slots = self._stream({id(sizes): sizes for sizes in streamed})
         return FlatProgram(
-            variants=np.array([numbers[id(stages)] for stages in rows], np.int64),
-            ends=np.array(
-                [ends for variant in self.program.variants for ends in variant.ends], np.int64
-            ),
-            works=np.array(self.works, state.WORK),
-            stages=np.array(
-                [self._stage(stage) for stage in self.program.plan.stages], state.STAGE
-            ),
-            reads=np.array(self.reads, state.READ),
-            slot_costs=np.array(self.slot_costs, np.int64),
-            streams=np.array(
-                [(*spans[id(z)], *stretches[id(s)]) for z, s in zip(streamed, rows, strict=True)],
-                state.STREAM,
-            ),
-            slots=slots,
-            stretches=np.array(self.stretches, state.STRETCH),
-            kv=np.array(self.kv, state.ITEM),
+            {
+                "variants": np.array([numbers[id(stages)] for stages in rows], np.int64),
+                "ends": np.array(
+                    [ends for variant in self.program.variants for ends in variant.ends], np.int64
+                ),
+                "works": np.array(self.works, state.WORK),
+                "stages": np.array(
+                    [self._stage(stage) for stage in self.program.plan.stages], state.STAGE
+                ),
+                "reads": np.array(self.reads, state.READ),
+                "slot_costs": np.array(self.slot_costs, np.int64),
+                "streams": np.array(
+                    [
+                        (*spans[id(z)], *stretches[id(s)])
+                        for z, s in zip(streamed, rows, strict=True)
+                    ],
+                    state.STREAM,
+                ),
+                "slots": slots,
+                "stretches": np.array(self.stretches, state.STRETCH),
+                "kv": np.array(self.kv, state.ITEM),
+            },
             sizes=tuple(self.places),
             gates=len(self.gates),
             kv_ahead=max(work.kv_ahead for work in rows[0]),
@@ -330,20 +328,8 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
         ),
         loads=np.zeros(len(machine.packages), state.LOAD),
         choices=np.array(machine.program.choices or [[0] * ranks] * (steps + 1), np.int64),
-        variants=flat.variants,
-        ends=flat.ends,
-        works=flat.works,
-        stages=flat.stages,
-        wires=wires.wires,
-        waits=wires.waits,
-        reads=flat.reads,
-        slot_costs=flat.slot_costs,
-        streams=flat.streams,
-        slots=flat.slots,
-        stretches=flat.stretches,
-        kv=flat.kv,
-        feeds=wires.feeds,
-        channels=wires.channels,
+        **flat.arrays,
+        **wires.arrays,
         records=_filled(records, state.RECORD, remote=-1, last=-1, group=-1),
         sights=room.take("sights", records * machine.handoffs.dies, state.SIGHT),
         counter_times=np.empty(ranks * steps * wires.counter_total, np.int64),
@@ -380,8 +366,7 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "resident": machine.resident,
         "fetch": machine.program.fetch_ps,
         "memory_latency": times.memory,
-        "restart": times.restart,
-        "library": links.library if links else 0,
+        "library": machine.link_times.library,
         "switch_time": times.switch if machine.cores else 0,
         "capacity": plan.options.ring_slots,
         "window": window,
@@ -395,18 +380,9 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "pace": machine.blocks[0].ring.pace,
         "leave": times.loader.leave,
         "answers": 0 if machine.answers is None else len(machine.answers),
-        "hop": times.hop,
-        "cross": times.cross,
-        "atomic": times.atomic,
-        "poll": times.poll,
-        "growth": times.growth,
-        "fetch_growth": times.fetch_growth,
+        **{name: getattr(times, name) for name in TIMES},
         "load": times.loader.look,
-        "link_hop": links.hop if links else 0,
-        "link_growth": links.loaded_hop - links.hop if links else 0,
-        "link_window": links.loaded_hop if links else 0,
-        "link_spread": links.spread if links else 0,
-        "link_fence": links.fence if links else 0,
+        **{f"link_{name}": getattr(machine.link_times, name) for name in LINK_TIMES},
         "further": machine.further,
         "counter_total": flat_wires(machine.program.wiring).counter_total,
         "mirrors": machine.stands_for - 1,
