@@ -241,58 +241,58 @@ inline Int gather(State& s, Int b) {
   return wait_beyond_now(s, b, GATHERED, block.clock);
 }
 
-// ---- the keeper: a block of its own that makes sums of late parts, in the order of the plan -----
+// ---- the scheduler: a block of its own that makes sums of late parts, in the order of the plan -----
 
-// The stage's reads have succeeded: the keeper may begin the sums behind it.
-inline void ask(State& s, Int b, Int asks) {
+// The stage's reads have succeeded: the scheduler may begin the sums behind it.
+inline void begin_sums(State& s, Int b, Int sums_behind) {
   const Int h = b + s.machine->blocks;
-  Block& keeper = s.blocks[h];
-  s.blocks[b].owed = keeper.sums_asked;
-  keeper.sums_asked += asks;
-  if (!asks || keeper.place != IDLE) return;
-  keeper.place = SUM;
+  Block& scheduler = s.blocks[h];
+  s.blocks[b].owed = scheduler.sums_due;
+  scheduler.sums_due += sums_behind;
+  if (!sums_behind || scheduler.place != IDLE) return;
+  scheduler.place = SUM;
   schedule(s, s.machine->now, RUN, h);
 }
 
 // To the next sum.
 inline Int begin_sum(State& s, Int h) {
-  Block& keeper = s.blocks[h];
-  while (!work_of(s, keeper).by_keeper) {
-    ++keeper.work;
-    if (++keeper.stage < s.machine->stages) continue;
-    keeper.stage = 0;
-    keeper.work = first_work(s, h, ++keeper.step);
+  Block& scheduler = s.blocks[h];
+  while (!work_of(s, scheduler).by_scheduler) {
+    ++scheduler.work;
+    if (++scheduler.stage < s.machine->stages) continue;
+    scheduler.stage = 0;
+    scheduler.work = first_work(s, h, ++scheduler.step);
   }
-  keeper.log = log_of(s, h);
-  keeper.read = work_of(s, keeper).reads;
+  scheduler.log = log_of(s, h);
+  scheduler.read = work_of(s, scheduler).reads;
   log(s, h, s.machine->now, OTHER);  // where its time begins
   return READ;
 }
 
 inline Int add(State& s, Int h) {
-  Block& keeper = s.blocks[h];
-  const Work& work = work_of(s, keeper);
-  keeper.clock = s.machine->now + work.fixed;
-  log(s, h, keeper.clock, work.fixed_cause);
-  return wait_beyond_now(s, h, SUMMED, keeper.clock);
+  Block& scheduler = s.blocks[h];
+  const Work& work = work_of(s, scheduler);
+  scheduler.clock = s.machine->now + work.fixed;
+  log(s, h, scheduler.clock, work.fixed_cause);
+  return wait_beyond_now(s, h, SUMMED, scheduler.clock);
 }
 
 inline Int end_sum(State& s, Int h) {
-  Block& keeper = s.blocks[h];
+  Block& scheduler = s.blocks[h];
   const Int b = owner_of(s, h);
-  const Work& work = work_of(s, keeper);
-  if (work.size != NONE) publish(s, h, work, wires_of(s, keeper));
+  const Work& work = work_of(s, scheduler);
+  if (work.size != NONE) publish(s, h, work, wires_of(s, scheduler));
   s.blocks[b].waited = binder_of(s, h);
-  if (++keeper.sums_made >= s.blocks[b].owed && s.blocks[b].place == OWED)
+  if (++scheduler.sums_made >= s.blocks[b].owed && s.blocks[b].place == OWED)
     schedule(s, s.machine->now, RUN, b);
-  ++keeper.work;
-  ++keeper.stage;  // sums stand inside a layer: the step goes on
-  return keeper.sums_made < keeper.sums_asked ? SUM : IDLE;
+  ++scheduler.work;
+  ++scheduler.stage;  // sums stand inside a layer: the step goes on
+  return scheduler.sums_made < scheduler.sums_due ? SUM : IDLE;
 }
 
 // The block publishes only when the sums of the stages before are made.
 inline bool owes(const State& s, Int b) {
-  return s.machine->has_keepers && s.blocks[b + s.machine->blocks].sums_made < s.blocks[b].owed;
+  return s.machine->has_schedulers && s.blocks[b + s.machine->blocks].sums_made < s.blocks[b].owed;
 }
 
 // What a stage costs once its inputs are there, before its weights.
@@ -300,7 +300,7 @@ inline Int work(State& s, Int b) {
   const Machine& m = *s.machine;
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
-  if (m.has_keepers) ask(s, b, work.asks);
+  if (m.has_schedulers) begin_sums(s, b, work.sums_behind);
   block.clock = m.now + work.fixed;
   log(s, b, block.clock, work.fixed_cause);
   if (work.embed) log(s, b, block.clock += m.memory_latency + block.start, OTHER);
@@ -346,7 +346,7 @@ inline Int attend(State& s, Int b) {
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
   if (work.kv == work.kv_end) return FINISH;
-  block.kv = block.asked = 0;
+  block.kv = block.requested = 0;
   return wait_beyond_now(s, b, ITEM, block.open_at);
 }
 
@@ -361,11 +361,11 @@ inline Int item(State& s, Int b) {
     log(s, b, block.clock, ATTENTION);
     return FINISH;
   }
-  for (; block.asked < std::min(items, block.kv + ahead); ++block.asked) {
-    const Int size = s.kv[work.kv + block.asked].size;
-    const Int asked = work.kv_ahead && block.asked == 0 && !work.kv_after ? block.entered : m.now;
-    const Int arrived = request_now(s, path_of(block, block.asked, block.step > 0), asked, size);
-    arrivals[block.asked % ahead] = arrived + reading(s, block.package, m.now);
+  for (; block.requested < std::min(items, block.kv + ahead); ++block.requested) {
+    const Int size = s.kv[work.kv + block.requested].size;
+    const Int requested = work.kv_ahead && block.requested == 0 && !work.kv_after ? block.entered : m.now;
+    const Int arrived = request_now(s, path_of(block, block.requested, block.step > 0), requested, size);
+    arrivals[block.requested % ahead] = arrived + reading(s, block.package, m.now);
     block.consumed += s.sizes[size];
   }
   block.clock = std::max(block.clock, arrivals[block.kv % ahead]) + s.kv[work.kv + block.kv].cost;
@@ -429,7 +429,7 @@ inline Int leave(State& s, Int b) {
   do {
     ++block.work;
     ++block.stage;
-  } while (block.stage < m.stages && work_of(s, block).by_keeper);
+  } while (block.stage < m.stages && work_of(s, block).by_scheduler);
   if (block.stage < m.stages) return ENTER;
   s.ended[block.step * m.blocks + b] = m.now;
   block.stage = 0;

@@ -9,7 +9,7 @@ inline Int record_of(const State& s, Int rank, Int step, Int channel) {
   return (rank * s.machine->steps + step) * s.machine->channels + channel;
 }
 
-// The block that b is, or whose keeper it is.
+// The block that b is, or whose scheduler it is.
 inline Int owner_of(const State& s, Int b) {
   return b < s.machine->blocks ? b : b - s.machine->blocks;
 }
@@ -80,7 +80,7 @@ inline bool fed_by_others(const State& s, Int channel) {
   return s.machine->mirrors && s.channels[channel].remote;
 }
 
-// More arrivals. After the last one everybody who waits is told, in the order in which their dies
+// More arrivals. After the last one everybody who waits learns it, in the order in which their dies
 // began to wait.
 inline void complete(State& s, Int r, Int channel, Int arrivals = 1) {
   const Int dies = s.machine->dies;

@@ -42,7 +42,7 @@ inline Int request(State& s, Int p, Int now, Int size) {
 // Path.request_now
 inline Int request_now(State& s, Int p, Int now, Int size) {
   const Path& path = s.paths[p];
-  // asked for earlier: how busy that makes a pipe is not bounded
+  // requested earlier: how busy that makes a pipe is not bounded
   s.machine->requests += now < s.machine->now ? LONGEST : 1;
   Int done = share(s, s.path_pipes[path.start], now, size);
   for (Int i = path.start + 1; i < path.end; ++i)

@@ -71,7 +71,7 @@ inline void pump_plain(State& s, Int b) {
   if (may_request(s, block)) wake_at(s, b, std::max(now, window_opens(s, b)));
 }
 
-// ---- gated: weights of experts cannot be asked for before the routing is known; as
+// ---- gated: weights of experts cannot be requested before the routing is known; as
 // twin/sim/gated.py
 
 inline const Stream& stream_of(const State& s, Int b, Int step) {

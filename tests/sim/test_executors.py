@@ -235,7 +235,7 @@ def test_both_executors_give_the_same_trace(case: tuple[Node, Plan], steps: int)
 def test_both_executors_give_the_same_trace_of_sums_beside_the_stages(
     data: st.DataObject, delay: int, early: bool, sampling: Sampling, steps: int
 ) -> None:
-    """Keepers that are quicker than their blocks, and keepers that these wait for."""
+    """SchedulerWarps that are quicker than their blocks, and schedulers that these wait for."""
     node = node_of(usual(per_die=8), data.draw(st.sampled_from((1, 2))))
     node = data.draw(variations(node))
     device = node.device
@@ -258,7 +258,7 @@ def test_both_executors_give_the_same_trace_of_sums_beside_the_stages(
         late_parts=LateParts.REDUCED,
     )
     plan = build(spec, options, limits_of(node.device))
-    assert Machine(plan, node, steps=1, keep_all=False).has_keepers
+    assert Machine(plan, node, steps=1, keep_all=False).has_schedulers
     assert_equal(plan, node, steps=steps)
 
 

@@ -77,7 +77,7 @@ def test_tracks_carry_the_names_of_the_machine() -> None:
     assert {"Gpu[0]", "Gpu[1]", "Gpu[1].Die[1].Block[3].consumer", "critical path"} <= names
 
 
-def test_a_track_is_named_once_however_many_stages_a_keeper_makes() -> None:
+def test_a_track_is_named_once_however_many_stages_a_scheduler_makes() -> None:
     model = shallow("laneformer-2b")
     plan = default_plan(model, load_node("1xh200"), blocks=16)
     named = [

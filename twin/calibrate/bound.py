@@ -5,7 +5,7 @@ than noise, although the group's other numbers follow. Near the least misfit its
 that. Where the curvature does not, the ends are simulated. A rate that nothing waits for is bound
 on one side only: the probes say that it is no less, and not what it is. Numbers that are known only
 as a sum hide behind each other, so the one that is bound least is taken out first, and the others
-are asked again.
+are judged again.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ class Group:
         """`before`: each number as its file has it."""
         found: dict[int, float] = {}
         replaced: list[int] = []
-        asked = list(range(len(self.paths)))
-        while asked:
+        left = list(range(len(self.paths)))
+        while left:
             free = [at for at in range(len(self.paths)) if at not in replaced]
             curved = dict(zip(free, curvature(self.slopes[:, free]), strict=True))
-            ranges = {at: allowed(before[at], self.point[at]) for at in asked}
+            ranges = {at: allowed(before[at], self.point[at]) for at in left}
             strengths = {
                 at: curved[at] * (ranges[at][1] - ranges[at][0]) / 2 / (CERTAIN * self.noise)
-                for at in asked
+                for at in left
             }
-            least = min(asked, key=lambda at: strengths[at])
+            least = min(left, key=lambda at: strengths[at])
             if strengths[least] >= 1:
                 found |= strengths
                 break
-            asked.remove(least)
+            left.remove(least)
             found[least] = max(
                 strengths[least], min(self._rise(least, end, free) for end in ranges[least])
             )

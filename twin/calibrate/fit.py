@@ -3,7 +3,7 @@
 Groups are fitted one after the other, each on its own probes, because a later question (a hand-off)
 rests on the answer to an earlier one (the time to touch an element). Inside a group: least squares
 on log(simulated / measured) over the logarithms of the numbers, so a factor of two too slow weighs
-as much as one too fast. Of chains of layers that were traced, the kinds of stages count beside the
+as much as one too fast. Of chains of layers that were traced, the kinds of stages count next to the
 step: a step alone does not tell what its stages have of it.
 """
 
@@ -51,7 +51,7 @@ TOGETHER = 64
 # e-folds between two evaluations for a slope: over kinks where another cost begins to bind
 STEP = 0.05
 EVALUATIONS = 20  # at most; from a start read off the probes a few suffice
-STAGE_WEIGHT = 0.5  # of a kind of stage beside its whole step, of which it is a part
+STAGE_WEIGHT = 0.5  # of a kind of stage next to its whole step, of which it is a part
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Fit:
     failed: dict[str, str] = field(default_factory=dict)  # probes that did not run, and why
     # factors on each number; the same place is the same draw
     together: dict[str, list[float]] = field(default_factory=dict)
-    # of each number that was asked for: from 1 on its probes bind it
+    # of each number that was fitted: from 1 on its probes bind it
     binding: dict[str, float] = field(default_factory=dict)
     cross: Cross = field(default_factory=Cross)  # over shapes; empty where too few were probed
     settled: tuple[str, ...] = ()  # groups that settle numbers, in order; others are only compared
@@ -94,7 +94,7 @@ def fit_node(
     """
     check_inputs(run.folder, run.meta)
     run = counted(run)
-    asked = _asked(probes, run, progress)
+    held = _probes_of(probes, run, progress)
     recipe = fitted_by(run, node)
     present = override.numbers(node)
     numbers: dict[str, Number] = {}
@@ -102,9 +102,9 @@ def fit_node(
     together: dict[str, list[float]] = {}
     strengths: dict[str, float] = {}
     cross = Cross()
-    with _simulators(asked, frozenset(one.run for one in run.stages)) as simulators:
+    with _simulators(held, frozenset(one.run for one in run.stages)) as simulators:
         for group, wanted in recipe.groups.items():
-            chosen = [p for p in asked if p.group == group]
+            chosen = [p for p in held if p.group == group]
             paths = tuple(path for path in wanted if full_path(path) in present)
             if not chosen or not paths:
                 continue
@@ -118,14 +118,14 @@ def fit_node(
                 residuals |= least.residuals()
                 together |= least.together()
                 cross = least.crossed() if least.crossed().errors else cross
-        rest = [p for p in asked if p.name not in residuals]
+        rest = [p for p in held if p.name not in residuals]
         progress(f"comparing {len(rest)} probes that settle no number")
         residuals |= _residuals(rest, simulators(apply_fit(node, numbers), rest), run)
     return Fit(
         numbers,
         residuals,
         run.id,
-        {p.name: p.group for p in asked},
+        {p.name: p.group for p in held},
         run.meta.get("failed") or {},
         together,
         strengths,
@@ -172,14 +172,14 @@ def judge(
     without the fit.
     """
     run = counted(run)
-    asked = _asked(probes, run, progress)
+    held = _probes_of(probes, run, progress)
     recipe = fitted_by(run, node)
     strengths: dict[str, float] = {}
     known: dict[str, Number] = {}
-    with _simulators(asked, frozenset(one.run for one in run.stages)) as simulators:
+    with _simulators(held, frozenset(one.run for one in run.stages)) as simulators:
         for group, wanted in recipe.groups.items():
             chosen, paths = (
-                [p for p in asked if p.group == group],
+                [p for p in held if p.group == group],
                 tuple(path for path in wanted if path in fit),
             )
             if not chosen or not paths:
@@ -193,7 +193,7 @@ def judge(
     return strengths
 
 
-def _asked(probes: list[Probe], run: store.Run, progress: Callable[[str], None]) -> list[Probe]:
+def _probes_of(probes: list[Probe], run: store.Run, progress: Callable[[str], None]) -> list[Probe]:
     """The probes that the run holds."""
     failed: dict[str, str] = run.meta.get("failed") or {}
     later = [p.name for p in probes if p.name not in run.meta.get("steps", {p.name: 0})]
@@ -313,7 +313,7 @@ class _Least:
         return crossed(names, rows, self.left, self.slopes)
 
     def _widened(self, draws: Vector) -> Vector:
-        """All numbers further from the point together, as shapes that were left out ask for."""
+        """All numbers further from the point together, as shapes that were left out need."""
         along = np.array(self.crossed().along)
         if not len(along):
             return draws

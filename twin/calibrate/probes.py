@@ -1,4 +1,4 @@
-"""The questions that calibration asks of a device, each as a plan that the engine runs and the twin
+"""What calibration measures of a device, each as a plan that the engine runs and the twin
 can run too.
 """
 

@@ -43,14 +43,14 @@ class Recipe:
     groups: Groups
     starts: Starts
     read: Callable[[NDArray[np.floating[Any]]], float]
-    conditions: Callable[[], dict[str, Any]]  # of the device, beside the computer's
+    conditions: Callable[[], dict[str, Any]]  # of the device, next to the computer's
     repeats: int
     quick_repeats: int
     # relative change of all numbers, or of the misfit, at which a fit ends: samples without noise
     # deserve a close one
     enough: float
     # |log(simulated / measured)| from which a probe pulls less and less: the twin lacks something
-    # that it asks for
+    # that it measures
     outlier: float
     # root mean square of |log(simulated / measured)| of a group, from which a fit says nothing
     most_misfit: float = MOST_MISFIT
@@ -79,7 +79,7 @@ HOST_GROUPS: Groups = {
     "exchange": ("handoff.hop_s", "handoff.atomic_s", "kernel.element_s", "kernel.stage_s"),
     "attention": ("kernel.kv_bytes_per_s", "kernel.item_s"),
     "layers": ("kernel.merged_s", "kernel.gate_s"),
-    "launch": ("launch.graph_edge_s", "launch.stream_s"),  # told apart by execution
+    "launch": ("launch.graph_edge_s", "launch.stream_s"),  # distinguished by execution
     "sample": ("kernel.sample_element_s",),
     "turns": ("sharing.switch_s",),
 }
@@ -141,7 +141,7 @@ GPU_GROUPS: Groups = {
     CHOOSING: ("kernel.step_s",),
     STATES: ("kernel.state_s", "kernel.state_element_s"),
     CHOICE: ("kernel.compare_s",),
-    # told apart by the probes with matrices and with layers
+    # distinguished by the probes with matrices and with layers
     "launch": ("launch.graph_edge_s", "launch.restart_s", "kernel.border_s"),
     "sample": ("kernel.sample_element_s",),
 }

@@ -1,5 +1,5 @@
 """Measured runs on disk: calibration/runs/<node>/<date>-<name>/{meta.yaml,samples.csv},
-append-only; fits beside them.
+append-only; fits next to them.
 
 A node of one device is called by the device, as on the command line: 1xh200-sxm lies in h200-sxm.
 """
@@ -340,7 +340,7 @@ def read_fit(node: str) -> tuple[dict[str, Number], dict[str, Any]] | None:
 
 @lru_cache(maxsize=64)
 def _fit(file: Path, name: str, state: Any) -> tuple[dict[str, Number], dict[str, Any]]:
-    """The content of a file in a state, which a prediction asks for some thirty times."""
+    """The content of a file in a state, which a prediction reads some thirty times."""
     advice = f"remove it, or fit again with `twin calibrate {name}`"
     content = _read_yaml(file, advice)
     numbers = _fitted(file, content, advice)
@@ -432,7 +432,7 @@ def _entry(number: Number) -> dict[str, Any]:
     return said if number.kind is Kind.FITTED else said | {"kind": number.kind.value}
 
 
-# a whole number stays one: digests of fits tell them apart
+# a whole number stays one: digests of fits distinguish them
 Finite = int | Annotated[float, Meta(ge=-1e300, le=1e300)]
 
 

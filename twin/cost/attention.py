@@ -30,7 +30,7 @@ def heads_ps(warps: WarpKernel, head_dim: int, heads: int, *, in_step: bool = Fa
     further round of the warps: heads of a second round have long been there.
 
     `in_step`: the blocks end QKV so close together that the number of heads does not matter.
-    So do those of narrow residuals: traced chains of seven and eight query heads were told 0.7 us
+    So do those of narrow residuals: traced chains of seven and eight query heads came out 0.7 us
     too slow on an H200, 0.5 on an H100, of one and two 0.0 to 0.4 and -0.2 to 0.2
     (2026-11-27T094746-probes, T100358).
     """
@@ -74,7 +74,7 @@ def cache_tiles(
     A tile is awaited and left by all warps, as a slice of weights is. So say the probes of
     attention. A part of an item's start and end grows with the rounds in which the block's threads
     publish its outputs, or, where a probe has no queries, put down ones of its own.
-    Warps that meet on the chip await each other as they do for a tile.
+    Warps that meet in shared memory await each other as they do for a tile.
     """
     own = plan.kernel_attention()
     position = own.position_bytes(plan.options.kv_dtype)
@@ -146,7 +146,7 @@ def unit_s(warps: WarpKernel, plan: Plan, scan: CacheScan) -> float:
     """In which a warp compares a unit of cached positions with a set of query heads, and sums
     values. Sets have warps of their own, which share the tensor cores and the chip's memory. A warp
     that takes eight heads makes the products of two sets, whether it has all eight or not: groups
-    of 9 to 16 heads are counted as four sets. InternLM-3-8B, with 16, is told 3 % too slow at 96
+    of 9 to 16 heads are counted as four sets. InternLM-3-8B, with 16, comes out 3 % too slow at 96
     positions, as other models of its size, and 6 % at 3,964.
     """
     own, heads = plan.kernel_attention(), scan.heads

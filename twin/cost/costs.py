@@ -24,7 +24,7 @@ class Costs(ABC):
         self.gathers, self.streams, self.device = gathers, streams, device
         self.schedule, self.plan = streams.schedule, streams.plan
         # of each stage: does a warp that a block has to spare make it?
-        self.by_keeper = [False] * len(self.plan.stages)
+        self.by_scheduler = [False] * len(self.plan.stages)
         self.hands_over = self.plan.spec is not None  # does state go from kernel to kernel?
 
     @abstractmethod

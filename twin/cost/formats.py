@@ -24,7 +24,7 @@ TENSOR_TOKENS = 16  # activations that tensor cores take together
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One ring slot of weights, on the chip."""
+    """One ring slot of weights, in shared memory."""
 
     form: Format | None  # as stored; None: the plan's weight type
     size: int  # bytes that are multiplied
@@ -114,7 +114,7 @@ def decoded_as(form: Format) -> str:
 
 def quantised(matrix: Matrix, *, input_in_memory: bool) -> bool:
     """Do our kernel's threads multiply whole numbers, made of a stage's input (docs/kernel.md)? Of
-    FP8 only where the input lies on the chip.
+    FP8 only where the input lies in shared memory.
     """
     form = matrix.format
     if form is None or not form.coded or tensor_products(matrix):

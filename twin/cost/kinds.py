@@ -1,4 +1,4 @@
-"""Which kind of block a device has, in the one place that asks: a core, or a block of warps."""
+"""Which kind of block a device has, in the one place that looks: a core, or a block of warps."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class _Lowering:
         self.stretches = _stretches(plan)
         # of a stretch of stages, a block and its experts
         self.parts: dict[object, tuple[list[StageWork], list[int]]] = {}
-        # somebody asks for them
+        # of works, where kernels or the cores themselves load
         self.ends = (
             plan.options.execution is not Execution.RESIDENT or device.block.loading == "on-demand"
         )
@@ -154,21 +154,21 @@ class _Lowering:
             touches_memory=bool(weights.costs or kv),
             stored=(hi - lo) * stage.scan.written_bytes if stage.scan else 0,
             kv_after=stage.scan is not None and stage.scan.chosen,
-            by_keeper=self.costs.by_keeper[stage.index],
+            by_scheduler=self.costs.by_scheduler[stage.index],
             ahead=ahead,
             group=streams.group(stage) if ahead else 1,
-            asks=self._asks(stage),
+            sums_behind=self._sums_behind(stage),
         )
         _check(stage, work)
         return work, weights
 
-    def _asks(self, stage: Stage) -> int:
-        """Stages behind this one that the keeper makes."""
+    def _sums_behind(self, stage: Stage) -> int:
+        """Stages behind this one that the scheduler makes."""
         return (
             0
-            if self.costs.by_keeper[stage.index]
+            if self.costs.by_scheduler[stage.index]
             else sum(
-                1 for _ in takewhile(bool, islice(self.costs.by_keeper, stage.index + 1, None))
+                1 for _ in takewhile(bool, islice(self.costs.by_scheduler, stage.index + 1, None))
             )
         )
 

@@ -48,13 +48,13 @@ class StageWork:
     library: bool  # a vendor collective
     touches_memory: bool
     stored: int = 0  # bytes written to memory when the stage ends; nobody waits for them
-    kv_after: bool = False  # cached entries follow from the reads and are asked for after them
-    by_keeper: bool = False  # made by the block's keeper, beside the stages that follow
+    kv_after: bool = False  # cached entries follow from the reads and are requested after them
+    by_scheduler: bool = False  # made by the block's scheduler, next to the stages that follow
     # consumer time of the first slots, which are awaited and leave the ring before the reads
     ahead: tuple[int, ...] = ()
     group: int = 1  # of these slots, what one row group of all teams takes
-    # such stages behind this one: the keeper begins them when this one's reads have succeeded
-    asks: int = 0
+    # such stages behind this one: the scheduler begins them when this one's reads have succeeded
+    sums_behind: int = 0
     # of all GPUs, one after the other, in place of `fence_ps`: a fence and each rank's arrival
     far_fences: int = 0
 
@@ -69,7 +69,7 @@ class Variant:
     of each slot.
 
     `ends[block][stage]`: slots up to and including the stage, where kernels or the cores themselves
-    load; else nobody asks.
+    load; else nobody looks.
     """
 
     stages: tuple[tuple[StageWork, ...], ...]

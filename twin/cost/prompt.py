@@ -2,7 +2,7 @@
 pass, no events.
 
 Blocks meet before every stage, so all of them follow the slowest and one stands for all. What a
-barrier, a norm or attention takes the stream loses: that the next weights are asked for meanwhile
+barrier, a norm or attention takes the stream loses: that the next weights are requested meanwhile
 shows in no measurement.
 
 On tensor cores a block's products take its weights at the stream's rate, or what comes through the
@@ -142,7 +142,7 @@ class _Passes:
     @property
     def prompt(self) -> PromptCosts:
         """What passes on tensor cores cost."""
-        assert self.kernel.prompt is not None  # or nothing asks for it: `tensor_cores`
+        assert self.kernel.prompt is not None  # or nothing reads it: `tensor_cores`
         return self.kernel.prompt
 
     def run(self, first: int, tokens: int, waits: dict[str, float]) -> float:

@@ -15,7 +15,7 @@ from twin.schedule.teams import Team, rows_at_once, team_for
 from twin.units import picoseconds
 
 LOOPED_ROWS = 4  # of a tile at once, in a loop over its rows; of four bits in one slice, four times
-CHAIN_GROUPS = 4  # of columns that share a scale, which a chain of FP4's products keeps apart
+CHAIN_GROUPS = 4  # of columns that share a scale, which a chain of FP4's products keeps separate
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def team_work(
     warp waits for each slice that it sees, loads ROWS_AT_ONCE rows of it and multiplies them, slice
     after slice, and then sums its threads once. `joined`: the first two slices take one wait. In
     the code of probes the compiler makes their products together, behind the wait for the second,
-    unless a slice's weights may have been taken ahead. Layers whose hidden vector has three slices
+    unless a slice's weights may have been prefetched. Layers whose hidden vector has three slices
     show it too: with a wait for each the twin gives their QKV 0.5 us too much
     (2026-11-24T031558-probes). `step_s`: of a loop over a tile's few-bit rows, for each time that
     it is gone through.
@@ -76,7 +76,7 @@ def team_work(
 
 
 def rolled_rows(matrix: Matrix) -> int:
-    """Rows of a tile that a loop takes at once beside experts: `Rolled` in cuda_core.cuh."""
+    """Rows of a tile that a loop takes at once, of experts: `Rolled` in cuda_core.cuh."""
     assert matrix.format is not None
     few = matrix.format.bits == 8 or vector_portions(matrix) > 1
     return LOOPED_ROWS if few else 4 * LOOPED_ROWS
@@ -85,7 +85,7 @@ def rolled_rows(matrix: Matrix) -> int:
 def _held_columns(team: Team, matrix: Matrix) -> int:
     """Columns that a team's threads multiply, of all slices that it sees. Of tensor cores' chains
     (Fragments in cuda_fragments.cuh) each warp takes every so manyth, and none beyond the slice: so
-    a last slice that no other team's stands beside costs what it has.
+    a last slice that that is a team's alone costs what it has.
     """
     if not tensor_products(matrix):
         return team.portions * team.size * WARP * team.vector

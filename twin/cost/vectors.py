@@ -33,7 +33,7 @@ def gather_cost(
 
     A block of warps has them in registers, and pays for the rounds of its loads and the bytes of
     sectors that these take, of which L2 brings all `blocks` of a GPU theirs at the same time.
-    `crowd`: how often more than once all its blocks ask for the same words at once. `weighed`:
+    `crowd`: how often more than once all its blocks load the same words at once. `weighed`:
     attention's splits that a thread weighs and adds, in each of its column slices.
     """
     latencies = rounds * picoseconds(device.exchange.latency_s.value)
@@ -93,25 +93,25 @@ def sharers(matrix: Matrix | None) -> int:
 
 
 def late_rounds(elements: int) -> int:
-    """Rounds in which a block's keeper sums `elements` of other ranks' parts, as cuda_main.cu: all
-    parts of a few at once.
+    """Rounds in which a block's scheduler warp sums `elements` of other ranks' parts, as
+    cuda_main.cu: all parts of a few at once.
     """
     return -(-elements // (LATE_AT_ONCE * WARP))
 
 
 def vector_chunks(matrix: Matrix) -> int:
     """Packs of neighbouring elements that a thread holds and weighs one by one: one of each column
-    slice; two beside few-bit weights, where a thread has more neighbours.
+    slice; two with low-bit weights, where a thread has more neighbours.
     """
     team = vector_team(matrix)
     return team.portions * max(1, team.vector // PACK_ELEMENTS) if team else 1
 
 
 def vector_bytes(matrix: Matrix, *, aligned: int, element: int = FP32_BYTES) -> int:
-    """What a block of warps asks of L2 for a whole vector of `element` bytes each, in sectors: a
-    thread's elements lie side by side, so each load of up to `aligned` bytes a thread asks for as
+    """What a block of warps loads from L2 for a whole vector of `element` bytes each, in sectors: a
+    thread's elements lie side by side, so each load of up to `aligned` bytes a thread takes as
     many sectors as if neighbours did not share them (they do, since `Side` in cuda_vector.cuh:
-    requests counted, not sectors). Teams that hold the same columns ask for them again.
+    requests counted, not sectors). Teams that hold the same columns load them again.
     """
     team = vector_team(matrix)
     if team is None:

@@ -19,11 +19,11 @@ class WarpGathers(Gathers):
     """Reads and publications of a schedule whose blocks are of warps."""
 
     def __init__(
-        self, schedule: Schedule, device: Device, kernel: WarpKernel, by_keeper: list[bool]
+        self, schedule: Schedule, device: Device, kernel: WarpKernel, by_scheduler: list[bool]
     ) -> None:
-        """`by_keeper[stage]`: a warp that a block has to spare makes it."""
+        """`by_scheduler[stage]`: a warp that a block has to spare makes it."""
         super().__init__(schedule, device)
-        self.kernel, self.by_keeper = kernel, by_keeper
+        self.kernel, self.by_scheduler = kernel, by_scheduler
         self.known: dict[tuple[int, int, int, float, float], int] = {}
         plan, warps = self.plan, schedule.of_warps()
         alone = plan.tokens == 1
@@ -52,7 +52,7 @@ class WarpGathers(Gathers):
         return Gathered(words, self.known[key], rounds)
 
     def by_fours_of(self, stage: Stage) -> bool:
-        """Does each thread gather four elements of its input that no other asks for
+        """Does each thread gather four elements of its input that no other loads
         (cuda_quads.cuh)?
         """
         return self.by_fours and stage.kind in self.plan.kinds_by_input["hidden"]
@@ -70,7 +70,7 @@ class WarpGathers(Gathers):
     def _loaded(self, stage: Stage, read: Read, words: int) -> int:
         """Bytes of sectors that a block of warps loads for a read.
 
-        Of what it waits for it polls all that it asks for at once, and the loads that come too
+        Of what it waits for it polls all that it requests at once, and the loads that come too
         early hold up those that find everything.
         """
         plan, value = self.plan, self.plan.values[read.value]
@@ -79,7 +79,7 @@ class WarpGathers(Gathers):
         if splits:
             if stage.matrix is None:
                 return size
-            # a thread with two packs of a slice asks for each by itself
+            # a thread with two vector loads of a slice makes each alone
             aligned = min(terms.QUAD_BYTES, self._alignment(read))
             split = vectors.vector_bytes(
                 stage.matrix, aligned=aligned, element=self._partial_bytes()
@@ -139,7 +139,7 @@ class WarpGathers(Gathers):
         return FP32_BYTES if self.plan.options.kv_dtype is DType.FP32 else FP32_BYTES // 2
 
     def _crowd(self, stage: Stage, read: Read) -> float:
-        """How often more than once the blocks of a rank ask for the same partial outputs at once,
+        """How often more than once the blocks of a rank load the same partial outputs at once,
         for each of the GPU's multiprocessors: of fewer splits than are looked at together they load
         the last one several times, all of them from the same few lines.
         """
@@ -147,7 +147,7 @@ class WarpGathers(Gathers):
             self.splits(stage, read),
             self.plan.stages[self.plan.values[read.value].stage],
         )
-        # nobody has measured those of other layers
+        # those of other layers are not measured
         if not splits or producer.scan:
             return 0.0
         at_once = vectors.parts_at_once(stage.matrix) / vectors.sharers(stage.matrix)
@@ -156,7 +156,7 @@ class WarpGathers(Gathers):
     def _rounds(self, stage: Stage, read: Read, words: int) -> int:
         """Of loads that follow each other beyond the first one."""
         plan = self.plan
-        if self.by_keeper[stage.index]:
+        if self.by_scheduler[stage.index]:
             rounds = vectors.late_rounds(words // max(1, plan.ranks - 1))
         elif ROWS[stage.kind].vector:
             parts = part_count(plan, plan.values[read.value], read.parts)

@@ -105,7 +105,7 @@ class WarpStreams(Streams):
             yield ps + picoseconds(self.kernel.tile_s.value) if ends else ps, size
 
     def _step_s(self, matrix: Matrix) -> float:
-        """Beside experts a loop takes a few of a tile's rows at a time, if threads decode them."""
+        """Of experts a loop takes a few of a tile's rows at a time, if threads decode them."""
         coded = matrix.format is not None and matrix.format.coded and not tensor_products(matrix)
         return self.kernel.step_s.value if coded and self.by_kernel else 0.0
 
@@ -147,7 +147,7 @@ class WarpStreams(Streams):
         to multiply. That saves the loads of the first round; later ones' are hidden behind the
         products of those before. Nothing is saved where a stage begins with its inputs there: a
         probe's without any, and all behind a full barrier or a kernel's border. Nothing is taken
-        where slots are only asked for once the inputs are there.
+        where slots are only requested once the inputs are there.
         """
         if stage.matrix is None or self.device.block.loading == "on-demand":
             return ()

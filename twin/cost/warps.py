@@ -27,10 +27,10 @@ class WarpCosts(Costs):
     def __init__(self, schedule: Schedule, device: Device, kernel: WarpKernel) -> None:
         plan = schedule.plan
         spare = polled(plan) and device.sharing is None
-        by_keeper = [spare and stage.late for stage in plan.stages]
-        gathers = WarpGathers(schedule, device, kernel, by_keeper)
+        by_scheduler = [spare and stage.late for stage in plan.stages]
+        gathers = WarpGathers(schedule, device, kernel, by_scheduler)
         super().__init__(gathers, WarpStreams(schedule, device, kernel), device)
-        self.kernel, self.by_keeper = kernel, by_keeper
+        self.kernel, self.by_scheduler = kernel, by_scheduler
         # Two chains of narrow residuals as graphs leave nothing for the state that goes from kernel
         # to kernel: they take 30 and 8 % less than a day before (2026-11-27T094746-probes)
         self.hands_over = self.hands_over and not gathers.by_fours

@@ -3,8 +3,8 @@ each.
 
 A device file that says `like` may leave out any number of FOLLOWS. A rule compares what is
 published of both parts (their files, so a pointer chase with a pointer chase) and is applied to the
-other part's number as it is best known, which may be a fit: `follow` is asked again with the fitted
-part (twin.calibrate.node), so a new fit needs no change of any file.
+other part's number as it is best known, which may be a fit: `follow` is called again with the
+fitted part (twin.calibrate.node), so a new fit needs no change of any file.
 """
 
 from __future__ import annotations

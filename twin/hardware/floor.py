@@ -1,10 +1,10 @@
 """The read ceiling of a device, and the floor that follows from it: every floor, stream fraction
 and share is taken from here.
 
-Two rates are told apart. `memory.ceiling_bytes_per_s` is what plain reads were measured to reach,
+There are two rates. `memory.ceiling_bytes_per_s` is what plain reads were measured to reach,
 the denominator of a stream fraction. `memory.stream_bytes_per_s` is the rate of the pipe by which
 the twin serves a stream: it is fitted together with latencies and windows, so it is a number of the
-model and not of the memory. On an H200 they are half a percent apart.
+model and not of the memory. On an H200 they differ by half a percent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def exchange_floor_s(node: Node) -> float:
     """Seconds that an exchange between the node's GPUs takes at least, however few bytes it has.
 
     It is one store into another GPU's memory, and two round trips to the second-level cache: the
-    poll that finds it, and the load of what lies beside it. 0 for one GPU.
+    poll that finds it, and the load of what lies next to it. 0 for one GPU.
 
     The form is that of a published model (arXiv 2607.16100: 0.792 + 2 x 0.306 us on GB200, at any
     number of GPUs); the numbers are the node's own.

@@ -139,7 +139,7 @@ def _l2(l2: list[tuple[int, int]], cores: int) -> Cache:
 
 def _llc(size: int, cores: int) -> Cache:
     """What the system says is where a fit looks, not what it finds: a virtual machine has a share
-    of a cache whose whole size it is told, and a container may be told nothing.
+    of a cache whose whole size it sees, and a container may see nothing.
     """
     source = "operating system: L3 caches of the usable CPUs together"
     said = Number(size, Kind.DATASHEET, source)

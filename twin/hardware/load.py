@@ -234,7 +234,7 @@ def _links_of(device: str) -> dict[int, Link | None]:
 
 
 def _own_nodes(path: Path, data: Mapping[str, object]) -> tuple[Device, Family]:
-    """A node file: its device is a name on file, or another file, beside it."""
+    """A node file: its device is a name on file, or another file, next to it."""
     found = read(data, _OwnNodes, path)
     device = load_device(
         str(path.parent / expanded(Path(found.device)))

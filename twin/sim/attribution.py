@@ -88,20 +88,20 @@ def _back(
 
 
 def _before(block: Block, step: int, stage: int) -> int:
-    """The stage that the block made before this one. A keeper's stages follow the last one before
-    them, nothing follows them.
+    """The stage that the block made before this one. A scheduler's stages follow the last one
+    before them, nothing follows them.
     """
     works, before = block.works(step), stage - 1
-    while before >= 0 and works[before].by_keeper and not works[stage].by_keeper:
+    while before >= 0 and works[before].by_scheduler and not works[stage].by_scheduler:
         before -= 1
     return before
 
 
 def _entered(block: Block, step: int, stage: int) -> int:
-    """When the block came to this stage: the end of the last segment before it. A keeper's stage
+    """When the block came to this stage: the end of the last segment before it. A scheduler's stage
     begins with its first segment.
     """
-    if block.works(step)[stage].by_keeper:
+    if block.works(step)[stage].by_scheduler:
         return block.log[step][stage][0][0]
     before = stage
     while (before := _before(block, step, before)) >= 0:

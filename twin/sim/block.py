@@ -49,7 +49,7 @@ class Shared:
     steps: int
     kept_from: int  # the first step whose log is needed
     gates: frozenset[int]  # stages behind which slots may be requested
-    has_keepers: bool  # keepers sum late parts
+    has_schedulers: bool  # schedulers sum late parts
     on_demand: bool  # the cores load what they need when they need it
     times: Times
     library: int  # ps
@@ -57,26 +57,26 @@ class Shared:
     further: int  # ps of a block that pushes, for all ranks beyond the other one of two
 
 
-class Keeper:
-    """A warp of a block that sums late parts beside its consumers, in the order of the plan."""
+class SchedulerWarp:
+    """A warp of a block that sums late parts next to its consumers, in the order of the plan."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
         self.queue: deque[tuple[int, int, StageWork, list[Segment]]] = deque()
         self.idle: simpy.Event | None = None
-        self.asked = 0
+        self.due = 0
         self.done = 0
         self.last: Binder = (block.place.number, 0, 0)  # what it made last
         self.waiting: tuple[int, simpy.Event] | None = None  # the block, until so many are done
 
-    def ask(
+    def begin(
         self, step: int, works: Sequence[tuple[int, StageWork]], logs: Sequence[list[Segment]]
     ) -> None:
         """`works` and the places of their stages."""
         self.queue += [
             (step, index, work, log) for (index, work), log in zip(works, logs, strict=True)
         ]
-        self.asked += len(works)
+        self.due += len(works)
         if self.idle is not None:
             self.block.env.trigger(self.idle, self.block.env.now)
             self.idle = None
@@ -120,8 +120,8 @@ class Block:
         self.env = shared.env
         self.ring = ring
         self.core = core
-        self.keeper = Keeper(self) if shared.has_keepers else None
-        # logs of the sums that the keeper was asked for in this step
+        self.scheduler = SchedulerWarp(self) if shared.has_schedulers else None
+        # logs of the sums that the scheduler was asked to make in this step
         self.sums: deque[list[Segment]] = deque()
         # [step][stage]; only the steps that the machine keeps
         self.log: Sequence[Sequence[Sequence[Segment]]] = []
@@ -173,7 +173,7 @@ class Block:
         for step in range(self.shared.steps):
             stages: list[list[Segment]] = []
             for index, work in enumerate(self.works(step)):
-                if work.by_keeper:
+                if work.by_scheduler:
                     stages.append(self.sums.popleft())
                     continue
                 yield from self._stage(step, index, work, segments)
@@ -222,8 +222,8 @@ class Block:
             fence += self.place.package.fencing(self.env.now)
             log.append((self.env.now + fence, HAND_OFF, None))
             yield self.env.timeout(fence)
-        if self.keeper is not None:
-            yield from self.keeper.until(owed, log)
+        if self.scheduler is not None:
+            yield from self.scheduler.until(owed, log)
         data = self.env.now
         if work.stored:
             self.ring.loaded.request_now(data, work.stored)
@@ -236,17 +236,17 @@ class Block:
             yield from self._barrier(step, index, data, log)
 
     def _ask(self, step: int, index: int, work: StageWork) -> int:
-        """The stage's reads have succeeded: the keeper may begin the sums behind it. How many it
+        """The stage's reads have succeeded: the scheduler may begin the sums behind it. How many it
         owes before this stage publishes.
         """
-        if self.keeper is None:
+        if self.scheduler is None:
             return 0
-        owed = self.keeper.asked
-        if work.asks:
-            logs: list[list[Segment]] = [[] for _ in range(work.asks)]
+        owed = self.scheduler.due
+        if work.sums_behind:
+            logs: list[list[Segment]] = [[] for _ in range(work.sums_behind)]
             self.sums += logs
-            behind = range(index + 1, index + 1 + work.asks)
-            self.keeper.ask(step, [(stage, self.works(step)[stage]) for stage in behind], logs)
+            behind = range(index + 1, index + 1 + work.sums_behind)
+            self.scheduler.begin(step, [(stage, self.works(step)[stage]) for stage in behind], logs)
         return owed
 
     def _read(self, step: int, read: ReadWork, channel: int, log: list[Segment]) -> Process:
@@ -347,7 +347,7 @@ class Block:
         """Cached keys and values are fetched from the stage's start on, `kv_ahead` requests at a
         time.
 
-        Rounds are asked for when the block enters the stage, before its queries are there; a ring's
+        Rounds are requested when the block enters the stage, before its queries are there; a ring's
         requests follow its reads.
         """
         env, ring = self.env, self.ring
@@ -359,8 +359,12 @@ class Block:
             while len(arrivals) < min(len(work.kv), number + ahead):
                 size = work.kv[len(arrivals)][0]
                 path = ring.path_of(len(arrivals), warm=step > 0)
-                asked = entered if work.kv_ahead and not arrivals and not work.kv_after else env.now
-                arrivals.append(path.request_now(asked, size) + self.place.package.reading(env.now))
+                requested = (
+                    entered if work.kv_ahead and not arrivals and not work.kv_after else env.now
+                )
+                arrivals.append(
+                    path.request_now(requested, size) + self.place.package.reading(env.now)
+                )
                 self.consumed += size
             clock = max(clock, arrivals[number]) + cost
             yield env.timeout(clock - env.now)

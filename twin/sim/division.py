@@ -3,8 +3,8 @@ to be faster.
 
 A few other numbers of attention splits are simulated with two layers and a small vocabulary, once
 for each shape, and the answer is kept on disk. A division must win by more than the twin has been
-wrong about such a change. Slots of other sizes are not among them: of twelve that it told to be
-faster, or at most 2 % slower, eleven took 2 to 19 % longer (studies/h200-history/tried.md).
+wrong about such a change. Slots of other sizes are not among them: of twelve that it predicted to
+be faster, or at most 2 % slower, eleven took 2 to 19 % longer (studies/h200-history/tried.md).
 """
 
 from __future__ import annotations
@@ -117,15 +117,15 @@ def _searched(small: ModelSpec, node: Node, chosen: tuple[tuple[str, Any], ...])
 
 def _keep(path: Path, found: Choice) -> None:
     """Whole or not at all. A disk that takes nothing costs time only."""
-    beside = path.with_suffix(f".{os.getpid()}")
+    unfinished = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(
+        unfinished.write_text(
             json.dumps({"options": found.options, "reason": found.reason}), encoding="utf-8"
         )
-        beside.replace(path)
+        unfinished.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def _search(small: ModelSpec, node: Node, chosen: dict[str, Any]) -> Choice | None:

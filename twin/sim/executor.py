@@ -1,5 +1,5 @@
 """Which of the two executors runs a machine: compiled code where it can, SimPy where it cannot or
-where it is asked for.
+where it is chosen.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _missing: list[str] = []  # why this computer cannot compile; looked for once
 def run(
     machine: Machine, prepared: Prepared, executor: Executor | None = None, room: Room | None = None
 ) -> tuple[Executor, str]:
-    """Run a machine of this program to its end; by which executor, and, where none was asked for
+    """Run a machine of this program to its end; by which executor, and, where none was chosen
     and SimPy had to do it, why.
 
     What compiled code leaves of the blocks' logs lies in `room`.
 
-    Raises ToolchainError or Unsupported if compiled code was asked for and cannot be had.
+    Raises ToolchainError or Unsupported if compiled code was chosen and cannot be had.
     """
     why = ""
     if executor is not Executor.SIMPY:

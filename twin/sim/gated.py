@@ -1,4 +1,4 @@
-"""The loader of a block whose stream holds experts: their weights cannot be asked for before the
+"""The loader of a block whose stream holds experts: their weights cannot be requested before the
 routing is known.
 """
 

@@ -32,7 +32,7 @@ from twin.units import picoseconds, unit_of
 ANSWERS = 2**16  # times that memory takes, drawn once for all blocks
 PS_OF_NS = 1000
 # copies between the places where two blocks begin among them: more than a stage of a layer has
-APART = 491
+STAGGER = 491
 
 
 class Machine:
@@ -62,7 +62,7 @@ class Machine:
         self.keep_all = keep_all
         self.env = Clock()
         self.program = program or compile_plan(plan, device, steps=steps)
-        self.has_keepers = any(work.by_keeper for work in self.program.stages[0])
+        self.has_schedulers = any(work.by_scheduler for work in self.program.stages[0])
         self.gates = frozenset(stage.gate for stage in plan.stages if stage.gate is not None)
         # GPUs that share one package
         self.emulated = node.link is not None and node.link.topology == "memory"
@@ -109,8 +109,8 @@ class Machine:
     @property
     def further(self) -> int:
         """Ps by which a block takes longer to push to all ranks than to one on another GPU; those
-        on its own cost nothing. With sentinels alone: counters and barriers of four GPUs are told
-        well without it.
+        on its own cost nothing. With sentinels alone: counters and barriers of four GPUs are
+        predicted well without it.
         """
         plan, polls = self.plan, self.plan.options.handoff is HandOffKind.SENTINEL
         if self.links is None or not self.resident or not polls:
@@ -124,9 +124,9 @@ class Machine:
         if self.resident:
             for block in self.blocks:
                 block.ring.pump()
-        for block in self.blocks if self.has_keepers else ():
-            assert block.keeper is not None
-            self.env.process(block.keeper.run())
+        for block in self.blocks if self.has_schedulers else ():
+            assert block.scheduler is not None
+            self.env.process(block.scheduler.run())
         done = self.env.all_of([self.env.process(block.run()) for block in self.blocks])
         try:
             self.env.run(until=done)
@@ -203,7 +203,7 @@ class Machine:
             steps=self.steps,
             kept_from=0 if self.keep_all else self.steps - 1,
             gates=self.gates,
-            has_keepers=self.has_keepers,
+            has_schedulers=self.has_schedulers,
             on_demand=self.on_demand,
             times=self.times,
             library=self.link_times.library,
@@ -231,7 +231,7 @@ class Machine:
         core, port = self._core(gpu, on_gpu, place.name)
         memory = package.memory_path(die, port)
         ring = self._ring(rank, index, memory, package.cached_path(die, port, self.footprint()))
-        ring.answers, ring.first_answer = self.answers, APART * on_gpu
+        ring.answers, ring.first_answer = self.answers, STAGGER * on_gpu
         ring.paused = core is not None
         return Block(place, shared, ring, core)
 
@@ -344,13 +344,13 @@ def one_stands_for_all(plan: Plan, node: Node, program: Program) -> bool:
     """
     options = plan.options
     polls = options.execution is Execution.RESIDENT and options.handoff is HandOffKind.SENTINEL
-    apart = (
+    separate = (
         options.gpus > 1
         and plan.ranks_per_gpu == 1
         and node.link is not None
         and node.link.topology != "memory"
     )
-    return polls and apart and node.device.sharing is None and not program.drawn
+    return polls and separate and node.device.sharing is None and not program.drawn
 
 
 def check(plan: Plan, node: Node) -> None:

@@ -32,7 +32,7 @@ class Border:
 
 class Barrier:
     """Every block of a rank waits for all of them, and for all ranks when the stage pushed: one
-    counter per rank, whose completion is told to the other GPUs by one store each.
+    counter per rank, whose completion the other GPUs learn by one store each.
     """
 
     def __init__(self, handoffs: HandOffs, *, across: bool) -> None:

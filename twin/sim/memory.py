@@ -62,7 +62,7 @@ class Pipe:
         return done
 
     def share(self, now: int, size: int) -> int:
-        """A transfer beside the stream: full rate on an idle pipe, half while the stream has a
+        """A transfer next to the stream: full rate on an idle pipe, half while the stream has a
         backlog.
         """
         start = self.small_free if self.small_free > now else now

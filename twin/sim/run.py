@@ -70,7 +70,7 @@ class Result:
     tokens_per_step: float = 1.0  # of a sequence; more with accepted drafts
     draft_s: float = 0.0  # before each step
     executor: str = field(default=Executor.SIMPY.value, compare=False)  # both give the same result
-    why_simpy: str = field(default="", compare=False)  # where nobody asked for it
+    why_simpy: str = field(default="", compare=False)  # where it was not chosen
     wall_s: float = field(default=0.0, compare=False)
     trace: Trace | None = field(default=None, compare=False, repr=False)
 

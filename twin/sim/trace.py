@@ -42,7 +42,7 @@ def collect(
     """`blocks` of each GPU, or all, from `first_step` on, which is then called step 0; the critical
     path always.
 
-    `group` stands before the names of processes, for a file that holds another trace beside this
+    `group` stands before the names of processes, for a file that holds another trace too
     one.
     """
     events: list[Event] = []
@@ -71,7 +71,7 @@ def marks(machine: Machine) -> NDArray[np.int64]:
         before = 0
         for step, stages in enumerate(block.log):
             for index, segments in enumerate(stages):
-                if block.program[index].by_keeper:
+                if block.program[index].by_scheduler:
                     made[step, block.place.rank, block.place.index, index] = (
                         segments[0][0],
                         segments[-1][0],
@@ -107,9 +107,9 @@ def _consumer(machine: Machine, block: Block, first_step: int) -> Iterator[Event
     """Steps, in them stages, in them what the time went to."""
     tid = machine.number_on_gpu(block)
     yield named_track(block.place.gpu, tid, f"{block.place.name}.consumer")
-    if any(work.by_keeper for work in block.program):
+    if any(work.by_scheduler for work in block.program):
         yield named_track(
-            block.place.gpu, _keeper_track(machine, block), f"{block.place.name}.helper"
+            block.place.gpu, _scheduler_track(machine, block), f"{block.place.name}.helper"
         )
     begin = block.ended[first_step - 1] if first_step else 0
     for step, stages in enumerate(block.log[first_step:], start=first_step):
@@ -119,8 +119,8 @@ def _consumer(machine: Machine, block: Block, first_step: int) -> Iterator[Event
         for index, segments in enumerate(stages):
             if not segments:
                 continue
-            if block.program[index].by_keeper:
-                yield from _keeper(machine, block, index, segments)
+            if block.program[index].by_scheduler:
+                yield from _scheduler(machine, block, index, segments)
                 continue
             yield span(
                 machine.plan.stages[index].name,
@@ -142,11 +142,11 @@ def _consumer(machine: Machine, block: Block, first_step: int) -> Iterator[Event
         begin = block.ended[step]
 
 
-def _keeper(
+def _scheduler(
     machine: Machine, block: Block, index: int, segments: Sequence[Segment]
 ) -> Iterator[Event]:
-    """A stage that the block's keeper makes, on a track of its own."""
-    tid = _keeper_track(machine, block)
+    """A stage that the block's scheduler makes, on a track of its own."""
+    tid = _scheduler_track(machine, block)
     begin = segments[0][0]
     yield span(
         machine.plan.stages[index].name, "stage", block.place.gpu, tid, begin, segments[-1][0]
@@ -157,7 +157,7 @@ def _keeper(
             begin = end
 
 
-def _keeper_track(machine: Machine, block: Block) -> int:
+def _scheduler_track(machine: Machine, block: Block) -> int:
     return machine.plan.options.blocks + machine.number_on_gpu(block)
 
 

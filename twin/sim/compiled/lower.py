@@ -251,8 +251,8 @@ class _Flattening:
                 pushed=published is not None and published.pushed,
                 stored=place(work.stored) if work.stored else -1,
                 kv_after=work.kv_after,
-                by_keeper=work.by_keeper,
-                asks=work.asks,
+                by_scheduler=work.by_scheduler,
+                sums_behind=work.sums_behind,
                 ahead=ahead,
                 ahead_end=len(self.slot_costs),
                 group=work.group,
@@ -376,7 +376,7 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "gated": isinstance(machine.blocks[0].ring, GatedRing),
         "ahead": plan.options.ahead_slots,
         "gates": flat.gates,
-        "has_keepers": machine.has_keepers,
+        "has_schedulers": machine.has_schedulers,
         "pace": machine.blocks[0].ring.pace,
         "leave": times.loader.leave,
         "answers": 0 if machine.answers is None else len(machine.answers),
@@ -450,10 +450,10 @@ def _blocks(
             columns[name].append(value)
     for name, column in columns.items():
         rows[name] = column
-    if machine.has_keepers:
-        keepers = rows.copy()
-        keepers["place"] = PLACES.index("IDLE")
-        rows = np.concatenate([rows, keepers])
+    if machine.has_schedulers:
+        schedulers = rows.copy()
+        schedulers["place"] = PLACES.index("IDLE")
+        rows = np.concatenate([rows, schedulers])
     return rows, np.zeros((recorded, 2), np.int64)
 
 
@@ -489,7 +489,7 @@ class _Pipes:
         return table
 
     def costs(self, sizes: Sequence[int]) -> Array:
-        """[rates][sizes], as Pipe.cost; what that refuses is refused where it is asked for, and
+        """[rates][sizes], as Pipe.cost; what that refuses is refused where it is requested, and
         here a picosecond more than the longest.
         """
         costs = [

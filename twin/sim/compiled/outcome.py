@@ -51,7 +51,7 @@ def _put_back(machine: Machine, lowered: Lowered) -> None:
     state = lowered.state
     for pipe, size in zip(lowered.pipes, state.pipes["bytes"].tolist(), strict=True):
         pipe.bytes = size
-    blocks = state.blocks[: len(machine.blocks)]  # without their keepers
+    blocks = state.blocks[: len(machine.blocks)]  # without their schedulers
     step = blocks["step"].tolist()
     columns = (
         blocks[name].tolist() for name in ("issued", "freed", "limit", "consumed", "history")
@@ -79,7 +79,7 @@ def _put_back(machine: Machine, lowered: Lowered) -> None:
 
 
 class _Lazy(Sequence[T]):
-    """Items made where somebody asks for them: a path back through a step touches few of a
+    """Items made where somebody looks at them: a path back through a step touches few of a
     million.
     """
 

@@ -39,7 +39,7 @@ MACHINE = _record(
     # blocks: of all ranks
     "steps kept_from blocks blocks_of_rank blocks_of_gpu ranks gpus stages channels dies sizes",
     "resident borders barriers on_demand fetch memory_latency restart library switch_time",
-    "capacity window wide_window pace leave answers kv_arrivals gated ahead gates has_keepers",
+    "capacity window wide_window pace leave answers kv_arrivals gated ahead gates has_schedulers",
     "hop cross atomic poll growth fetch_growth load link_hop link_growth link_window link_spread",
     "link_fence further counter_total",
     # where one GPU stands for all: see native/simulator/mirror.h
@@ -49,12 +49,12 @@ EVENT = _record("time order")
 BLOCK = _record(
     "rank gpu die package core exchange other_exchange next",
     "place after step stage work wires read slot last_cause clock looked entered taken resumed kv "
-    "asked consumed log",
+    "requested consumed log",
     "wide_begin wide_end",  # slots of a step for which `wide_window` counts
     "stream per_step kept limit open_at copied paused waiting issued freed memory cached history",
     "head head_step head_stretch beyond",  # of a gated ring
     "start first_answer waited_group run_group wake_group",
-    "sums_asked sums_made",  # of a keeper
+    "sums_due sums_made",  # of a scheduler
     "owed",
     ("waited", BINDER),  # of a block: sums made before its next publication; the last one
 )
@@ -65,7 +65,7 @@ LOAD = _record("marked before load most")  # `most`: see mirror.h
 WORK = _record(
     "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample "
     "fence launch touches_memory",
-    "size pushed stored kv_after by_keeper asks ahead ahead_end group far_fences",
+    "size pushed stored kv_after by_scheduler sums_behind ahead ahead_end group far_fences",
 )
 PUSH = _record("wires first size stored", ("who", BINDER))  # of a GPU that stands for others
 STAGE = _record("across gate opens")  # gates as they are numbered
@@ -129,7 +129,7 @@ ERRORS = (  # why the simulation came back; the first error counts
     "FINISHED",
     "DEADLOCK",
     "STARVED",  # `stuck` is the block
-    # the clock's end; `beyond` and `beyond_high` are the 128 bits of the time that was asked for
+    # the clock's end; `beyond` and `beyond_high` are the 128 bits of the time that was needed
     "BEYOND",
     "AMBIGUOUS",  # other GPUs may have done the same in another order
     "SLOW",  # a transfer takes too long; `stuck` is the pipe, `beyond` the place of the size
@@ -168,7 +168,7 @@ PLACES = (  # where a block goes on when it runs next
 class State(NamedTuple):
     machine: Array  # [1] MACHINE
     queue: Array  # EVENT, a binary heap
-    blocks: Array  # [blocks] BLOCK, and as many again for their keepers where these make sums
+    blocks: Array  # [blocks] BLOCK, and as many again for their schedulers where these make sums
     answers: Array  # [machine.answers] ps by which memory answers a request later or sooner
     arrivals: Array  # [blocks][capacity] of ring slots, by request
     starts: Array  # gated rings: [blocks][steps + 2] first slot of each step
@@ -188,7 +188,7 @@ class State(NamedTuple):
     loads: Array  # [packages] LOAD, as links see it
     choices: Array  # [steps + 1][ranks] variants
     variants: Array  # [variants][blocks_of_rank][stages] works
-    # [variants][blocks_of_rank][stages] slots up to and including the stage, where somebody asks
+    # [variants][blocks_of_rank][stages] slots up to and including the stage, where somebody looks
     # for them
     ends: Array
     works: Array  # WORK, each once
