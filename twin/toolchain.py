@@ -83,7 +83,7 @@ def build_host(header: str, *, sanitize: str | None = None, extra: Sequence[str]
         flags += [
             f"-fsanitize={sanitize}",
             "-g1",  # lines; with variables it takes half as long again
-            "-O1",
+            "-O0",  # a third of the time
             "-fno-omit-frame-pointer",
             "-fno-sanitize-recover=all",
         ]
