@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import TINY, Twin
+from tests.patience import PATIENCE_S
 from twin.calibrate.known_error import known_error
 from twin.calibrate.node import calibrated_node
 from twin.cli import COMMANDS, build_parser
@@ -385,7 +386,7 @@ def test_ctrl_c_prints_what_was_generated(checkpoint: Path, tmp_path: Path) -> N
     assert process.stdout.read(10)  # it generates
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err.decode()
     assert out.endswith(b"\n")
     assert b"cancelled" in err

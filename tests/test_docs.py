@@ -14,6 +14,7 @@ import pytest
 from studies.common import readme_figure, svg
 from tests.command_line import Twin
 from tests.engine.gguf_cases import CONFIGS, write_case
+from tests.patience import PATIENCE_S
 from twin.cli import COMMANDS, build_parser
 from twin.commands import whatif
 from twin.commands.arguments import option_value
@@ -236,7 +237,7 @@ def test_worked_example_of_an_addition_runs(name: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=PATIENCE_S,
     )
     assert outcome.returncode == 0, outcome.stderr
     assert outcome.stdout.splitlines() == lines

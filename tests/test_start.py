@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[1]
 SLOW = (
     "pandas",
@@ -76,7 +78,7 @@ def test_ctrl_c_while_the_program_is_loaded_ends_it_quietly(name: str, tmp_path:
     assert process.stdout
     assert process.stdout.readline() == b"loading\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, err) == (130, b"", b"")
 
 

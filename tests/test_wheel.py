@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 NAMED = re.compile(r"(?:monotwin|pip install '\.)\[(\w+)\]")
@@ -113,11 +115,13 @@ def test_its_engine_runs_and_serves_a_checkpoint(installed: Installed, checkpoin
     try:
         assert process.stdout
         url = process.stdout.readline().split()[-1]
-        assert json.load(urllib.request.urlopen(f"{url}/health", timeout=30)) == {"status": "ok"}
-        assert b"<title>MonoTwin" in urllib.request.urlopen(url, timeout=30).read()
+        assert json.load(urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S)) == {
+            "status": "ok"
+        }
+        assert b"<title>MonoTwin" in urllib.request.urlopen(url, timeout=PATIENCE_S).read()
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) in (0, 130)
+        assert process.wait(PATIENCE_S) in (0, 130)
 
 
 def test_its_extras_are_those_that_the_documents_name(installed: Installed) -> None:

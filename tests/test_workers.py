@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[1]
 POOLS = {
     "study": "from twin.study.local import pool_of\n    pool = pool_of(2)",
@@ -53,7 +55,7 @@ def test_workers_end_when_their_parent_is_killed(pool: str, tmp_path: Path) -> N
     workers = [int(pid) for pid in ran.stdout.readline().split()]
     ran.wait(60)
     assert len(workers) == 2
-    late = time.monotonic() + 20
+    late = time.monotonic() + PATIENCE_S
     while any(map(alive, workers)):
         assert time.monotonic() < late, "a minute of work goes on for nobody"
         time.sleep(0.02)

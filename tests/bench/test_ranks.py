@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from twin.bench import hf_parallel, nccl, ranks
 from twin.bench.ranks import Rank, run_ranks
 from twin.errors import EngineError
@@ -34,7 +35,7 @@ def work(rank: Rank, request: dict[str, Any]) -> None:
         time.sleep(600)
 
 
-def run(folder: Path, then: str, timeout_s: float = 60) -> dict[str, Any]:
+def run(folder: Path, then: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
     request = {"names": list(ranks.WITHOUT_MULTICAST), "then": then}
     return run_ranks(OWN, 2, request, backend="gloo", timeout_s=timeout_s, folder=folder)
 
@@ -50,17 +51,12 @@ def _torch() -> None:
 
 
 @pytest.mark.hf
-def test_multicast_is_off_in_every_process(tmp_path: Path) -> None:
-    made = run(tmp_path, "end")
+def test_one_that_fails_ends_all_and_is_heard_behind_an_answer(tmp_path: Path) -> None:
+    """Whose environment has NVLink multicast off. Runs that end: tests/bench/test_measure.py."""
+    made = run(tmp_path, "fail")
+    assert made.pop("failed") == "EngineError: rank 1 gave up"
     assert made == {"environment": ranks.WITHOUT_MULTICAST}
     assert ranks.WITHOUT_MULTICAST["NCCL_NVLS_ENABLE"] == "0"
-    assert len(list(tmp_path.glob("done-*"))) == 2
-
-
-@pytest.mark.hf
-def test_one_that_fails_ends_all_and_is_heard(tmp_path: Path) -> None:
-    made = run(tmp_path, "fail")
-    assert made["failed"] == "EngineError: rank 1 gave up"
     assert alive(tmp_path) == []
 
 
@@ -85,7 +81,7 @@ def test_they_end_with_a_caller_that_is_killed(tmp_path: Path) -> None:
 
 
 def soon(happens: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE_S
     while not happens() and time.monotonic() < end:
         time.sleep(0.1)
     return happens()
@@ -94,10 +90,10 @@ def soon(happens: Callable[[], bool]) -> bool:
 @pytest.mark.hf
 def test_a_failure_before_any_answer_is_raised() -> None:
     with pytest.raises(EngineError, match=r"No module named twin\.bench\.no_such"):
-        run_ranks("twin.bench.no_such", 1, {}, backend="gloo", timeout_s=60)
+        run_ranks("twin.bench.no_such", 1, {}, backend="gloo", timeout_s=PATIENCE_S)
     request = {"folder": "/nowhere", "dtype": "float32", "prompts": [[1]], "tokens": 1}
     with pytest.raises(EngineError, match="nowhere"):
-        run_ranks(hf_parallel.__name__, 1, request, backend="gloo", timeout_s=60)
+        run_ranks(hf_parallel.__name__, 1, request, backend="gloo", timeout_s=PATIENCE_S)
 
 
 @pytest.mark.hf
@@ -105,7 +101,7 @@ def test_a_failure_before_any_answer_is_raised() -> None:
 @pytest.mark.parametrize("count", [2, 4])
 def test_sums_are_checked_before_they_are_timed(count: int) -> None:
     request = {"elements": 24, "repeats": 2, "times": 2, "replays": 3}
-    made = run_ranks(nccl.__name__, count, request, backend="gloo", timeout_s=100)
+    made = run_ranks(nccl.__name__, count, request, backend="gloo", timeout_s=PATIENCE_S)
     assert set(made["ns"]) == {"nccl-bf16", "nccl-fp32", nccl.EDGE}
     assert all([len(spans) for spans in runs] == [3, 3] for runs in made["ns"].values())
     assert (made["captured"], "failed" in made) == (False, False)
@@ -118,7 +114,7 @@ def test_nccl_s_sums_in_a_graph_are_exact_and_timed(gpus: int) -> None:
     if torch.cuda.device_count() < gpus:
         pytest.skip(f"{torch.cuda.device_count()} GPUs, {gpus} are needed")
     request = {"elements": 2048, "repeats": 2, "times": 100, "replays": 5}
-    made = run_ranks(nccl.__name__, gpus, request, backend="nccl", timeout_s=60)
+    made = run_ranks(nccl.__name__, gpus, request, backend="nccl", timeout_s=PATIENCE_S)
     assert (made["captured"], "failed" in made) == (True, False)
     assert min(min(spans) for spans in made["ns"]["nccl-bf16"]) > 1000
     assert max(max(spans) for spans in made["ns"]["nccl-fp32"]) < 10**6

@@ -124,7 +124,6 @@ def test_a_file_of_k_types_is_multiplied_as_it_is(tmp_path: Path) -> None:
     judged(made)
 
 
-@pytest.mark.usefixtures("as_users_compile")
 def test_a_file_of_small_blocks_is_multiplied_as_it_is(tmp_path: Path) -> None:
     made = write(tmp_path / "model.gguf", NARROW, small_mix)
     forms = {w.name: w.format.name for w in made.spec.layer_weights(1)}

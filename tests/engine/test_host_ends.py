@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import signal
-import time
 from typing import Any
 
 import numpy as np
@@ -53,11 +52,9 @@ def test_a_prompt_may_contain_stop_tokens() -> None:
 def test_cancel_returns_what_was_generated(execution: Execution) -> None:
     plan = planned(max_context=1_000_000, attention_splits=1, execution=execution)
     with engine(plan) as running:
-        begun = time.monotonic()
         made = running.generate([1], max_tokens=900_000, on_token=after_the_first(running.cancel))
     assert made.stop_reason == "cancelled"
     assert 0 < len(made.tokens) == len(made.step_ns) < 900_000
-    assert time.monotonic() - begun < 5
 
 
 def test_an_interrupt_returns_what_was_generated() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -96,10 +95,8 @@ def test_a_cancel_before_the_kernel_starts_is_not_lost() -> None:
             start(request)
 
         running._start = cancelled_first  # type: ignore[method-assign]
-        began = time.monotonic()
         made = running.generate([1], max_tokens=900_000)
         assert made.stop_reason == "cancelled"
-        assert time.monotonic() - began < 5
         running._start = start  # type: ignore[method-assign]
         assert running.generate([1], max_tokens=3).stop_reason == "length", (
             "a cancel ends one request"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import csv
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -205,9 +204,7 @@ def test_cancel_ends_the_passes(execution: Execution) -> None:
     plan = chunked(max_context=100_000, attention_splits=1, execution=execution)
     with engine(plan) as running:
         threading.Timer(0.2, running.cancel).start()
-        begun = time.monotonic()
         made = running.generate([1] * 60_000, max_tokens=5)
-        assert time.monotonic() - begun < 5
         assert made.tokens == []
         assert made.stop_reason == "cancelled"
         assert len(made.pass_ns) == 0

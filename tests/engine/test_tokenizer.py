@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -425,9 +424,7 @@ def test_a_vocabulary_without_end_is_refused_before_its_library_reads_it(
     tmp_path: Path, text: str
 ) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
-    began = time.monotonic()
     refused(TwinError, lambda: open_tokenizer(tmp_path), "tokenizer.json", "download it again")
-    assert time.monotonic() - began < 3
 
 
 def test_special_tokens_that_are_unknown_are_shown_harmlessly(tmp_path: Path) -> None:

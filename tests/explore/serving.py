@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from tests.patience import PATIENCE_S
 from twin.explore.app import App
 from twin.explore.desk import Desk, Work
 from twin.explore.processes import Processes
@@ -32,7 +33,7 @@ class Running:
 
     def get(self, path: str, **query: Any) -> httpx.Response:
         """Without certificates, whose loading takes longer than most requests."""
-        return httpx.get(f"{self.url}/{path}", params=query, timeout=60, verify=False)
+        return httpx.get(f"{self.url}/{path}", params=query, timeout=PATIENCE_S, verify=False)
 
     def parts(self, path: str, **query: Any) -> list[dict[str, Any]]:
         answer = self.get(path, **query)
@@ -56,7 +57,7 @@ def running(
         uvicorn = server(app)
         thread = threading.Thread(target=uvicorn.run, args=[[listening]], daemon=True)
         thread.start()
-        late = time.monotonic() + 20
+        late = time.monotonic() + PATIENCE_S
         while not uvicorn.started:
             assert time.monotonic() < late, "the explorer did not start"
             time.sleep(0.005)

@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.patience import PATIENCE_S
+
 COLD_S, WARM_S = 3.0, 1.0  # on an idle computer
 PATIENCE = 20  # times as long on a busy one
 SIMPLE = "llama-3.1-8b 1xh200"
@@ -42,7 +44,7 @@ def fresh(tmp_path: Path) -> Iterator[str]:
         yield str(json.loads(told)["url"])
     finally:
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=PATIENCE_S)
     assert "Traceback" not in said, "it ends quietly, whatever is under way"
 
 
@@ -50,7 +52,7 @@ def first(url: str, case: str) -> tuple[float, str]:
     """Seconds until a speed is told, and which part tells it."""
     began = time.monotonic()
     with httpx.stream(
-        "GET", f"{url}/answer", params={"case": case}, timeout=60, verify=False
+        "GET", f"{url}/answer", params={"case": case}, timeout=PATIENCE_S, verify=False
     ) as answer:
         for line in answer.iter_lines():
             part = json.loads(line[6:])["part"] if line.startswith("data: {") else "progress"

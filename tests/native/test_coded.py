@@ -129,7 +129,12 @@ def test_threads_sum_rows_of_an_input_on_the_chip_as_fp64_does(name: str) -> Non
 @pytest.mark.parametrize(
     ("rows", "cols", "team", "slices"),
     [
-        *[(16, 2880, 4, 2), (6, 960, 2, 1), (5, 1920, 2, 2), (23, 512, 1, 1), (16, 2048, 4, 1)],
+        (16, 2880, 4, 2),
+        (5, 1920, 2, 2),
+        *(
+            pytest.param(*shape, marks=pytest.mark.slow)
+            for shape in ((6, 960, 2, 1), (23, 512, 1, 1), (16, 2048, 4, 1))
+        ),
         # three experts' columns: their scales are no whole loads, and zeros lie behind them
         *[(16, 1248, 1, 3), (7, 1200, 1, 3)],
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from twin import toolchain
 
 HERE = Path(__file__).resolve().parent
@@ -148,7 +149,7 @@ def test_many_warps_compute_the_same_without_races(sanitize: str | None, script:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=300,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-SECONDS = 30
 
 
 class Page:
@@ -47,7 +48,7 @@ class Page:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            assert select.select([self._back], [], [], SECONDS)[0], "the browser does not answer"
+            assert select.select([self._back], [], [], PATIENCE_S)[0], "the browser does not answer"
             got = os.read(self._back, 2**20)
             assert got, "the browser has ended"
             self._rest += got
@@ -70,7 +71,7 @@ class Page:
         return answer["result"].get("value")
 
     def until(self, code: str) -> None:
-        late = time.monotonic() + SECONDS
+        late = time.monotonic() + PATIENCE_S
         while not self.run(code):
             assert time.monotonic() < late, code
             time.sleep(0.02)

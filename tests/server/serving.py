@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from tests.patience import PATIENCE_S
 from twin.calibrate.node import calibrated_node
 from twin.engine.opening import open_source
 from twin.server.app import App
@@ -36,9 +37,9 @@ class Running:
 
     def client(self) -> httpx.Client:
         """Without certificates, whose loading takes longer than most requests."""
-        return httpx.Client(base_url=self.url, timeout=30, verify=False)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_S, verify=False)
 
-    def wait_idle(self, seconds: float = 10) -> None:
+    def wait_idle(self, seconds: float = PATIENCE_S) -> None:
         """Raises where something still runs or waits then."""
         late = time.monotonic() + seconds
         while self.app.worker.running or self.app.worker.waiting:
@@ -79,7 +80,7 @@ def running(
         uvicorn = server(app)
         thread = threading.Thread(target=uvicorn.run, args=[[listening]], daemon=True)
         thread.start()
-        late = time.monotonic() + 20
+        late = time.monotonic() + PATIENCE_S
         while not uvicorn.started:
             assert time.monotonic() < late, "the server did not start"
             time.sleep(0.005)

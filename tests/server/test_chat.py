@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.command_line import Outcome, Twin
+from tests.patience import PATIENCE_S
 from tests.refusals import refused, refused_command
 from tests.server.serving import SMALL
 from twin.calibrate.node import calibrated_node
@@ -152,7 +153,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(checkpoint: Path, template_fi
         while "Ctrl-D" not in child.stderr.readline():
             assert child.poll() is None
         time.sleep(0.05)
-        out, _ = child.communicate("again\n/quit\n", timeout=20)
+        out, _ = child.communicate("again\n/quit\n", timeout=PATIENCE_S)
         assert json.loads(out)["text"]
         assert child.returncode == 0
     finally:

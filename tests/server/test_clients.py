@@ -13,6 +13,7 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import BadRequestError
 
+from tests.patience import PATIENCE_S
 from tests.server.serving import Running
 from tests.server.test_api import CHAT, GREEDY, whole
 
@@ -23,7 +24,7 @@ CURL = shutil.which("curl")
 
 @pytest.fixture
 def client(live: Running) -> InferenceClient:
-    return InferenceClient(base_url=f"{live.url}/v1", api_key="none", timeout=30)
+    return InferenceClient(base_url=f"{live.url}/v1", api_key="none", timeout=PATIENCE_S)
 
 
 def test_hugging_faces_client_chats_whole_and_streamed(
@@ -66,7 +67,7 @@ def test_curl_gets_a_stream_line_by_line_and_its_kill_frees_the_engine(live: Run
     body = GREEDY | {"stream": True, "max_tokens": 240, "ignore_eos": True}
     url = f"{live.url}/v1/completions"
     words = [CURL, "-sN", url, "-H", "Content-Type: application/json", "-d", json.dumps(body)]
-    done = subprocess.run(words, capture_output=True, check=True, timeout=30)
+    done = subprocess.run(words, capture_output=True, check=True, timeout=PATIENCE_S)
     lines = [line for line in done.stdout.decode().splitlines() if line]
     assert lines[-1] == "data: [DONE]"
     assert sum(json.loads(line[6:]).get("tokens", 0) for line in lines[:-1]) == 240

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.server.serving import Running, running
 from twin.engine.generate import Request
 from twin.server.guard import make_guard
@@ -44,7 +45,7 @@ def guarded(checkpoint: Path) -> Iterator[Running]:
 
 
 def opened(server: Running, sent: bytes) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    made = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
     made.sendall(sent)
     return made
 
@@ -93,7 +94,7 @@ def test_who_sends_a_body_that_nobody_reads_for_ever_is_answered_and_let_go(
     piece = b"x" if framing.startswith(b"Content") else b"1\r\nx\r\n"
     connection = opened(guarded, UNREAD[status] + framing)
     connection.settimeout(0.05)
-    said, late = b"", time.monotonic() + 20
+    said, late = b"", time.monotonic() + PATIENCE_S
     while True:
         assert time.monotonic() < late, "the connection is held"
         try:
@@ -114,7 +115,7 @@ def test_bodies_that_nobody_reads_shut_nobody_out(guarded: Running) -> None:
     held = [
         opened(guarded, UNREAD[404] + b"Content-Length: 100000\r\n\r\n") for _ in range(CONNECTIONS)
     ]
-    late = time.monotonic() + 20
+    late = time.monotonic() + PATIENCE_S
     while True:
         for one in held:
             with suppress(OSError):
@@ -134,7 +135,7 @@ def test_who_takes_nothing_of_its_answers_shuts_nobody_out(checkpoint: Path) -> 
         pages = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 300  # megabytes of answers
         held = [opened(server, pages) for _ in range(3)]
         assert all(one.recv(10) for one in held)
-        late = time.monotonic() + 120
+        late = time.monotonic() + PATIENCE_S
         while client.get("/health").status_code != 200:
             assert time.monotonic() < late
             time.sleep(0.05)

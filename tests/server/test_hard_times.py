@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.server.serving import Running, running
 from twin.errors import ConfigError, EngineError
 from twin.server.guard import make_guard
@@ -42,13 +43,13 @@ def held_back(server: Running, monkeypatch: pytest.MonkeyPatch, wait_s: float = 
 def sent(server: Running, body: dict[str, Any], *, stream: bool) -> socket.socket:
     """A connection on which a request was sent, and nothing was read."""
     text = json.dumps(body | {"stream": stream}).encode()
-    made = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    made = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     made.sendall(f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text)
     return made
 
 
-def until(true: Callable[[], object], seconds: float = 10) -> None:
+def until(true: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     late = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < late
@@ -60,7 +61,7 @@ def test_a_client_that_leaves_frees_the_kernel(
     stream: bool, live: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        held_back(live, patch)
+        held_back(live, patch, 0.2)
         gone = sent(live, LONG, stream=stream)
         if stream:
             assert gone.recv(10)  # the first token is there
@@ -68,7 +69,7 @@ def test_a_client_that_leaves_frees_the_kernel(
         began = time.monotonic()
         gone.close()
         live.wait_idle()
-        assert time.monotonic() - began < 2, "200 tokens take four seconds"
+        assert time.monotonic() - began < 20, "200 tokens take forty seconds"
     assert http.post("/v1/completions", json=SHORT).status_code == 200
 
 
@@ -210,11 +211,11 @@ def test_bodies_too_large_or_too_slow_are_refused(checkpoint: Path) -> None:
         large = client.post("/v1/completions", json=SHORT | {"prompt": "x" * 2000})
         assert large.status_code == 413
         head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-        slow = socket.create_connection(("127.0.0.1", server.port), timeout=5)
+        slow = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
         slow.sendall(head + b"Content-Type: application/json\r\nContent-Length: 50\r\n\r\n{")
         assert b"408" in slow.recv(1000)
         for begun in (b"", head, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + head):
-            dawdling = socket.create_connection(("127.0.0.1", server.port), timeout=5)
+            dawdling = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
             dawdling.sendall(begun)
             while dawdling.recv(4096):
                 pass  # closed by the server, not by our own timeout
@@ -232,12 +233,15 @@ def test_a_body_of_very_many_parts_is_refused_unread(part: str, http: httpx.Clie
 
 def test_more_connections_than_the_limit_get_a_503_until_one_is_closed(checkpoint: Path) -> None:
     with running(checkpoint, limits=Limits(connections=4)) as server:
-        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(6)]
+        idle = [
+            socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
+            for _ in range(6)
+        ]
         with server.client() as client:
             assert client.get("/health").status_code == 503
         for one in idle:
             one.close()
-        late = time.monotonic() + 10
+        late = time.monotonic() + PATIENCE_S
         while True:
             with server.client() as client:
                 if client.post("/v1/completions", json=SHORT).status_code == 200:
@@ -249,7 +253,7 @@ def test_more_connections_than_the_limit_get_a_503_until_one_is_closed(checkpoin
 def test_a_head_too_large_is_refused_in_whatever_pieces_it_comes(live: Running) -> None:
     for before in (b"GET /version?" + b"x" * 40_000, b"GET /version"):
         head = before + b" HTTP/1.1\r\nHost: localhost\r\nX-Long: "
-        asked = socket.create_connection(("127.0.0.1", live.port), timeout=5)
+        asked = socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_S)
         asked.sendall(head + b"y" * 40_000 + b"\r\n\r\n")
         said = b""
         while got := asked.recv(4096):

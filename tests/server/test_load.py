@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.server.serving import Running, running
 from twin.server.limits import Limits
 
@@ -60,14 +61,14 @@ def test_every_client_gets_its_own_tokens_all_of_them(
     clients: int, seconds: float, server: Running
 ) -> None:
     prompts = [f"client {n}" for n in range(clients)]
-    with httpx.Client(base_url=server.url, timeout=120, verify=False) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S, verify=False) as client:
         alone = {p: streamed(client, SAID | {"prompt": p}) for p in prompts}
         whole = client.post("/v1/completions", json=SAID | {"prompt": prompts[0]}).json()
         assert whole["choices"][0]["text"] == alone[prompts[0]][0]
     served, begun = Counter[str](), time.monotonic()
 
     def work(prompt: str) -> None:
-        with httpx.Client(base_url=server.url, timeout=120, verify=False) as client:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_S, verify=False) as client:
             while time.monotonic() - begun < seconds:
                 assert streamed(client, SAID | {"prompt": prompt}) == alone[prompt]
                 served[prompt] += 1
@@ -99,13 +100,13 @@ def test_vanishing_clients_leave_nothing_behind(clients: int, server: Running) -
 
     def vanish(number: int) -> None:
         draw = random.Random(number)
-        made = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        made = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         made.sendall(request[: draw.randrange(1, len(request))] if draw.random() < 0.3 else request)
         time.sleep(draw.random() * 0.03)
         made.close()  # a reset, as from a process that was killed
 
-    with httpx.Client(base_url=server.url, timeout=60, verify=False) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S, verify=False) as client:
         wanted = client.post("/v1/completions", json=SAID).json()["choices"][0]["text"]
         before, threads = resident_bytes(), threading.active_count()
         with concurrent.futures.ThreadPoolExecutor(8) as pool:

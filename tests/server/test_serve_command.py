@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.command_line import Twin
+from tests.patience import PATIENCE_S
 from tests.refusals import refused_command
 from twin.commands import serve
 
@@ -41,7 +42,7 @@ def test_it_says_where_it_is_answers_and_ends_with_ctrl_c(checkpoint: Path) -> N
     child, said = started(checkpoint, *words)
     try:
         assert (said["model"], said["context"]) == ("small", 64)
-        with httpx.Client(base_url=said["url"], verify=False, timeout=30) as client:
+        with httpx.Client(base_url=said["url"], verify=False, timeout=PATIENCE_S) as client:
             body = {"model": "small", "prompt": "x", "max_tokens": 4}
             answer = client.post("/v1/completions", json=body)
             assert answer.json()["usage"]["completion_tokens"] == 4
@@ -50,7 +51,7 @@ def test_it_says_where_it_is_answers_and_ends_with_ctrl_c(checkpoint: Path) -> N
             twin = client.get("/twin").json()
             assert not twin["chat"]
         child.send_signal(signal.SIGINT)
-        _, err = child.communicate(timeout=20)
+        _, err = child.communicate(timeout=PATIENCE_S)
         assert child.returncode == 130
         assert "Traceback" not in err
         assert "no chat template" in err
@@ -71,7 +72,7 @@ def test_it_serves_random_weights_without_the_simulator_and_says_so(
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 512}))
     child, said = started(tmp_path, "--random", 1, "--blocks", 1, PYTHONPATH=str(tmp_path))
     try:
-        with httpx.Client(base_url=said["url"], verify=False, timeout=30) as client:
+        with httpx.Client(base_url=said["url"], verify=False, timeout=PATIENCE_S) as client:
             body = {"prompt": " aaaa aaab", "max_tokens": 8, "ignore_eos": True}
             answer = client.post("/v1/completions", json=body).json()
             assert answer["usage"]["prompt_tokens"] == 3  # of which the first begins every text
@@ -80,7 +81,7 @@ def test_it_serves_random_weights_without_the_simulator_and_says_so(
                 time.sleep(0.05)
             assert "simpy" in said_of
         child.send_signal(signal.SIGINT)
-        _, err = child.communicate(timeout=20)
+        _, err = child.communicate(timeout=PATIENCE_S)
         assert "no predictions" in err
         assert "simpy" in err
         assert "Traceback" not in err

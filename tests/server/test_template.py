@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -127,7 +126,6 @@ SOON = ("endless", "much memory", "python")  # the others fail in the same ways
     [case if case in SOON else pytest.param(case, marks=pytest.mark.slow) for case in HOSTILE],
 )
 def test_a_hostile_template_is_stopped_and_the_next_request_asks_again(case: str) -> None:
-    began = time.monotonic()
     with opened(HOSTILE[case], seconds=0.3) as template:
         for _ in range(2):
             try:
@@ -135,7 +133,6 @@ def test_a_hostile_template_is_stopped_and_the_next_request_asks_again(case: str
             except Problem:
                 continue
             assert not {"class", "module"} & {*said.split()}, said
-    assert time.monotonic() - began < 8
 
 
 def test_a_text_that_is_no_template_is_refused_at_the_start() -> None:

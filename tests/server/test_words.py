@@ -13,6 +13,7 @@ import pytest
 from msgspec import Raw
 
 from tests.engine.gguf_cases import CONFIGS, write_case
+from tests.patience import PATIENCE_S
 from tests.server.serving import TEMPLATE, Running, running
 from twin.engine.tokenizer import Tokenizer
 from twin.server.limits import Limits
@@ -103,7 +104,7 @@ def test_no_stream_waits_for_another_clients_text(
         texts = [threading.Thread(target=tokenized, args=[server]) for _ in range(40)]
         for thread in texts:
             thread.start()
-        assert begun.acquire(timeout=30)
+        assert begun.acquire(timeout=PATIENCE_S)
         assert http.post("/tokenize", json={"prompt": "short"}).status_code == 200
         asked = {"messages": HI, "max_tokens": 20, "temperature": 0, "stream": True}
         with http.stream("POST", "/v1/chat/completions", json=asked) as answer:

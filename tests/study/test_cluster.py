@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Twin
+from tests.patience import PATIENCE_S
 from twin.study.point import Point
 from twin.study.runner import Cluster, Runner
 from twin.study.store import Store
@@ -68,7 +69,7 @@ def test_a_worker_killed_in_the_middle_loses_nothing(
             os.kill(workers[0].pid, signal.SIGKILL)
 
     with Cluster(address) as found:
-        found.client.wait_for_workers(2, timeout=30)
+        found.client.wait_for_workers(2, timeout=PATIENCE_S)
         runner = found.runner(Store(tmp_path), show)
         rows = runner.rows(points)
     assert killed
@@ -157,7 +158,7 @@ def test_a_scheduler_that_dies_is_one_line_and_what_is_done_stays(
             if line.startswith("twin: cells: 1"):
                 break
         scheduler.kill()
-        out, err = twin.communicate(timeout=60)
+        out, err = twin.communicate(timeout=PATIENCE_S)
     finally:
         for process in (twin, helper, scheduler):
             process.kill()

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from pyarrow import parquet
 
 from tests.command_line import Twin
 from tests.conftest import POINTS
+from tests.patience import PATIENCE_S
 from twin.errors import ConfigError, EngineError
 from twin.study import point as point_module
 from twin.study.local import Batch, in_process, pool_of
@@ -265,7 +265,7 @@ def test_a_killed_worker_costs_nothing_but_time(checkpoint: Path, tmp_path: Path
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=PATIENCE_S,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.stdout.split() == ["1", "8", "True", "8"], done.stderr
@@ -303,10 +303,8 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
         if re.search("cells: [1-9]", line):
             break
     process.send_signal(signal.SIGINT)
-    begun = time.monotonic()
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
-    assert time.monotonic() - begun < 10
     assert "goes on from there" in err
     kept = Store(store).count()
     assert 59 < kept < 2 * 59  # all plans, some cells
