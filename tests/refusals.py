@@ -1,4 +1,4 @@
-"""What every refusal has in common: one short line that comes soon, says what is asked of it, and
+"""What every refusal has in common: one short line that comes soon, says what is required, and
 no traceback.
 """
 

@@ -280,9 +280,7 @@ def _entry(chance: random.Random, case: Case) -> None:
 
 
 def _names(chance: random.Random, case: Case) -> None:
-    """Tensors missing, twice, under other names, in another order, and ones that nobody asked
-    for.
-    """
+    """Tensors missing, twice, under other names, in another order, and unknown ones."""
     path = case.file(chance)
     header, data = _parts(path.read_bytes())
     names = [key for key in header if key != "__metadata__"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.attack.defect import Defect
 from twin.models.bounds import FIELDS
 
-LONGEST_MESSAGE = 1_000  # characters beside the scratch folder's own path
+LONGEST_MESSAGE = 1_000  # characters without the scratch folder's own path
 
 
 class Raw(str):

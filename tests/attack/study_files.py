@@ -415,9 +415,6 @@ def _judge(code: int, out: str, err: str, folder: Path, said: str) -> None:
         if not place.startswith(("in/", "out/", "store/", "work/out/")) or BESIDE in place
     ]
     if strange or (code == 2 and any(place.startswith(("out/", "work/out/")) for place in places)):
-        raise Defect(
-            f"files that nobody asked for: {sorted(strange) or sorted(places)}: {err[-300:]}\n"
-            f"{said}"
-        )
+        raise Defect(f"unwanted files: {sorted(strange) or sorted(places)}: {err[-300:]}\n{said}")
     if any(path.is_dir() for path in (folder / "out").glob("*")):
         raise Defect(f"a study made folders below --out\n{said}")

@@ -91,7 +91,7 @@ def probes(
 
 
 def planned(spec: ModelSpec = LLAMA, **chosen: Any) -> Plan:
-    """A small plan; several ranks push unless told otherwise."""
+    """A small plan; several ranks push unless `chosen` says otherwise."""
     base: dict[str, Any] = {
         "context": 8,
         "max_context": 64,
@@ -162,11 +162,11 @@ def after_the_first(act: Callable[[], None]) -> Callable[[int], None]:
     """
     waiting = [threading.Timer(0.05, act)]
 
-    def told(token: int) -> None:
+    def on_token(token: int) -> None:
         if waiting:
             waiting.pop().start()
 
-    return told
+    return on_token
 
 
 def run_script(script: str, sanitizer: str = "") -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,6 @@
 """A compiled kernel's instructions, their control bits and who may follow whom, by nvdisasm.
 
-NVIDIA documents no control bits; those of compute capability 7.0 and later are told by Jia et al.,
+NVIDIA documents no control bits; Jia et al. describe those of compute capability 7.0 and later:
 Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking (arXiv 1804.06826), section 2.1.
 """
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from twin import toolchain
 
 
-def built(source: Path, flags: Sequence[str], *, beside: Iterable[Path] = ()) -> Path:
+def built(source: Path, flags: Sequence[str], *, included: Iterable[Path] = ()) -> Path:
     """`source` compiled, unless the cache has it; it may include native sources, and those
-    `beside`.
+    `included`.
     """
     compiler = toolchain.host_compiler()
-    sources = [*toolchain.native_sources(), *sorted(beside), source]
+    sources = [*toolchain.native_sources(), *sorted(included), source]
     key = toolchain.content_key([toolchain.compiler_version(compiler), *flags], sources)
 
     def compiled(folder: Path) -> Path:

@@ -24,6 +24,14 @@ using u32 = unsigned int;
 enum class Type : int { FP32, BF16, FP16 };
 constexpr Type WEIGHT = Type::STORED, KV = WEIGHT;
 constexpr int HEAD_DIM = HEADDIM;
+enum class Gate { SILU, GELU };
+struct Family {  // as most have it
+  static constexpr Gate GATE = Gate::SILU;
+  static constexpr float SCORE_CAP = 0.0f, LOGIT_CAP = 0.0f, EMBEDDING = 1.0f;
+};
+struct Additions {
+  static constexpr float GAIN = 1.0f, LIMIT = 0.0f, OFFSET = 0.0f;
+};
 constexpr int type_bytes(Type) { return 2; }
 
 template <class To, class From>

@@ -55,14 +55,14 @@ def run(
     head_dim: int,
     stored: str,
     source: Path = SOURCE,
-    beside: Iterable[Path] = (),
+    included: Iterable[Path] = (),
     *,
     wide: bool = False,
     until_wrong: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     flags = ["-std=c++17", "-O0", "-pthread", f"-DHEADDIM={head_dim}", f"-DSTORED={stored}"]
     flags.append(f"-DWIDE_SCAN={int(wide)}")
-    program = built(source, flags, beside=beside)
+    program = built(source, flags, included=included)
     words = [str(program), *(["until wrong"] if until_wrong else [])]
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
@@ -99,7 +99,7 @@ def test_each_step_of_it_is_needed(mutation: str, tmp_path: Path) -> None:
     changed_too = [tmp_path / "cuda_scan.cuh", tmp_path / "family.h"]
     wide = mutation in WIDE_MUTATIONS
     source = tmp_path / "scan.cpp"
-    done = run(64, "BF16", source, beside=changed_too, wide=wide, until_wrong=True)
+    done = run(64, "BF16", source, included=changed_too, wide=wide, until_wrong=True)
     assert done.returncode != 0
 
 
