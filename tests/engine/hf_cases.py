@@ -39,6 +39,25 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_HYBRID: dict[str, Any] = {  # Qwen 3.5
+    **{key: value for key, value in _SIZES.items() if key != "rope_theta"},
+    "num_hidden_layers": 4,
+    "rms_norm_eps": 1e-3,  # with less, transformers' own FP32 is 1e-4 from its FP64
+    "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_interleaved": True,
+        "mrope_section": [1, 1, 0],
+    },
+    "linear_num_key_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_num_value_heads": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+}
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_SIZES, "rope_scaling": _LLAMA3},
     "llama-tied": {
@@ -181,6 +200,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 64,
         "norm_topk_prob": True,
         "mlp_only_layers": [],
+    },
+    "qwen3-5-moe": {
+        "model_type": "qwen3_5_moe_text",
+        **_HYBRID,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+    },
+    "qwen3-5": {
+        "model_type": "qwen3_5_text",
+        **_HYBRID,
+        "linear_num_value_heads": 12,  # three a key head
+        "linear_value_head_dim": 16,
     },
     "mixtral": {
         "model_type": "mixtral",

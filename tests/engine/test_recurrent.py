@@ -39,7 +39,7 @@ from twin.models.load import from_config, load_model, tensors
 from twin.models.mixers import DeltaNet, GroupedAttention
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec, Rope
-from twin.plan.delta_shards import projected_rows, steering_rows
+from twin.plan.delta_shards import Rows, projected_rows, steering_rows
 from twin.plan.shards import Array
 from twin.plan.types import (
     CollectiveKind,
@@ -298,10 +298,24 @@ def test_only_a_plan_with_states_has_them_in_its_tables() -> None:
 def test_rows_of_a_rank_follow_each_other_by_what_they_are() -> None:
     kind = DeltaNet(key_heads=2, key_dim=4, value_heads=4, value_dim=4, conv=4)
     one = [*range(0, 4), *range(4, 8), *range(8, 16), *range(16, 24)]
-    assert projected_rows(kind, 2, 0).tolist() == one
-    assert projected_rows(kind, 2, 1).tolist() == [row + 24 for row in one]
-    assert projected_rows(kind, 1, 0).tolist()[:8] == [0, 1, 2, 3, 24, 25, 26, 27]
-    assert steering_rows(kind, 1, 0).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    assert _listed(projected_rows(kind, 2, 0)) == {"qkvz": one}
+    assert _listed(projected_rows(kind, 2, 1)) == {"qkvz": [row + 24 for row in one]}
+    assert _listed(projected_rows(kind, 1, 0))["qkvz"][:8] == [0, 1, 2, 3, 24, 25, 26, 27]
+    assert _listed(steering_rows(kind, 1, 0)) == {"ba": [0, 1, 4, 5, 2, 3, 6, 7]}
+
+
+def test_a_rank_takes_its_rows_of_matrices_of_one_kind_each() -> None:
+    kind = DeltaNet(key_heads=2, key_dim=2, value_heads=4, value_dim=3, conv=4, split=True)
+    queries, keys, values = [2, 3], [6, 7], [14, 15, 16, 17, 18, 19]
+    assert _listed(projected_rows(kind, 2, 1)) == {
+        "qkv": queries + keys + values,
+        "z": [6, 7, 8, 9, 10, 11],
+    }
+    assert _listed(steering_rows(kind, 2, 1)) == {"b": [2, 3], "a": [2, 3]}
+
+
+def _listed(parts: Iterable[tuple[str, Rows]]) -> dict[str, list[int]]:
+    return {name: rows.tolist() for name, rows in parts}
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------

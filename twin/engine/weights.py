@@ -71,8 +71,8 @@ __all__ = [
 LARGEST_SEED = 2**64 - 1
 CODED_PARTS = ("codes", "scales", "zeros", "outer", "blocks")  # of a coded matrix, behind its name
 _ROLES = {
-    Role.ATTENTION: ("q", "k", "v", "o", "qkvz"),
-    Role.SMALL: ("ba",),
+    Role.ATTENTION: ("q", "k", "v", "o", "qkvz", "qkv", "z"),
+    Role.SMALL: ("ba", "b", "a"),
     Role.DENSE: ("gate", "up", "down"),
     Role.SHARED: ("shared_gate", "shared_up", "shared_down"),
     Role.HEAD: ("lm_head",),

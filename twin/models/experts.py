@@ -31,7 +31,9 @@ def runs(layout: Sequence[Layer]) -> bool:
     gates = {_gate(feed) for feed in feeds if isinstance(feed, ExpertFeed)} | (
         {_PLAIN_GATE} if len(feeds) > len(routed) else set()
     )
-    alike = None not in mixers and len(mixers) == len(routed) == len(gates) == 1
+    # without experts only where another mixer makes the layers differ
+    counted = len(routed) == 1 or (not routed and len(deltas) == 1 and len(feeds) == 1)
+    alike = None not in mixers and len(mixers) == len(gates) == 1 and counted
     known = len(deltas) < 2 and all(map(linear.runs, deltas))
     return alike and known and all(map(_feed_runs, feeds))
 

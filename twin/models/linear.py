@@ -40,9 +40,12 @@ def mixer_shape(mixer: Mixer, hidden: int, name: str) -> tuple[int, ...] | None:
     if not isinstance(mixer, DeltaNet):
         return None
     values = mixer.value_heads * mixer.value_dim
+    if mixer.split:
+        projections = {"qkv": mixer.channels, "z": values} | dict.fromkeys("ba", mixer.value_heads)
+    else:
+        projections = {"qkvz": mixer.channels + values, "ba": 2 * mixer.value_heads}
     return {
-        "qkvz": (mixer.channels + values, hidden),
-        "ba": (2 * mixer.value_heads, hidden),
+        **{key: (rows, hidden) for key, rows in projections.items()},
         "o": (hidden, values),
         TAPS: (mixer.channels, mixer.conv),
         DECAY: (mixer.value_heads,),

@@ -150,6 +150,8 @@ class DeltaNet:
     value_heads: int
     value_dim: int
     conv: int
+    # stored as qkv, z, b, a (all queries, all keys, ...) instead of qkvz and ba (by key head)
+    split: bool = False
 
     window: int = 0
 

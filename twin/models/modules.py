@@ -63,6 +63,7 @@ QWEN_EXPERTS: Table = {
     "delta.qkvz": "linear_attn.in_proj_qkvz",
     "delta.o": "linear_attn.out_proj",
 }
+QWEN3_5: Table = {**QWEN_EXPERTS, "delta.qkvz": "linear_attn.in_proj_qkv"}  # and in_proj_z
 LATENT: Table = {
     "q_a": "self_attn.q_a_proj",
     "q_b": "self_attn.q_b_proj",

@@ -4,6 +4,7 @@ next to a gated shared one. Norms are stored less their one, but for those of De
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,10 @@ from twin.errors import ConfigError
 from twin.models import decoder, gemma, linear
 from twin.models.config import Config, rope
 from twin.models.decoder import Tensor
+from twin.models.feeds import Feed
 from twin.models.layered import check_experts, feed_of, kinds_of_layers, layered, layout
 from twin.models.mixers import DeltaNet, GroupedAttention, Mixer
-from twin.models.modules import QWEN_EXPERTS
+from twin.models.modules import QWEN_EXPERTS, Table
 from twin.models.qwen2_moe import NAMES, with_shared
 from twin.models.qwen3_moe import dense_layers
 from twin.models.spec import ModelSpec
@@ -23,9 +25,8 @@ from twin.models.spec import ModelSpec
 _LINEAR, _FULL = "linear_attention", "full_attention"
 SHARE = 0.25  # of a head that is rotated; the class default
 NO_PART = ("mtp.",)  # a draft layer, which is no part of the model
+_PROJECTIONS = {"qkvz": "in_proj_qkvz", "ba": "in_proj_ba"}
 _DELTA = {  # canonical name -> name, of a layer of gated DeltaNet
-    "qkvz": "in_proj_qkvz.weight",
-    "ba": "in_proj_ba.weight",
     "o": "out_proj.weight",
     linear.TAPS: "conv1d.weight",
     linear.DECAY: "A_log",
@@ -37,7 +38,14 @@ _ATTENTION = ("q", "k", "v", "o", "q_norm", "k_norm")
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     """Canonical name -> tensor of a checkpoint."""
-    found = decoder.tensors(spec, NAMES)
+    return named(spec, decoder.tensors(spec, NAMES), _PROJECTIONS)
+
+
+def named(
+    spec: ModelSpec, found: dict[str, Tensor], projections: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """`found` of the usual naming, with the tensors of gated DeltaNet and of gated attention."""
+    delta = {name: f"{module}.weight" for name, module in projections.items()} | _DELTA
     for index in range(spec.layers):
         layer, mixer = f"layers.{index}", spec.layer(index).mixer
         if not isinstance(mixer, DeltaNet):
@@ -47,7 +55,7 @@ def tensors(spec: ModelSpec) -> dict[str, Tensor]:
             continue
         for name in _ATTENTION:
             del found[f"{layer}.{name}"]
-        for name, stored_as in _DELTA.items():
+        for name, stored_as in delta.items():
             shape = linear.mixer_shape(mixer, spec.hidden, name)
             assert shape is not None
             if name == linear.TAPS:  # of a convolution of one channel each
@@ -72,15 +80,6 @@ def stored(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArray[A
 
 def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `qwen3_next` configuration describes."""
-    fields.require(
-        "attention_bias",
-        False,
-        (False,),
-        "biases in the attention of this family are not described",
-    )
-    full, delta = _full(fields), _linear(fields)
-    kinds = _kinds(fields)
-    mixers: dict[str, Mixer] = {_FULL: full, _LINEAR: delta}
     experts = check_experts(fields, with_shared(fields), "num_experts", "num_experts_per_tok")
     feed = feed_of(
         fields,
@@ -88,16 +87,44 @@ def from_config(fields: Config) -> ModelSpec:
         step=fields.count("decoder_sparse_step", 1),
         dense_layers=dense_layers(fields),
     )
+    return hybrid(
+        fields,
+        family="qwen3_next",
+        delta=linear_attention(fields),
+        feed=feed,
+        ffn=experts.width,
+        table=QWEN_EXPERTS,
+    )
+
+
+def hybrid(
+    fields: Config,
+    *,
+    family: str,
+    delta: DeltaNet,
+    feed: Callable[[int], Feed],
+    ffn: int,
+    table: Table,
+) -> ModelSpec:
+    """Layers of `delta` and of gated attention, each with a `feed` of `ffn` columns."""
+    fields.require(
+        "attention_bias",
+        False,
+        (False,),
+        "biases in the attention of this family are not described",
+    )
+    full, kinds = _full(fields), _kinds(fields)
+    mixers: dict[str, Mixer] = {_FULL: full, _LINEAR: delta}
     turned = rope(fields, theta=None, simulated=True)
     return layered(
         fields,
-        family="qwen3_next",
+        family=family,
         rope=replace(turned, rotated=_rotated(fields, full.head_dim)),
         layout=layout(fields, lambda i: mixers[kinds[i]], feed),
-        table=QWEN_EXPERTS,
+        table=table,
         kv_heads=full.kv_heads,
         head_dim=full.head_dim,
-        ffn=experts.width,
+        ffn=ffn,
     )
 
 
@@ -129,7 +156,7 @@ def _rotated(config: Config, head_dim: int) -> int | None:
     return None if rotated == head_dim else rotated
 
 
-def _linear(config: Config) -> DeltaNet:
+def linear_attention(config: Config) -> DeltaNet:
     key_heads, value_heads = (
         config.count("linear_num_key_heads"),
         config.count("linear_num_value_heads"),

@@ -37,7 +37,8 @@ def settled(spec: ModelSpec, options: Options) -> Options:
     common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)
     late = options.late_parts or _late_parts(spec, options, delay)
     shared = spec.experts is not None and spec.experts.shared_width > 0
-    passes = on_kernel(spec, options) and not shared  # they have no code for shared experts
+    # they have no code for shared experts and recurrent states
+    passes = on_kernel(spec, options) and not shared and not spec.delta
     chunk = options.prompt_chunk if passes else 1
     return replace(
         options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk

@@ -7,6 +7,7 @@ Matrices keep their stored type; vectors and tables are FP32, the type the engin
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, Protocol
 
@@ -68,7 +69,8 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
         case StageKind.DELTA_IN:
             return _delta_in(plan, matrix, rank, weights, layer)
         case StageKind.DELTA_GATES:
-            return weights[f"{layer}.ba"][steering_rows(_delta(weights), plan.ranks, rank)]
+            parts = steering_rows(_delta(weights), plan.ranks, rank)
+            return _rows(weights, layer, parts)
         case StageKind.O_PROJ:
             return weights[f"{layer}.o"][:, columns]
         case StageKind.GATE_UP:
@@ -112,11 +114,14 @@ def _delta(weights: Weights) -> DeltaNet:
 def _delta_in(plan: Plan, matrix: Matrix, rank: int, weights: Weights, layer: str) -> Array:
     """The projections; behind them write strengths and decays, where the stage has them, too."""
     kind = _delta(weights)
-    rows = weights[f"{layer}.qkvz"][projected_rows(kind, plan.ranks, rank)]
-    if len(rows) == matrix.rows:
-        return rows
-    gates = weights[f"{layer}.ba"][steering_rows(kind, plan.ranks, rank)]
-    return np.concatenate([rows, gates])
+    parts = projected_rows(kind, plan.ranks, rank)
+    if sum(len(rows) for _, rows in parts) < matrix.rows:
+        parts += steering_rows(kind, plan.ranks, rank)
+    return _rows(weights, layer, parts)
+
+
+def _rows(weights: Weights, layer: str, parts: Sequence[tuple[str, Rows]]) -> Array:
+    return np.concatenate([weights[f"{layer}.{name}"][rows] for name, rows in parts])
 
 
 def _router(weights: Weights, layer: str) -> Array:
@@ -145,7 +150,8 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Enco
         case StageKind.QKV:
             return joined([turned(name, leaf) for name, leaf in _qkv(weights.spec)])
         case StageKind.DELTA_IN:
-            return named("qkvz").rows(projected_rows(_delta(weights), plan.ranks, rank))
+            parts = projected_rows(_delta(weights), plan.ranks, rank)
+            return joined([named(name).rows(rows) for name, rows in parts])
         case StageKind.O_PROJ:
             return named("o").columns(first, first + matrix.cols)
         case StageKind.GATE_UP:

@@ -322,7 +322,7 @@ class Walk:
             raise Wrong(
                 "the plan",
                 f"its attention is {attention}; the kernel's is that of dense layers, or of "
-                "experts', and steps of one token",
+                "experts' or gated DeltaNet's, and steps of one token",
             )
         if attention is None:
             return
@@ -408,9 +408,9 @@ def _alike(plan: Plan, spec: ModelSpec) -> bool:
     """Neither layers described one by one, nor several formats, streams or tokens."""
     options = plan.options
     several = options.tokens > 1 or options.expert_ranks > 1 or options.residual is Residual.SLICED
-    routed = any(isinstance(layer.feed, ExpertFeed) for layer in spec.layout)
+    odd = any(isinstance(layer.feed, ExpertFeed) or not _attends(layer) for layer in spec.layout)
     known = not spec.layout or (
-        routed
+        odd
         and all(map(_known, spec.layout))
         and len({_cache(layer) for layer in spec.layout if _attends(layer)}) == 1
         and len({layer.mixer for layer in spec.layout if not _attends(layer)}) < 2
