@@ -36,6 +36,7 @@ def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `qwen3_5_moe_text` or `qwen3_5_text` configuration describes."""
     fields.require("attn_output_gate", True, (True,), "attention of this family has gates")
     fields.unused("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
+    fields.require("mlp_only_layers", [], ([],), "no layer of this family lacks experts")
     if rotation := fields.part("rope_parameters"):  # a text's three positions are one
         rotation.unused("mrope_section", "mrope_interleaved")
     delta = replace(linear_attention(fields), split=True)
