@@ -116,6 +116,12 @@ def cases() -> dict[str, dict[str, Any]]:
         "text_config": _GEMMA4,
         "tie_word_embeddings": True,
     }
+    for name in ("qwen3-5", "qwen3-5-moe"):
+        found[f"{name}-seeing"] = {
+            "model_type": ALL[name]["model_type"].removesuffix("_text"),
+            "text_config": ALL[name],
+            "tie_word_embeddings": False,
+        }
     found["gemma3-seeing"] = {
         "model_type": "gemma3",
         "text_config": _GEMMA3,

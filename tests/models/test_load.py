@@ -84,6 +84,8 @@ LAYERED = {  # the exact counts whose roundings are published (test_published.py
     "qwen3-235b-a22b": 235_093_634_560,
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-coder-next": 79_674_391_296,
+    "qwen3.6-27b": 26_895_998_464,  # counted: its own text model is not published
+    "qwen3.6-35b-a3b": 34_660_610_688,
 }
 PUBLISHED = DENSE | LAYERED
 # whose experts the engine runs
@@ -95,6 +97,8 @@ ROUTED = {
     "qwen3-235b-a22b",
     "qwen3-30b-a3b",
     "qwen3-coder-next",
+    "qwen3.6-27b",  # none: gated DeltaNet in dense layers
+    "qwen3.6-35b-a3b",
 }
 
 
@@ -335,7 +339,8 @@ def test_a_file_in_a_format_before_gguf_and_its_folder_are_refused_by_it(
 def test_an_unknown_family_is_told_which_ones_run() -> None:
     new = (
         "phi3, granite, smollm3, internlm3, olmo2, gemma, gemma2, gemma3_text, gemma3, mixtral, "
-        "qwen2_moe, qwen3_moe, qwen3_next, gpt_oss"
+        "qwen2_moe, qwen3_moe, qwen3_next, qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text, "
+        "gpt_oss"
     )
     runs = f"llama, mistral, qwen2, qwen3, laneformer, laneformer_tp, {new}"
     with pytest.raises(ConfigError, match=f"the engine runs {runs}, the others"):

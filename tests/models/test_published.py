@@ -29,6 +29,8 @@ TOTAL_AND_ACTIVE = {  # as printed: total, active, whether active counts the emb
     "qwen3-235b-a22b": ("235 B", "22 B", True),
     "qwen3-30b-a3b": ("30.5 B", "3.3 B", True),
     "qwen3-coder-next": ("79.674391296 B", "3.874929408 B", True),
+    "qwen3.6-27b": ("27 B", "27 B", True),
+    "qwen3.6-35b-a3b": ("35 B", "3 B", False),
 }
 EXPLAINED = {"qwen3-30b-a3b"}
 
