@@ -159,7 +159,7 @@ def _delta(plan: Plan) -> dict[str, Constant]:
 
 
 def _outgoing(plan: Plan) -> dict[str, Constant]:
-    if plan.spec is None or not plan.kernel_routed:
+    if plan.spec is None or plan.attention is None:
         return {}
     return {"GATED": plan.spec.output_gate}
 
