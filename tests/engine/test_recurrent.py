@@ -5,6 +5,7 @@ states that begin anew with each request, and what the proof refuses.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.models import decoder, linear, qwen3_next
+from twin.models import decoder, qwen3_next
 from twin.models.config import Config
 from twin.models.decoder import Tensor
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import Role
 from twin.models.layered import check_experts, feed_of
-from twin.models.mixers import DeltaNet
 from twin.models.modules import QWEN3_5
 from twin.models.qwen2_moe import NAMES, with_shared
 from twin.models.qwen3_next import hybrid, linear_attention
@@ -33,7 +32,9 @@ _SPLIT = {"qkv": "in_proj_qkv", "z": "in_proj_z", "b": "in_proj_b", "a": "in_pro
 
 
 def from_config(fields: Config) -> ModelSpec:
-    """The model that a Hugging Face `qwen3_5_moe_text` or `qwen3_5_text` configuration describes."""
+    """The model that a Hugging Face `qwen3_5_moe_text` or `qwen3_5_text` configuration
+    describes.
+    """
     fields.require("attn_output_gate", True, (True,), "attention of this family has gates")
     fields.unused("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
     fields.require("mlp_only_layers", [], ([],), "no layer of this family lacks experts")
