@@ -79,7 +79,7 @@ def _stacked(spec: ModelSpec) -> dict[str, Tensor]:
     """Experts' matrices, of which a layer has [experts, gates and what passes them, in] and
     [experts, out, in].
     """
-    out = {}
+    out: dict[str, Tensor] = {}
     for layer in range(spec.layers):
         feed = spec.layer(layer).feed
         if not isinstance(feed, ExpertFeed):
@@ -98,11 +98,9 @@ def canonical(spec: ModelSpec, name: str, array: NDArray[Any]) -> NDArray[Any]:
     expert = _expert(name)
     if expert is None or array.ndim == 2:
         return qwen3_next.canonical(spec, name, array)
-    own, leaf = array[expert], name.rpartition(".")[2]
-    if leaf == "down":
-        return own
-    halves: list[NDArray[Any]] = np.split(own, 2)
-    return halves[leaf == "up"]
+    own: NDArray[Any] = array[expert]
+    leaf, half = name.rpartition(".")[2], len(own) // 2
+    return {"gate": own[:half], "up": own[half:], "down": own}[leaf]
 
 
 def stored(spec: ModelSpec, name: str, array: NDArray[Any]) -> NDArray[Any]:
