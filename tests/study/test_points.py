@@ -103,7 +103,8 @@ def test_clock_changes_the_blocks_and_not_the_memory(checkpoint: Path) -> None:
     assert slow.kernel.fp16_bytes_per_s.value == pytest.approx(
         0.5 * base.kernel.fp16_bytes_per_s.value
     )
-    assert slow.memory == base.memory
+    # but for the spread of its answers, which is counted in a block's cycles
+    assert replace(slow.memory, jitter_s=base.memory.jitter_s) == base.memory
     assert slow.block.on_chip_bytes == base.block.on_chip_bytes
     assert slow.handoff == base.handoff
 
