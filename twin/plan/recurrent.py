@@ -1,0 +1,132 @@
+"""Gated DeltaNet: a recurrent state for each value head."""
+
+from __future__ import annotations
+
+from twin.models.mixers import DeltaNet
+from twin.plan.attending import Weights, output_projection, read_by_items
+from twin.plan.builder import Builder, Piece
+from twin.plan.residuals import stored, vector
+from twin.plan.spans import scatter, share
+from twin.plan.types import ITEM_WORDS, Read, Scan, Span, StageKind, Value
+
+
+def delta(b: Builder, layer: int, kind: DeltaNet, weights: Weights, reads: list[Read]) -> Value:
+    """On a rank: [queries][keys][values][output gate][write strength][decay], heads inside each.
+
+    An item publishes its part of a head's output, gated and scaled, and the sum of its squares
+    before that: the norm over the head is applied where all its items are read.
+    """
+    keys, values = (
+        share(b.spec.name, b.ranks, "key heads", kind.key_heads),
+        share(b.spec.name, b.ranks, "value heads", kind.value_heads),
+    )
+    k, v = keys * kind.key_dim, values * kind.value_dim
+    made, gates, first = _delta_in(b, layer, weights, reads, (2 * k + 2 * v, 2 * values))
+    scan = _state(b, kind, values)
+    items, rows = scatter(scan.items, b.blocks), scan.page
+    per_key = values // keys
+
+    def head_of(item: int) -> int:
+        return item % (scan.heads * scan.splits) // scan.splits
+
+    def used(item: int) -> list[Span]:
+        head, split = head_of(item), item % scan.splits
+        key, value = head // per_key * kind.key_dim, head * kind.value_dim + split * rows
+        return [
+            (key, key + kind.key_dim),
+            (k + key, k + key + kind.key_dim),
+            (2 * k + value, 2 * k + value + rows),
+            (2 * k + v + value, 2 * k + v + value + rows),
+        ]
+
+    def steered(item: int) -> list[Span]:
+        at = first + head_of(item)
+        return [(at, at + 1), (at + values, at + values + 1)]
+
+    if gates is made:
+        seen = [read_by_items(scan, items, made, lambda item: used(item) + steered(item))]
+    else:
+        seen = [read_by_items(scan, items, made, used), read_by_items(scan, items, gates, steered)]
+    width = rows + ITEM_WORDS
+    owned = tuple((lo * width, hi * width) for lo, hi in items)
+    out = b.value(
+        "delta",
+        layer,
+        len(b.stages),
+        elements=scan.items * width,
+        pushed=False,
+        owned=owned,
+        words=b.options.draft + 1,
+    )
+    b.stage(
+        StageKind.DELTA,
+        layer,
+        reads=seen,
+        publishes=out.id,
+        vector=0,
+        operations=("conv", "delta_rule", "gated_norm"),
+        items=items,
+        scan=scan,
+    )
+    return output_projection(b, layer, weights["o"], [b.whole(out)], v, vector=v)
+
+
+def _delta_in(
+    b: Builder, layer: int, weights: Weights, reads: list[Read], rows: tuple[int, int]
+) -> tuple[Value, Value, int]:
+    """(projections, the value with write strengths and decays, their first element there). To the
+    kernel a stage has one matrix: of two formats it makes two stages.
+    """
+    pieces = [
+        Piece(count, weights[name].cols, stored(b, weights[name]))
+        for name, count in zip(("qkvz", "ba"), rows, strict=True)
+    ]
+    alike = pieces[0].format is None and pieces[1].format is None
+    if b.attention and alike:
+        pieces = [Piece(sum(rows), pieces[0].cols)]
+    apart = pieces.pop() if b.attention and not alike else None
+    made = b.rows(
+        StageKind.DELTA_IN,
+        layer,
+        pieces,
+        reads=reads,
+        vector=vector(b),
+        operations=("add_norm", "qkvz_proj", "ba_proj"),
+    )
+    if apart is None:
+        return made, made, rows[0]
+    gates = b.rows(
+        StageKind.DELTA_GATES,
+        layer,
+        [apart],
+        reads=(),
+        vector=b.shard.hidden,
+        operations=(),
+    )
+    return made, gates, 0
+
+
+def _state(b: Builder, kind: DeltaNet, heads: int) -> Scan:
+    """The recurrent state of `heads` value heads, cut along the value dimension into items of whole
+    loads. Beside its state an item keeps the convolution's history of the channels that it uses.
+    """
+    sequences = b.options.batch
+    most = max(1, b.blocks // (heads * sequences))
+    cuts = (d for d in range(1, min(most, kind.value_dim) + 1) if kind.value_dim % d == 0)
+    splits = max(d for d in cuts if d == 1 or kind.value_dim // d % ITEM_WORDS == 0)
+    rows = kind.value_dim // splits
+    state, channel = 4 * kind.key_dim * rows, 4 * (2 * kind.key_dim + rows)
+    history = (kind.conv - 1) * channel
+    return Scan(
+        sequences=sequences,
+        heads=heads,
+        group=1,
+        entries=kind.value_dim,
+        entry_bytes=4 * kind.key_dim,
+        dim=kind.key_dim,
+        splits=splits,
+        page=rows,
+        held_bytes=sequences * heads * splits * (state + history),
+        extra_bytes=history,
+        written_bytes=state + channel,
+    )
