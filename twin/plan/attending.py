@@ -192,11 +192,8 @@ def output_projection(
     cols: int,
     *,
     vector: int = 0,
-    beside: tuple[Span, ...] = (),
 ) -> Value:
-    """The output projection's rows over this rank's columns. `beside`: items of the blocks that
-    scan before it.
-    """
+    """The output projection's rows over this rank's columns."""
     return b.rows(
         StageKind.O_PROJ,
         layer,
@@ -204,7 +201,6 @@ def output_projection(
         reads=reads,
         vector=b.options.tokens * vector,
         operations=("o_proj",),
-        beside=beside,
     )
 
 
