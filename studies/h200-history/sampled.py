@@ -19,8 +19,8 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from studies.common.cuda_lines import Place, read_kernel
 from twin.engine.cuda_build import compile_cubin
-from twin.engine.cuda_lines import Place, read_kernel
 from twin.hardware.load import load_node
 from twin.models.load import load_model
 from twin.plan.types import Plan

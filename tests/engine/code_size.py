@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
+from studies.common.cuda_lines import Called, Kernel, read_kernel
 from twin.engine.cuda_build import CompileReport
-from twin.engine.cuda_lines import Called, Kernel, read_kernel
 from twin.errors import ToolchainError
 
 INSTRUCTION_BYTES = 16

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
+from studies.common.cuda_lines import Called, Kernel, Place, Row
 from tests.engine.code_size import LAYER, code_size, function_name, measured
 from tests.native.test_device_builds import H200, NAMES, planned
 from twin.engine.cuda_build import compile_cubin
-from twin.engine.cuda_lines import Called, Kernel, Place, Row
 from twin.errors import ToolchainError
 
 # bytes, of an H200's block: past it instructions take two to four times as long

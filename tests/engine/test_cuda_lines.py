@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from studies.common.cuda_lines import KERNELS, Called, Kernel, Place, read_kernel
 from tests.native.test_device_builds import H200, planned
 from tests.native.test_scoreboards import NVDISASM, needs_nvdisasm
 from twin.engine.cuda_build import compile_cubin
-from twin.engine.cuda_lines import KERNELS, Called, Kernel, Place, read_kernel
 from twin.errors import ToolchainError
 
 TABLES = b"/native\0\0" + b"ring.cuh\0\x01\0\0kernel.cuh\0\x01\0\0\0"

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from studies.common.cuda_lines import Kernel, Place
 from tests.native.disassembly import SIZE, Instruction, Program
-from twin.engine.cuda_lines import Kernel, Place
 
 # parts of mangled names: after these, copies may write what this warp has read
 GIVING = ("4Ring7release", "4Ring5leave")

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 
+from studies.common.cuda_lines import Kernel
 from tests.engine.code_size import function_name
 from tests.native.disassembly import SIZE, Program
 from tests.native.test_scoreboards import compiled, needs_nvdisasm
 from tests.sim.machines import rounds_of_splits
 from twin.cost.tiles import vector_team
-from twin.engine.cuda_lines import Kernel
 from twin.hardware.load import load_node
 from twin.plan.types import Plan, StageKind
 from twin.schedule.splits import SPLITS_AT_ONCE

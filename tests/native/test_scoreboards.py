@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from _pytest.mark import ParameterSet
 
+from studies.common.cuda_lines import Kernel, Place, Row, read_kernel
 from tests.native.disassembly import Program, disassembled, find_nvdisasm, read
 from tests.native.scoreboards import GIVING, arrivals, from_ring, is_load
 from tests.native.test_device_builds import BUILDS, H200, NAMES, planned
 from twin.engine.cuda_build import compile_cubin
-from twin.engine.cuda_lines import Kernel, Place, Row, read_kernel
 from twin.errors import ToolchainError
 from twin.plan.types import Plan
 

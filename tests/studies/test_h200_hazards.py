@@ -14,10 +14,10 @@ import pytest
 
 from studies.common.acceptance import hazards, sanitizer
 from studies.common.acceptance.sanitizer import sanitizer_plans, several_plans
+from studies.common.cuda_lines import Kernel, Place, Row
 from studies.common.shapes import Bench
 from tests.native.scoreboards import arrivals
 from tests.native.test_scoreboards import compiled, needs_nvdisasm
-from twin.engine.cuda_lines import Kernel, Place, Row
 
 COPY = hazards.lines_of(*hazards.COPY)
 READ = hazards.lines_of(*hazards.READS[0])

@@ -87,7 +87,7 @@ def compile_cubin(
     ToolchainError when no compiler is found or it refuses.
 
     With `lines` the same code says which source line each of its instructions is from
-    (cuda_lines.py).
+    (studies/common/cuda_lines.py).
     """
     check_tensor_cores(plan)
     check_cache_tiles(plan)

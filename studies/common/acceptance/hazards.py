@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from studies.common.cuda_lines import Kernel
 from twin.data import data_dir
-from twin.engine.cuda_lines import Kernel
 
 COPY = ("cuda.cuh", "bulk_copy")  # writes a slot; its bytes complete the slot's `full` barrier
 # of a slot that is there, before an arrival at its `empty` barrier

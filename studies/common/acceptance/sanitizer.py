@@ -18,9 +18,9 @@ from typing import Any
 from studies.common.acceptance.formats import watched_plans
 from studies.common.acceptance.hazards import judged
 from studies.common.acceptance.runs import Failed
+from studies.common.cuda_lines import Kernel, read_kernel
 from studies.common.shapes import Bench, prompt_of
 from twin.engine.cuda_build import LINES, compile_kernels
-from twin.engine.cuda_lines import Kernel, read_kernel
 from twin.plan.types import CollectiveKind, Execution, HandOffKind, Plan
 
 TOOLS = ("memcheck", "racecheck", "synccheck")  # racecheck looks at shared memory only
