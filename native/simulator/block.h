@@ -48,7 +48,7 @@ inline Int channel_of(const State& s, const Block& block) {
 }
 
 inline Sight& sight_of(State& s, const Block& block) {
-  const Int step = block.step - s.reads[block.read].previous;
+  const Int step = block.step - s.reads[block.read].previous_step;
   return s
       .sights[record_of(s, block.rank, step, channel_of(s, block)) * s.machine->dies + block.die];
 }
@@ -134,7 +134,7 @@ inline Int enter(State& s, Int b) {
   if (++border.arrived == m.blocks_of_gpu * (work.library ? m.gpus : 1)) {
     border.arrived = 0;
     border.who = {b, block.stage - 1, m.now};
-    schedule(s, m.now + work.launch, PASS_BORDER, scope);
+    schedule(s, m.now + work.launch_ps, PASS_BORDER, scope);
   }
   return sleep(s, b, border, AT_BORDER);
 }
@@ -200,7 +200,7 @@ inline Int read(State& s, Int b) {
   Block& block = s.blocks[b];
   for (;; ++block.read) {
     if (block.read == work_of(s, block).reads_end) return WORK;
-    if (block.step || !s.reads[block.read].previous) break;
+    if (block.step || !s.reads[block.read].previous_step) break;
   }
   block.looked = m.now + m.load + (m.load ? fetching(s, block.package, m.now) : 0);
   if (channel_of(s, block) == NONE) return GATHER;
@@ -236,7 +236,7 @@ inline Int gather(State& s, Int b) {
   const Int loads = read.rounds + (m.fetch > 0);
   const Int late =
       loads ? in_time(s, static_cast<__int128>(loads) * fetching(s, block.package, m.now)) : 0;
-  block.clock = std::max(start + read.cost + late, exchange(s, block, start, read.size));
+  block.clock = std::max(start + read.cost_ps + late, exchange(s, block, start, read.size));
   if (m.loose && block.clock <= m.now) doubt(s);
   return wait_beyond_now(s, b, GATHERED, block.clock);
 }
@@ -272,7 +272,7 @@ inline Int begin_sum(State& s, Int h) {
 inline Int add(State& s, Int h) {
   Block& scheduler = s.blocks[h];
   const Work& work = work_of(s, scheduler);
-  scheduler.clock = s.machine->now + work.fixed;
+  scheduler.clock = s.machine->now + work.fixed_ps;
   log(s, h, scheduler.clock, work.fixed_cause);
   return wait_beyond_now(s, h, SUMMED, scheduler.clock);
 }
@@ -301,7 +301,7 @@ inline Int work(State& s, Int b) {
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
   if (m.has_schedulers) begin_sums(s, b, work.sums_behind);
-  block.clock = m.now + work.fixed;
+  block.clock = m.now + work.fixed_ps;
   log(s, b, block.clock, work.fixed_cause);
   if (work.embed) log(s, b, block.clock += m.memory_latency + block.start, OTHER);
   if (work.library) log(s, b, block.clock += m.library, COLLECTIVE);
@@ -375,7 +375,7 @@ inline Int item(State& s, Int b) {
 inline Int finish(State& s, Int b) {
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
-  if (work.sample) log(s, b, block.clock += work.sample, SAMPLING);
+  if (work.sample_ps) log(s, b, block.clock += work.sample_ps, SAMPLING);
   if (work.pushed && s.machine->further)
     log(s, b, block.clock += s.machine->further, COLLECTIVE);
   return wait_beyond_now(s, b, FENCE, block.clock);
@@ -385,7 +385,7 @@ inline Int finish(State& s, Int b) {
 inline Int fence(State& s, Int b) {
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
-  const Int fences = work.fence + work.far_fences * s.machine->link_fence;
+  const Int fences = work.fence_ps + work.far_fences * s.machine->link_fence;
   if (!fences) return PUBLISH;
   block.clock = s.machine->now + fences + 2 * queueing(s, block.package, s.machine->now);
   log(s, b, block.clock, HAND_OFF);

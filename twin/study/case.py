@@ -12,8 +12,8 @@ from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 from twin.schedule.options import DEFAULT, plan_for
 from twin.sim.batch import planned
-from twin.sim.division import Choice, choice
 from twin.sim.run import Result, simulate
+from twin.study.division import Choice, choice
 from twin.study.hardware import node_on_file
 
 

@@ -30,6 +30,11 @@ ROUTE = 2  # pipes at most between two GPUs
 SEGMENTS = 11  # at most in a stage, besides its slots and GATHERS for each read
 GATHERS = 3
 MOST_SHIFT = 62  # bits
+# of a StageWork, as they are
+OF_WORK = (
+    *("fixed_ps", "fixed_cause", "library", "kv_ahead", "sample_ps", "fence_ps", "far_fences"),
+    *("launch_ps", "touches_memory", "kv_after", "by_scheduler", "sums_behind", "group"),
+)
 # of Times and LinkTimes, which compiled code calls alike
 TIMES = ("hop", "cross", "atomic", "poll", "growth", "fetch_growth", "restart")
 LINK_TIMES = ("hop", "growth", "window", "spread", "fence")
@@ -216,11 +221,8 @@ class _Flattening:
         self.reads += [
             _row(
                 state.READ,
-                previous=r.previous_step,
-                size=place(r.size),
-                cost=r.cost_ps,
-                rounds=r.rounds,
-                cause=r.cause,
+                **{name: getattr(r, name) for name in state.READ.names or ()}
+                | {"size": place(r.size)},
             )
             for r in work.reads
         ]
@@ -233,29 +235,17 @@ class _Flattening:
                 state.WORK,
                 reads=reads,
                 reads_end=len(self.reads),
-                fixed=work.fixed_ps,
-                fixed_cause=work.fixed_cause,
+                **{name: getattr(work, name) for name in OF_WORK},
                 embed=work.kind is StageKind.EMBED,
-                library=work.library,
                 slots=slots,
                 slots_end=ahead,
                 kv=kv,
                 kv_end=len(self.kv),
-                kv_ahead=work.kv_ahead,
-                sample=work.sample_ps,
-                fence=work.fence_ps,
-                far_fences=work.far_fences,
-                launch=work.launch_ps,
-                touches_memory=work.touches_memory,
                 size=place(published.size) if published else -1,
                 pushed=published is not None and published.pushed,
                 stored=place(work.stored) if work.stored else -1,
-                kv_after=work.kv_after,
-                by_scheduler=work.by_scheduler,
-                sums_behind=work.sums_behind,
                 ahead=ahead,
                 ahead_end=len(self.slot_costs),
-                group=work.group,
             )
         )
 

@@ -63,15 +63,15 @@ PATH = _record("start end latency")
 PACKAGE = _record("start end domains")
 LOAD = _record("marked before load most")  # `most`: see mirror.h
 WORK = _record(
-    "reads reads_end fixed fixed_cause embed library slots slots_end kv kv_end kv_ahead sample "
-    "fence launch touches_memory",
+    "reads reads_end fixed_ps fixed_cause embed library slots slots_end kv kv_end kv_ahead "
+    "sample_ps fence_ps launch_ps touches_memory",
     "size pushed stored kv_after by_scheduler sums_behind ahead ahead_end group far_fences",
 )
 PUSH = _record("wires first size stored", ("who", BINDER))  # of a GPU that stands for others
 STAGE = _record("across gate opens")  # gates as they are numbered
 # of a block in a stage: places among `waits` and `feeds`
 WIRES = _record("reads own own_end others others_end")
-READ = _record("previous size cost rounds cause")
+READ = _record("previous_step size cost_ps rounds cause")
 ITEM = _record("cost size")
 STREAM = _record("slots slots_end stretches stretches_end")  # of a block in a step
 # slots of a stream up to `end` that may be requested once the gate is open

@@ -14,8 +14,8 @@ from twin.hardware.override import with_number
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.schedule.options import plan_for
-from twin.sim.division import MARGIN, choice
 from twin.sim.run import simulate
+from twin.study.division import MARGIN, choice
 
 NODE = calibrated_node("1xh200")
 # one whose memory answers evenly: else blocks draw when, and plans differ by a percent for that
@@ -52,7 +52,7 @@ SHAPES = [
 @pytest.fixture(autouse=True)
 def _nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers of another run are not asked for; compiled code is found where it is."""
-    monkeypatch.setattr("twin.sim.division.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("twin.study.division.cache_dir", lambda: tmp_path)
 
 
 def named(spec: ModelSpec) -> str:
@@ -111,7 +111,7 @@ def test_an_answer_is_kept_and_a_broken_one_is_found_again(tmp_path: Path) -> No
     narrow, chosen = shape(1536, 12, 2, 96, 4096), {"context": 77}
     found = choice(narrow, NODE, chosen)
     kept = next(tmp_path.glob("division-*.json"))
-    from twin.sim.division import _searched
+    from twin.study.division import _searched
 
     kept.write_text("{", encoding="utf-8")
     _searched.cache_clear()
