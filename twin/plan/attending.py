@@ -29,7 +29,7 @@ def scan_of(
     chosen: bool = False,
 ) -> Scan:
     """The cache of a softmax attention on one rank, which holds 1 / `share` of it. `pending`: bytes
-    read beside the entries.
+    read besides the entries.
     """
     options, page = b.options, b.options.kv_page
     capacity = kind.positions(options.max_context)

@@ -1,4 +1,4 @@
-"""What a rank adds beside its products: biases of a stage's rows, and sinks of its softmax.
+"""What a rank adds to its products: biases of a stage's rows, and sinks of its softmax.
 
 Where ranks' sums meet, the first rank has the biases and the others zeros.
 """

@@ -336,7 +336,8 @@ class Builder:
         Parts of O_PROJ have had `delay` - 1 layers and GATE_UP to arrive, those of DOWN `delay`
         layers less DOWN. A reader waits for no sum: it waits for every block's DOWN anyway, or for
         what follows it, and a block publishes its sums before that. GATE_UP and DOWN stream the
-        most weights of a layer, so a keeper that polls and adds meanwhile keeps nobody waiting.
+        most weights of a layer, so a scheduler warp that polls and adds meanwhile keeps nobody
+        waiting.
         """
         delay = self.options.delay or 0
         if self.options.late_parts is not LateParts.REDUCED or delay == 0:

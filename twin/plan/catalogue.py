@@ -26,7 +26,7 @@ class Input(Enum):
 
 
 class Spent(Enum):
-    """What a stage's own time goes to, beside streaming and waiting; the names are those of
+    """What a stage's own time goes to, besides streaming and waiting; the names are those of
     twin/cost/causes.py.
     """
 
@@ -42,7 +42,7 @@ class Row:
     """What holds for every stage of a kind."""
 
     engine: bool = False  # the kernel has code for it; else it is simulated only
-    # of its matrix in the kernel, whose weights may be taken ahead of it; None: no such matrix
+    # of its matrix in the kernel, whose weights may be prefetched; None: no such matrix
     input: Input | None = None
     vector: bool = False  # its blocks gather whole vectors
     norm: bool = False  # the engine norms what it reads

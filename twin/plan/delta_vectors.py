@@ -1,4 +1,4 @@
-"""What a rank's stages DELTA need beside projections: taps of the convolution, decays, scales."""
+"""What a rank's stages DELTA need besides projections: taps of the convolution, decays, scales."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _delta_in(
 
 def _state(b: Builder, kind: DeltaNet, heads: int) -> Scan:
     """The recurrent state of `heads` value heads, cut along the value dimension into items of whole
-    loads. Beside its state an item keeps the convolution's history of the channels that it uses.
+    loads. Besides its state an item keeps the convolution's history of the channels that it uses.
     """
     sequences = b.options.batch
     most = max(1, b.blocks // (heads * sequences))

@@ -81,8 +81,8 @@ def _late_parts(spec: ModelSpec, options: Options, delay: int) -> LateParts:
     """By the bytes of one addition to the residual: own part and others' parts, or own part, sums,
     and a slice of the others' parts.
 
-    Polled hand-offs only: the block's keeper makes the sums beside its other work. A kernel, or a
-    barrier, for them would cost more.
+    Polled hand-offs only: the block's scheduler warp makes the sums next to its other work. A
+    kernel, or a barrier, for them would cost more.
     """
     polled = options.execution is Execution.RESIDENT and options.handoff is HandOffKind.SENTINEL
     if not spec.lanes or not delay or not polled:

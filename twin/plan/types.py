@@ -28,7 +28,7 @@ from twin.plan.kinds import StageKind as StageKind
 
 STAGGERED_LANES = 4  # lane 4 begins a step with lane 0
 MOST_STAGGER_NS = 100_000  # more than any layer takes
-PARTIAL_EXTRA = 2  # a softmax partial carries its maximum and its sum beside head_dim values
+PARTIAL_EXTRA = 2  # a softmax partial carries its maximum and its sum next to head_dim values
 ITEM_WORDS = 4  # what a dense layer's attention item publishes is padded to so many words, 16 bytes
 # rows of a matrix between two block barriers, in whole tiles; a tile of more rows is a batch of its
 # own
@@ -172,7 +172,7 @@ class Limits:
     on_chip_bytes: int  # per block
     memory_bytes: int  # per GPU
     oversubscribe: bool  # blocks may share a core (CPU)
-    # warps keep activations in registers (our kernel for NVIDIA); else they lie on the chip
+    # warps keep activations in registers (our kernel for NVIDIA); else they lie in shared memory
     teams: bool = False
 
 
@@ -238,9 +238,9 @@ class Matrix:
 
     @property
     def sums_floats(self) -> int:
-        """Partial sums of one batch of rows on the chip, FP32 [sharers][batch_rows]: `multiply` in
-        gemv.cuh strides by the whole batch, also where a block has fewer rows, so only the last
-        part ends early.
+        """Partial sums of one batch of rows in shared memory, FP32 [sharers][batch_rows]:
+        `multiply` in gemv.cuh strides by the whole batch, also where a block has fewer rows, so
+        only the last part ends early.
         """
         most = _widest(self.owned) if self.owned else self.rows
         return (self.sharers - 1) * self.batch_rows + min(self.batch_rows, most)
@@ -274,10 +274,10 @@ class Scan:
     splits: int
     page: int  # entries
     held_bytes: int  # memory of a rank for all its sequences, at options.max_context
-    extra_bytes: int = 0  # read beside the entries, of each item
+    extra_bytes: int = 0  # read besides the entries, of each item
     # of each item: its state; the entries that attention adds are spread over the items
     written_bytes: int = 0
-    # which entries follows from the stage's reads: they cannot be asked for before
+    # which entries follows from the stage's reads: they cannot be requested before
     chosen: bool = False
 
     @property
@@ -528,7 +528,7 @@ class Plan:
     def start_ns(self, rank: int) -> int:
         """How long a rank waits once a step's token is known. Lanes of one GPU that run side by
         side wait for their hand-offs at the same times, and nothing is streamed then; lanes that
-        are apart leave the stream to each other.
+        take turns leave the stream to each other.
         """
         return rank % self.ranks_per_gpu % STAGGERED_LANES * self.options.lane_stagger_ns
 

@@ -17,7 +17,7 @@ from twin.schedule.products import tensor_products, whole_products
 from twin.schedule.teams import VECTORS, Team
 
 # column slices of which a thread keeps its elements in registers before few-bit weights; of more
-# they lie in the block's memory (cuda_wide.cuh). Whole numbers beside them take as many again, and
+# they lie in the block's memory (cuda_wide.cuh). Integers next to them take as many again, and
 # tensor cores look for theirs there anyway.
 REGISTER_PORTIONS, WHOLE_PORTIONS = 4, 2
 WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
@@ -25,7 +25,7 @@ WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
 # gathered at once, beside experts at once, and under way together where it has more. Beside experts
 # 84 at once spilled 472 bytes, 112 412 and 144 1,240
 FFN_ELEMENTS, EXPERTS_AT_ONCE, FFN_UNDER_WAY = 112, 80, 32
-# between the first fours of all threads and their second ones, on the chip: 16 banks
+# between the first fours of all threads and their second ones, in shared memory: 16 banks
 SKEW_FLOATS, BANKS = 16, 32
 
 
@@ -121,9 +121,9 @@ def residual(plan: Plan, team: Team, ffn: FeedForward) -> Residual:
 
 def _in_shared_memory(plan: Plan, team: Team, ffn: FeedForward) -> bool:
     """Where few-bit weights leave it no registers: who adds up parts of several ranks needs some
-    for one more vector, so there it lies on the chip beside a feed-forward that does. In registers
-    such steps spilled up to 652 bytes (Llama-3.1-70B in INT4 took 1,131 us instead of 1,087 on two
-    H200). Where nothing spills the ring's room is worth more.
+    for one more vector, so there it lies in shared memory next to a feed-forward that does. In
+    registers such steps spilled up to 652 bytes (Llama-3.1-70B in INT4 took 1,131 us instead of
+    1,087 on two H200). Where nothing spills the ring's room is worth more.
     """
     several = 1 < team.portions <= REGISTER_PORTIONS  # of more it fills the chip
     return plan.coded and plan.ranks > 1 and several and ffn.in_memory

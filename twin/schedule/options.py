@@ -92,7 +92,7 @@ def multiplies_blocks(device: Device) -> bool:
 
 def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
     """Options of a node: all its devices, one block per SM, CU or core, and a ring that fills the
-    on-chip memory.
+    shared memory.
 
     `chosen` holds values of Options fields and always wins. Raises PlanError for a context beyond
     the model's.

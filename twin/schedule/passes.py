@@ -20,7 +20,7 @@ STEP_COLUMNS = 64  # of a product's step, 128 bytes of a row
 TILE_TOKENS = 128
 GROUP_TOKENS = 64  # of a warp group
 WIDTHS = (32, 64, 128, 192, 256)  # rows that a block takes together
-# of a tile of cached keys and values; of heads whose queries lie on the chip beside the tiles
+# of a tile of cached keys and values; of heads whose queries lie in shared memory next to the tiles
 SCAN_POSITIONS, WIDE_POSITIONS = 64, 32
 SCAN_HEAD = 256  # elements of a head, at most: outputs lie in registers
 SCAN_ROWS = 128  # of queries that share a block's tiles

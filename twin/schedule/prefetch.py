@@ -33,10 +33,10 @@ CODED_AHEAD = (
     (32, {"hidden": 2, "heads": 0, "ffn": 1}),
     (math.inf, {"hidden": 1, "heads": 0, "ffn": 0}),
 )
-# of them, where a bias is looked up ahead as well, or heads are normed, beside more than a slice of
+# of them, where a bias is looked up ahead as well, or heads are normed, with more than a slice of
 # some vector: with two of QKV's, four of four such kernels spilled 216 to 604 bytes. And where some
 # threads of a slice have no columns: seven of seven without biases and norms spilled 32 to 520.
-# Beside other weights in FP16 and some vector of more elements a thread than TURNED_MOST nothing of
+# With other weights in FP16 and some vector of more elements a thread than TURNED_MOST nothing of
 # QKV's: two of two drawn kernels spilled 78 and 232 bytes with one.
 TURNED_PIECES = 1
 TURNED_MOST = 32

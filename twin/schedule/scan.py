@@ -17,9 +17,9 @@ LONG_SCAN = 256
 # elements of heads of which 8 and 16 threads share a cached position
 NARROW_HEAD, MIDDLE_HEAD = 96, 128
 TENSOR_WARPS = 4  # that share an item's positions on tensor cores
-# Of them, where each takes up to eight heads: partial results that lie on the chip at once. The
-# others are added to them before. Those of all four would cost a ring of InternLM-3-8B two of 13
-# slots, 54 us of 4,024 in the twin; those of two one slot, 22 us.
+# Of them, where each takes up to eight heads: partial results that lie in shared memory at once.
+# The others are added to them before. Those of all four would cost a ring of InternLM-3-8B two of
+# 13 slots, 54 us of 4,024 in the twin; those of two one slot, 22 us.
 WIDE_PARTIALS = 1
 COPY_BYTES = 16  # the grain of bulk copies
 

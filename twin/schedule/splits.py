@@ -31,7 +31,7 @@ SPLITS_BESIDE_WINDOWS = 64
 TENSOR_POSITIONS, TENSOR_HEADS = 16, 4  # of a product on tensor cores: positions, query heads
 WIDE_HEADS = 2 * TENSOR_HEADS  # of a warp where another product adds what rounding loses
 WARP_SETS = 2  # of query heads, each by four warps
-TENSOR_HALF = 8  # positions whose keys are twisted in turn
+TENSOR_HALF = 8  # positions whose keys are swizzled in turn
 # bytes that a cached key is a multiple of; most elements: wider heads would leave no registers
 TENSOR_ROW, TENSOR_HEAD = 128, 256
 KEPT_HEAD = 128  # most elements of a head whose queries stay in registers
@@ -124,10 +124,10 @@ def first_positions(limits: Limits, options: Options, *, group: int, head_dim: i
 def scans_on_tensor_cores(limits: Limits, options: Options, *, group: int, head_dim: int) -> bool:
     """A product takes 16 positions and up to 4 query heads; two sets of warps make those of 8, and
     with two products a key those of 16. Rows of cached keys are whole 128 bytes, in which an item's
-    positions are stored twisted.
+    positions are stored swizzled.
 
-    Two sets of heads beyond 128 elements would put 33 KiB of partial outputs on the chip, a slot
-    of the ring less, and their code spilled 32 bytes (Qwen3-Coder-Next).
+    Two sets of heads beyond 128 elements would put 33 KiB of partial outputs in shared memory, a
+    slot of the ring less, and their code spilled 32 bytes (Qwen3-Coder-Next).
     """
     if not limits.teams or options.kv_dtype.bytes != 2:
         return False

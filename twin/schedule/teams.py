@@ -22,7 +22,7 @@ from twin.plan.types import Matrix, Plan
 from twin.schedule.block import FOLD_COLUMNS, FOLDED_ROWS, ROWS_AT_ONCE, TEAM_WARPS, WARP
 
 VECTORS = (8, 4)  # elements that a thread loads at once
-LATE_AT_ONCE = 2  # elements of a thread of the keeper whose late parts are loaded together
+LATE_AT_ONCE = 2  # elements of a thread of the scheduler warp whose late parts are loaded together
 # of 232, for the vector and the weights: wider FP32 loads, from 136 on, made the compiler spill
 THREAD_REGISTERS = 120
 
