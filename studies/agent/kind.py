@@ -82,7 +82,7 @@ class Agent:
             f"The job: {self.job.steps:.0f} steps with {self.job.calls_per_step:g} tool calls "
             f"each ({self.job.source}).",
             "Left out: reading prompts and tool results, waiting for a person, tools that run "
-            "beside the model, other users of the engine.",
+            "next to the model, other users of the engine.",
             *(
                 f"{tools.name}: {format_quantity(tools.call_s, 's')} a call ({tools.source})."
                 for tools in self.tools

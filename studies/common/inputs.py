@@ -54,9 +54,9 @@ def study_digest(folder: Path) -> str:
     Words and comments do not count. The kernel tables do, because ordinary engines are built of
     them.
     """
-    asked = {key: value for key, value in read_yaml(folder / FILE).items() if key not in WORDS}
-    parts: list[Any] = [asked]
-    for word in sorted(set(_words(asked))):
+    wanted = {key: value for key, value in read_yaml(folder / FILE).items() if key not in WORDS}
+    parts: list[Any] = [wanted]
+    for word in sorted(set(_words(wanted))):
         parts += [[word, content] for content in _named(folder, word)]
     tables = sorted((data_dir("hwmodels") / "kernels").rglob("*.csv"))
     return digest(
@@ -86,21 +86,21 @@ def numbers_digest(nodes: Iterable[str], *others: str) -> str:
     return digest(one.encode() for one in (*others, *known))
 
 
-def _words(asked: Any) -> Iterator[str]:
+def _words(wanted: Any) -> Iterator[str]:
     """Every text and key of nested plain data."""
-    if isinstance(asked, str):
-        yield asked
-    elif isinstance(asked, dict):
-        for key, value in asked.items():
+    if isinstance(wanted, str):
+        yield wanted
+    elif isinstance(wanted, dict):
+        for key, value in wanted.items():
             yield from _words(key)
             yield from _words(value)
-    elif isinstance(asked, list):
-        for one in asked:
+    elif isinstance(wanted, list):
+        for one in wanted:
             yield from _words(one)
 
 
 def _named(folder: Path, word: str) -> Iterator[Any]:
-    """What a word of a study file stands for: a node or device, a model, a machine, a file beside
+    """What a word of a study file stands for: a node or device, a model, a machine, a file next to
     it.
     """
     node = _node(word)

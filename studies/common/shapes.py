@@ -169,7 +169,7 @@ class Bench:
 
 
 def fitting_slots(plan: Plan) -> int:
-    """The plan's ring slots, or as many as a block's shared memory holds beside everything else."""
+    """The plan's ring slots, or as many as fit into a block's shared memory with the rest."""
     over = max(0, schedule_of(plan).block_bytes - plan.limits.on_chip_bytes)
     return plan.options.ring_slots - -(-over // plan.options.slot_bytes)
 

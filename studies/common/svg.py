@@ -49,7 +49,7 @@ def bars(chart: Bars) -> str:
         parts += _row(chart, plain, at, y, scale)
         for series, form in zip(chart.series, forms, strict=True):
             if series.marks and (value := series.values[at]) is not None:
-                middle = y + _beside(plain, series) + ROW / 2 - 1
+                middle = y + _next_to(plain, series) + ROW / 2 - 1
                 parts.append(_mark(form, scale.at(value), middle))
     return _document(height + AXIS, parts)
 
@@ -77,12 +77,12 @@ def _row(chart: Bars, plain: Sequence[Series], at: int, y: float, scale: _Scale)
             )
 
 
-def _beside(plain: Sequence[Series], marks: Series) -> float:
+def _next_to(plain: Sequence[Series], marks: Series) -> float:
     """How far down the bar lies that a series of marks belongs to. The first where there is
     none.
     """
     labels = [series.label for series in plain]
-    return ROW * (labels.index(marks.beside) if marks.beside in labels else 0)
+    return ROW * (labels.index(marks.next_to) if marks.next_to in labels else 0)
 
 
 def heat(chart: Heat) -> str:
@@ -114,7 +114,7 @@ def heat(chart: Heat) -> str:
 
 
 def lines(chart: Lines) -> str:
-    """A line for each series, told apart by dashes; series of marks by their forms."""
+    """A line for each series, distinguished by dashes; series of marks by their forms."""
     left, numeric = 66.0, all(not isinstance(x, str) for x in chart.x)
     legend, top = _legend(chart.series, left, dashed=True)
     bottom = top + PLOT_HEIGHT

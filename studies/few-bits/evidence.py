@@ -1,8 +1,8 @@
-"""What few-bit models and experts have to show on a GPU beside their speed; README.md says what.
+"""What few-bit models and experts have to show on a GPU next to their speed; README.md says what.
 
 python studies/few-bits/evidence.py --out FOLDER [--seconds 360] [--device host] [part ...]
 
-Parts run beside each other, in order of worth, each in a process of its own. What is known lies in
+Parts run next to each other, in order of worth, each in a process of its own. What is known lies in
 FOLDER at any time: a line a result in PART.jsonl, a log a part, summary.json. Who is not done when
 the time is over is ended, and keeps its lines. Needs no simulator.
 """

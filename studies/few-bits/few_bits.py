@@ -90,8 +90,8 @@ def timed_plan(spec: ModelSpec, node: Node, prompt: int) -> Plan:
     """Default options, at the middle one of the timed positions, proven. Raises PlanError where the
     node has no room.
     """
-    asked = {"context": prompt + TOKENS // 2, "max_context": prompt + TOKENS + WARM_UP}
-    plan = plan_for(spec, node, **asked)
+    wanted = {"context": prompt + TOKENS // 2, "max_context": prompt + TOKENS + WARM_UP}
+    plan = plan_for(spec, node, **wanted)
     check_room(plan, node)
     prove(plan)
     return plan

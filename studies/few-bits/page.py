@@ -1,4 +1,4 @@
-"""The page of predictions.json: `python studies/few-bits/page.py`. What was measured is set beside
+"""The page of predictions.json: `python studies/few-bits/page.py`. What was measured is set next to
 it when `measured-DEVICE.json` is there (run.py's file), and in traces.md what the changes brought.
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 from few_bits import NODES, PROMPTS, ROWS
 
 from studies.common.blocks import Stamp, filled, markdown_table
-from studies.common.foretold import FILE as PREDICTIONS
-from studies.common.foretold import limits_text, series
 from studies.common.inputs import files_digest
+from studies.common.predicted import FILE as PREDICTIONS
+from studies.common.predicted import limits_text, series
 from studies.common.study_page import write_page
 from twin.files import write
 from twin.study.outcome import Bars, Series
@@ -44,7 +44,7 @@ def traces(rows: dict[str, Any]) -> str:
 
 
 def changed_rows(node: str) -> dict[str, Any]:
-    """What the kernel of now makes of the rows."""
+    """What the current kernel makes of the rows."""
     found: dict[str, Any] = json.loads(CHANGED[node].read_text(encoding="utf-8"))["rows"]
     return found
 

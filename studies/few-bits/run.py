@@ -13,15 +13,15 @@ from typing import Any
 
 from few_bits import PROMPTS, ROWS, run_rows, study
 
-from studies.common.foretold import beside, read_cells
+from studies.common.predicted import next_to, read_cells
 from twin.calibrate.node import calibrated_node
 from twin.engine.opening import check_runs_here
 from twin.hardware.types import Node
 from twin.report.tables import table
 
 
-def told(node: Node, rows: dict[str, Any], predicted: dict[str, Any]) -> str:
-    """The table of measured beside predicted; below it why a number is missing."""
+def stated(node: Node, rows: dict[str, Any], predicted: dict[str, Any]) -> str:
+    """The table of measured next to predicted; below it why a number is missing."""
     lines, notes = [], list[str]()
     for name, found in rows.items():
         check = found.get("check", {})
@@ -29,7 +29,7 @@ def told(node: Node, rows: dict[str, Any], predicted: dict[str, Any]) -> str:
         notes += [f"{name}: {one['failed']}" for one in (found, check) if "failed" in one]
         for prompt in map(str, PROMPTS):
             timed, cell = found.get(prompt, {}), predicted.get(name, {}).get(node.name, {})
-            speeds = beside(timed.get("tokens_per_s"), cell.get(prompt, {}))
+            speeds = next_to(timed.get("tokens_per_s"), cell.get(prompt, {}))
             lines.append((name, prompt, *speeds, *checks))
             notes += [f"{name}, after {prompt}: {timed['failed']}"] if "failed" in timed else []
     heads = ("row", "after", "tokens/s", "predicted (p10-p90)", "off", "logits off", "equal runs")
@@ -59,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> None:
     check_runs_here(node)
     show = partial(print, file=sys.stderr, flush=True)
     rows = run_rows(node, args.out, show, args.rows)
-    print(told(node, rows, read_cells(study())))
+    print(stated(node, rows, read_cells(study())))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Studies of kind graph-engines: what vLLM, SGLang and TensorRT-LLM reach, beside what was
+"""Studies of kind graph-engines: what vLLM, SGLang and TensorRT-LLM reach, next to what was
 published about them.
 """
 

@@ -1,4 +1,4 @@
-"""What an H200 has to show beside its speed; see README.md. Needs no simulator.
+"""What an H200 has to show next to its speed; see README.md. Needs no simulator.
 
 python studies/h200-acceptance/acceptance.py --out out/acceptance [--seconds 60] [part ...]
 """

@@ -63,7 +63,7 @@ class Row:
     """A model that is timed."""
 
     name: str
-    model: str  # a name, or a folder beside the study
+    model: str  # a name, or a folder next to the study
     context: int = 128
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -87,8 +87,8 @@ KOG = {("laneformer-2b, delay 2", "8xh200-sxm"): 2100.0}
 
 
 def spec_of(row: Row, folder: Path | None = None) -> ModelSpec:
-    beside = (folder or study()) / row.model
-    return load_model(str(beside) if beside.is_dir() else row.model)
+    next_to = (folder or study()) / row.model
+    return load_model(str(next_to) if next_to.is_dir() else row.model)
 
 
 def study() -> Path:
@@ -217,7 +217,7 @@ def prepare(run: Run, row: Row) -> Prepared:
 
 
 def check_row(run: Run, small: Future[Prepared]) -> dict[str, Any]:
-    """The row's layers with packed weights, beside the reference, and several runs of them."""
+    """The row's layers with packed weights, next to the reference, and several runs of them."""
     found = checked(run.node.device, small.result())
     right = found["logit_difference"] < ALIKE and found["bitwise_equal"]
     return {**found, "correct": bool(right)}

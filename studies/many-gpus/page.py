@@ -1,5 +1,5 @@
 """The page of all sets of predictions: `python studies/many-gpus/page.py`. What was measured is
-set beside them when a run of several GPUs is on file.
+set next to them when a run of several GPUs is on file.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 from many_gpus import BY_FOUR_H200, BY_TWO, BY_TWO_H200, KOG, ROWS
 
 from studies.common.blocks import Stamp, markdown_table
-from studies.common.foretold import FILE as PREDICTIONS
-from studies.common.foretold import limits_text, series
 from studies.common.inputs import files_digest
+from studies.common.predicted import FILE as PREDICTIONS
+from studies.common.predicted import limits_text, series
 from studies.common.study_page import write_page
 from twin.calibrate.peer_probes import reduce_seconds
 from twin.study.outcome import Bars, Series
@@ -79,16 +79,16 @@ def rows_table(sets: Sets) -> str:
     for row in ROWS:
         by_set = {by: rows.get(row.name, {}) for by, rows in sets.items()}
         for node in dict.fromkeys(node for cells in by_set.values() for node in cells):
-            told = [cells[node] for cells in by_set.values() if node in cells]
+            stated = [cells[node] for cells in by_set.values() if node in cells]
             kog = KOG.get((row.name, node))
             speed = found.get(node, {}).get("row", {}).get(row.name, {}).get("tokens_per_s")
             lines.append(
                 (
                     *(row.name, node, _between(by_set[first].get(node))),
                     f"{speed:,.0f}" if speed else "",
-                    f"{told[0]['p50'] / speed - 1:+.1%}" if speed else "",
+                    f"{stated[0]['p50'] / speed - 1:+.1%}" if speed else "",
                     *(_between(by_set[by].get(node)) for by in later),
-                    limits_text(told[-1]),
+                    limits_text(stated[-1]),
                     f"{kog:,.0f}" if kog else "",
                 )
             )
@@ -106,17 +106,17 @@ def reduce_table(sets: dict[str, Cells]) -> str:
     node.
     """
     before = next(iter(sets.values()))
-    asked = [what for what in next(iter(before.values())) if what != "bound_us"]
+    wanted = [what for what in next(iter(before.values())) if what != "bound_us"]
     found, lines = measured(), []
     for node in before:
-        told = {by: cells[node] for by, cells in sets.items() if node in cells}
-        for by in dict.fromkeys((next(iter(told)), next(reversed(told)))):
-            one = told[by]
-            lines.append((node, by, *(_reduction(one[what]) for what in asked), _bound(one)))
+        stated = {by: cells[node] for by, cells in sets.items() if node in cells}
+        for by in dict.fromkeys((next(iter(stated)), next(reversed(stated)))):
+            one = stated[by]
+            lines.append((node, by, *(_reduction(one[what]) for what in wanted), _bound(one)))
         if node in found:
-            took = [_reduced(found[node], what) for what in asked]
+            took = [_reduced(found[node], what) for what in wanted]
             lines.append((node, "measured", *took, ""))
-    return markdown_table(("node", "", *(f"{what}, us" for what in asked), "at least, us"), lines)
+    return markdown_table(("node", "", *(f"{what}, us" for what in wanted), "at least, us"), lines)
 
 
 def _reduction(one: dict[str, float]) -> str:

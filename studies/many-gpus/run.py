@@ -12,20 +12,20 @@ from typing import Any
 
 from many_gpus import KOG, ROWS, Run, everything, pack, study
 
-from studies.common.foretold import beside, read_cells
+from studies.common.predicted import next_to, read_cells
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.peer_probes import SIZES, reduce_seconds
 from twin.engine.opening import check_runs_here
 from twin.report.tables import table
 
 
-def told(run: Run, found: dict[str, Any], predicted: dict[str, Any]) -> str:
-    """The tables: rows beside their predictions, and the all-reduce by size."""
+def stated(run: Run, found: dict[str, Any], predicted: dict[str, Any]) -> str:
+    """The tables: rows next to their predictions, and the all-reduce by size."""
     rows, notes = [], list[str]()
     for row in ROWS:
         timed, checked = found["row"][row.name], found["check"][row.name]
         cell = predicted.get(row.name, {}).get(run.node.name, {})
-        speeds = beside(timed.get("tokens_per_s"), cell)
+        speeds = next_to(timed.get("tokens_per_s"), cell)
         same, right = _judged(timed, "same_tokens"), _judged(checked, "correct")
         notes += [f"{row.name}: {one['refused']}" for one in (timed, checked) if "refused" in one]
         kog = KOG.get((row.name, run.node.name))
@@ -62,7 +62,7 @@ def main(words: Sequence[str] | None = None) -> int:
     run = Run(node, args.out, tiny, lambda text: print(f"... {text}", file=sys.stderr, flush=True))
     found = everything(run)
     print(f"records: {pack(run)}\n")
-    print(told(run, found, {} if tiny else read_cells(study())))
+    print(stated(run, found, {} if tiny else read_cells(study())))
     return 0
 
 

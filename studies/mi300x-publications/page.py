@@ -1,4 +1,4 @@
-"""Sets published figures of MI300X beside the twin's, and takes the published engine's techniques
+"""Sets published figures of MI300X next to the twin's, and takes the published engine's techniques
 away one by one: `python studies/mi300x-publications/page.py`.
 """
 

@@ -58,7 +58,7 @@ CLOSE = 2e-2  # of the largest logit, in 16-bit types
 HOPS = 12  # of a step of a probe
 HOP_STEPS, HOP_WARMUP = 400, 50
 MODELS = ("qwen2.5-coder-1.5b", "llama-3.2-1b", "laneformer-2b")
-ABOUT = (  # what cannot be asked is left out
+ABOUT = (  # what a machine does not say is left out
     ("rocminfo",),
     ("rocm-smi", "--showproductname", "--showclocks", "--showpower", "--showmeminfo", "vram"),
     ("rocm-smi", "--showcomputepartition", "--showmemorypartition"),
@@ -157,7 +157,7 @@ def _checked(setup: Setup) -> dict[str, Plan]:
 
 
 def check(setup: Setup) -> Any:
-    """Logits beside the reference's, plan by plan; the same bits from each repeat."""
+    """Logits next to the reference's, plan by plan; the same bits from each repeat."""
     device = load_node(setup.node).device
     found = {}
     for name, plan in _checked(setup).items():
@@ -404,7 +404,7 @@ def _state(setup: Setup) -> dict[str, Any]:
 
 
 def pack(setup: Setup) -> Path:
-    """All of the folder in one file beside it."""
+    """All of the folder in one file next to it."""
     made = setup.out.with_name(f"{setup.out.name}.tar.gz")
     with tarfile.open(made, "w:gz") as archive:
         archive.add(setup.out, arcname=setup.out.name)

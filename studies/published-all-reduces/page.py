@@ -80,8 +80,8 @@ def chart(found: Libraries) -> Lines:
         for name, by_gpus in found.items()
     ]
     law = next(iter(found.values()))
-    told = tuple(statistics.median(one.predicted for one in law[gpus]) for gpus in GPUS)
-    series = (Series("predicted", told), *published)
+    stated = tuple(statistics.median(one.predicted for one in law[gpus]) for gpus in GPUS)
+    series = (Series("predicted", stated), *published)
     return Lines(tuple(map(float, GPUS)), series, "H200", "us an all-reduce in a graph")
 
 

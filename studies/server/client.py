@@ -19,11 +19,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S, ANSWER_S, END_S = 180, 60, 20
-COMPUTING = "still computing"  # the twin beside the server, which would take its share of a core
+COMPUTING = "still computing"  # the twin next to the server, which would take its share of a core
 
 
 class Failed(Exception):
-    """The server did not do what was asked."""
+    """The server did not do what the request said."""
 
 
 @dataclass(slots=True)

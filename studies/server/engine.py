@@ -47,10 +47,10 @@ def timed(session: Session, source: Source, request: Request) -> tuple[dict[str,
     return said, ended.text
 
 
-def measured(node: Node, plan: Plan, source: Source, asked: dict[str, Any]) -> dict[str, Any]:
-    sizes, request = sizes_of(node), Request(asked["prompt"], asked["tokens"])
+def measured(node: Node, plan: Plan, source: Source, wanted: dict[str, Any]) -> dict[str, Any]:
+    sizes, request = sizes_of(node), Request(wanted["prompt"], wanted["tokens"])
     with open_session(node, plan, source, lambda _: None) as session:
-        timed(session, source, Request(asked["prompt"], sizes.warm_up))
+        timed(session, source, Request(wanted["prompt"], sizes.warm_up))
         each = repeated(lambda: timed(session, source, request), sizes)
     texts = {text for _, text in each}
     rows = [row for row, _ in each]
@@ -61,12 +61,12 @@ def measured(node: Node, plan: Plan, source: Source, asked: dict[str, Any]) -> d
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    node = calibrated_node(asked["node"])
-    source = open_source(asked["model"], SEED)
+    wanted = json.load(sys.stdin)
+    node = calibrated_node(wanted["node"])
+    source = open_source(wanted["model"], SEED)
     plans = plans_of(source, node)
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
-        found = {what: measured(node, plans[what], source, asked) for what in asked["plans"]}
+        found = {what: measured(node, plans[what], source, wanted) for what in wanted["plans"]}
     print(json.dumps(found))
 
 

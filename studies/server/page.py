@@ -1,5 +1,5 @@
 """The page of predictions.json and of what was measured: `python studies/server/page.py`. Run.py's
-file is set beside the predictions when it is there as `measured-h200-sxm.json`, and beside that
+file is set next to the predictions when it is there as `measured-h200-sxm.json`, and next to that
 what an H100 did, which nobody predicted.
 """
 
@@ -70,8 +70,8 @@ def rows_table(made: Found, measured: Found, other: Found) -> str:
     """`other`: of a GPU without predictions."""
     head = ("model", "what", "predicted", "H200", "H100", "goal")
     rows = [
-        (*row[:4], beside[3], row[4])
-        for row, beside in zip(all_rows(made, measured), all_rows(made, other), strict=True)
+        (*row[:4], next_to[3], row[4])
+        for row, next_to in zip(all_rows(made, measured), all_rows(made, other), strict=True)
     ]
     return markdown_table(head, rows)
 
@@ -141,7 +141,7 @@ def model_rows(name: str, guess: Found, found: Found, share: tuple[str, str]) ->
 
 
 def share_rows(name: str, guess: Found, share: tuple[str, str]) -> list[Row]:
-    """Beside the model whose rate is near the goal's."""
+    """Next to the model whose rate is near the goal's."""
     if guess["answers"]["server"] < SHARE_RATE / 2:
         return []
     what = f"share of a core at {SHARE_RATE:,} tokens/s"

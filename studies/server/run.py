@@ -43,7 +43,7 @@ from twin.hardware.types import Node
 HERE = Path(__file__).resolve().parent
 
 TEMPLATE = HERE / "chat.jinja"
-WORDS, STRIDE, APART = 1500, 13, 101  # of made-up words; from one to the next; between two texts
+WORDS, STRIDE, BETWEEN = 1500, 13, 101  # of made-up words; from one to the next; between two texts
 ENGINE_S = 300
 Show = Callable[[str], None]
 Message = dict[str, str]
@@ -89,7 +89,7 @@ class Record:
 
 def text_of(server: Server, tokens: int, number: int = 0) -> str:
     """Made-up words, a token each; texts of different numbers differ in their first word."""
-    made = [(APART * number + STRIDE * at) % WORDS for at in range(tokens)]
+    made = [(BETWEEN * number + STRIDE * at) % WORDS for at in range(tokens)]
     text: str = server.ask("/detokenize", {"tokens": made})["prompt"]
     return text
 
@@ -108,11 +108,11 @@ def opening(server: Server, tokens: int, number: int = 0) -> list[Message]:
 
 def streamed(server: Server, sizes: Sizes) -> dict[str, Any]:
     """Tokens/s of streamed answers, and what the server's process took meanwhile."""
-    asked = opening(server, sizes.prompt)
-    server.stream(asked, sizes.warm_up)
+    wanted = opening(server, sizes.prompt)
+    server.stream(wanted, sizes.warm_up)
     before, source = server.cpu_s()
     began = time.perf_counter()
-    heard = repeated(lambda: server.stream(asked, sizes.tokens), sizes)
+    heard = repeated(lambda: server.stream(wanted, sizes.tokens), sizes)
     wall = time.perf_counter() - began
     cpu = server.cpu_s()[0] - before
     tokens = sum(one.tokens for one in heard)
@@ -125,7 +125,7 @@ def streamed(server: Server, sizes: Sizes) -> dict[str, Any]:
             "share": cpu / wall,
             "per_token_s": cpu / tokens,
         },
-        "prompt": server.count(asked),
+        "prompt": server.count(wanted),
     }
 
 
@@ -148,9 +148,9 @@ def firsts(server: Server, sizes: Sizes) -> dict[str, Any]:
     """Time to the first token of prompts that nothing is kept of."""
     found: dict[str, Any] = {}
     for tokens in sizes.first:
-        asked = opening(server, tokens)
-        server.stream(asked, 1)  # to warm up
-        heard = [server.stream(asked, 1) for _ in range(sizes.firsts)]
+        wanted = opening(server, tokens)
+        server.stream(wanted, 1)  # to warm up
+        heard = [server.stream(wanted, 1) for _ in range(sizes.firsts)]
         found[str(tokens)] = {
             "first_token_s": [one.first_token_s for one in heard],
             "prompt_s": [one.timings["prompt_ms"] / 1e3 for one in heard],
@@ -183,11 +183,11 @@ def second_turns(server: Server, sizes: Sizes) -> dict[str, Any]:
 
 def drawn(server: Server, sizes: Sizes) -> dict[str, Any]:
     """Tokens/s at temperature 1 of a server that was started without --greedy, and at 0."""
-    asked = opening(server, sizes.prompt)
-    server.stream(asked, sizes.warm_up, 1.0)
+    wanted = opening(server, sizes.prompt)
+    server.stream(wanted, sizes.warm_up, 1.0)
     return {
         f"temperature {temperature:g}": rates(
-            [server.stream(asked, sizes.tokens, temperature) for _ in range(sizes.drawn)]
+            [server.stream(wanted, sizes.tokens, temperature) for _ in range(sizes.drawn)]
         )
         for temperature in (1.0, 0.0)
     }
@@ -197,7 +197,7 @@ def in_process(node: str, model: str, sizes: Sizes, stream: dict[str, Any]) -> d
     """The stream's prompt through the engine without a server; is the text the server's?"""
     if "prompt" not in stream:
         raise Failed("the stream failed, and its prompt is not known")
-    asked = {
+    wanted = {
         "node": node,
         "model": model,
         "prompt": stream["prompt"],
@@ -206,7 +206,7 @@ def in_process(node: str, model: str, sizes: Sizes, stream: dict[str, Any]) -> d
     }
     done = subprocess.run(
         [sys.executable, str(HERE / "engine.py")],
-        input=json.dumps(asked),
+        input=json.dumps(wanted),
         capture_output=True,
         text=True,
         check=False,
@@ -252,16 +252,16 @@ def run_model(record: Record, sizes: Sizes, node: str, model: str, place: str) -
         ("--greedy", "--no-reuse"): {"first token": firsts, "second turn, read": second_turns},
         (): {"sampler": drawn},
     }
-    for options, asked in cells.items():
-        if not record.has(model, *asked):
+    for options, wanted in cells.items():
+        if not record.has(model, *wanted):
             try:
                 with serving(place, node, *words, *options) as server:
-                    for cell, make in asked.items():
+                    for cell, make in wanted.items():
                         record.keep(model, cell, partial(make, server, sizes))
             except Failed as error:
-                for cell in asked:
+                for cell in wanted:
                     record.keep(model, cell, partial(dict, failed=str(error)))
-        if "stream" in asked:
+        if "stream" in wanted:
             stream = record.made["models"][model]["stream"]
             record.keep(model, "engine", partial(in_process, node, place, sizes, stream))
 

@@ -78,7 +78,7 @@ def sizes_of(node: Node) -> Sizes:
 
 
 def models_of(node: Node, folder: Path) -> dict[str, str]:
-    """What `twin serve` is told, by the models' names."""
+    """What is passed to `twin serve`, by the models' names."""
     if not small(node):
         return {name: name for name in MODELS}
     (folder / "tiny").mkdir(parents=True, exist_ok=True)

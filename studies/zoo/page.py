@@ -1,4 +1,4 @@
-"""Sets the committed predictions of the zoo beside its measurements: `python studies/zoo/page.py`
+"""Sets the committed predictions of the zoo next to its measurements: `python studies/zoo/page.py`
 writes README.md's blocks, and the table of speeds in the project's README.
 """
 
@@ -25,7 +25,7 @@ FRONT = HERE.parents[1] / "README.md"  # of the project
 # bytes/s
 CEILINGS = {device: ceiling(load_device(device)).value for device in ("h200-sxm", "h100-sxm")}
 FIRST = "h200-sxm"  # whose rows come first
-OTHER = "other"  # H200, and an older kernel: its file, told by class alone
+OTHER = "other"  # H200, and an older kernel: its file, predicted by class alone
 CLASSES = ((6.0, "6 GB and more"), (2.0, "2 to 6 GB"), (1.0, "1 to 2 GB"), (0.0, "below 1 GB"))
 
 
@@ -164,7 +164,7 @@ def classes_table(found: dict[str, list[Row]]) -> str:
 
 
 def keep(device: str, found: Sequence[Row]) -> None:
-    """The errors beside the held-out ones of the fit, which the predictions must be of."""
+    """The errors next to the held-out ones of the fit, which the predictions must be of."""
     keep_public(
         load_node(f"1x{device}"),
         HERE.name,

@@ -1,7 +1,7 @@
 """What the twin says of every shape of the zoo: `python studies/zoo/predict.py NODE ...`, before
 the first measurement.
 
-Writes predictions-DEVICE.json beside itself.
+Writes predictions-DEVICE.json next to itself.
 """
 
 from __future__ import annotations

@@ -58,10 +58,10 @@ def shapes() -> list[ModelSpec]:
 
 def timed_plan(spec: ModelSpec, node: Node) -> Plan:
     """Default options, BF16, for a prompt of PROMPT tokens and TOKENS after it."""
-    return plan_for(spec, node, **asked())
+    return plan_for(spec, node, **wanted())
 
 
-def asked() -> dict[str, int]:
+def wanted() -> dict[str, int]:
     """Positions at the step that is timed, and in all."""
     return {"context": PROMPT + TOKENS // 2, "max_context": PROMPT + TOKENS + WARMUP}
 

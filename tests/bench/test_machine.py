@@ -82,18 +82,18 @@ def test_no_checkout_asks_for_the_commit(tmp_path: Path) -> None:
         commit(tmp_path, None)
 
 
-def test_all_gpus_of_a_node_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
+def test_all_gpus_of_a_node_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        asked.append(command)
+        wanted.append(command)
         return subprocess.CompletedProcess(command, 0, LINE * 2, "")
 
     monkeypatch.setattr(machine.shutil, "which", lambda name: name)
     monkeypatch.setattr(machine.subprocess, "run", run)
     clocks = Clocks(2)
     clocks.after_round()
-    assert asked[0][1] == "--id=0,1"
+    assert wanted[0][1] == "--id=0,1"
     assert len(clocks.after_rounds) == 2
     with pytest.raises(EngineError, match="expected 4 lines"):
         machine.gpu_states(4)

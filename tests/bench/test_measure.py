@@ -58,7 +58,7 @@ def test_without_peers_engine_graph_and_ceiling_are_timed(tmp_path: Path) -> Non
     assert len((folder / record.SAMPLES).read_text().splitlines()) == 1 + 3 * (10 + 10 + 3)
 
 
-def test_two_gpus_are_timed_as_one_beside_the_kernel_s_all_reduce() -> None:
+def test_two_gpus_are_timed_as_one_next_to_the_kernel_s_all_reduce() -> None:
     out = complete(replace(SETTINGS, determinism=False), node=SEVERAL)
     assert list(out["variants"]) == [RESIDENT, GRAPH, CEILING, IDLE, LOADED, UNDISTURBED]
     assert (out["gpus"], out["node"], out["left_out"]) == (2, "2xh200-sxm", {})
@@ -76,7 +76,7 @@ def test_two_gpus_are_timed_as_one_beside_the_kernel_s_all_reduce() -> None:
 
 
 @pytest.mark.hf
-def test_two_gpus_are_timed_beside_nccl_and_hugging_face_on_both(
+def test_two_gpus_are_timed_next_to_nccl_and_hugging_face_on_both(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("torch", reason="torch is not installed (extra 'hf')")

@@ -151,7 +151,7 @@ def test_a_checkpoint_is_found_and_loaded_as_the_plan_has_it(checkpoint: Path) -
     assert (found.load(DType.BF16).weights["embed"] == random_weights(TINY, 1)["embed"]).all()
 
 
-def test_prompts_differ_and_have_the_length_asked_for(checkpoint: Path) -> None:
+def test_prompts_differ_and_have_the_length_given(checkpoint: Path) -> None:
     for source in (
         find_source(str(checkpoint), None),
         find_source(str(checkpoint / "config.json"), 3),

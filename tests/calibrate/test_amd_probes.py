@@ -113,7 +113,7 @@ def test_quick_probes_are_proven_and_run() -> None:
 
 
 @pytest.mark.slow
-def test_all_probes_are_proven_and_a_window_is_asked_for_once() -> None:
+def test_all_probes_are_proven_and_a_window_is_probed_once() -> None:
     probes = amd_probes(limits_of(NODE), quick=False)
     for probe in probes:
         prove(probe.plan)

@@ -132,7 +132,7 @@ def test_without_the_gpu_it_says_what_to_run_where(
     assert shape_record.read(H200, folder).measured.median == pytest.approx(0.25)
 
 
-def test_errors_of_shapes_that_all_ran_stand_beside_the_held_out_runs(home: Path) -> None:
+def test_errors_of_shapes_that_all_ran_stand_next_to_the_held_out_runs(home: Path) -> None:
     for folder in ("fits", "kernels", "held-out"):
         shutil.copytree(data_dir("calibration") / folder, home / folder)
     options = default_options(TINY, H200, max_context=256)

@@ -107,8 +107,8 @@ def test_every_probe_is_a_valid_plan_that_fits_a_block() -> None:
 
 
 def test_every_group_of_numbers_has_probes_even_in_a_hurry() -> None:
-    asked = {probe.group for probe in gpu_probes(limits_of(h200()), quick=True)}
-    assert set(recipe_of(h200().device).groups) <= asked
+    wanted = {probe.group for probe in gpu_probes(limits_of(h200()), quick=True)}
+    assert set(recipe_of(h200().device).groups) <= wanted
 
 
 def test_no_probe_takes_half_a_second() -> None:
@@ -173,18 +173,18 @@ def test_numbers_of_some_groups_are_found(tmp_path: Path, monkeypatch: pytest.Mo
         assert (number.kind is Kind.FITTED) == (judged[1]["binding"][path] >= 1), path
 
 
-def test_some_groups_are_probed_and_fitted_beside_the_others_on_file(
+def test_some_groups_are_probed_and_fitted_next_to_the_others_on_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pretend(monkeypatch)
     probe_only(("exchange", "sample"), monkeypatch, without=SLOW)
     first, second = tmp_path / "first", tmp_path / "second"
-    asked = ["calibrate", "1xh200", "--quick", "--groups"]
-    assert main([*asked, "sample", "--measure-only", "--out", str(first)]) == 0
+    wanted = ["calibrate", "1xh200", "--quick", "--groups"]
+    assert main([*wanted, "sample", "--measure-only", "--out", str(first)]) == 0
     assert main(["calibrate", "1xh200", "--from", str(first)]) != 0
     assert "no fit of 1xh200-sxm is on file" in capsys.readouterr().err
-    assert main([*asked, "exchange", "--measure-only", "--out", str(second)]) == 0
-    assert main([*asked, "nobody", "--measure-only", "--out", str(tmp_path / "none")]) != 0
+    assert main([*wanted, "exchange", "--measure-only", "--out", str(second)]) == 0
+    assert main([*wanted, "nobody", "--measure-only", "--out", str(tmp_path / "none")]) != 0
     assert "there are exchange, sample" in capsys.readouterr().err
     kept = {
         "handoff.hop_s": Number(9e-7, Kind.FITTED, "test", 8e-7, 1e-6),
@@ -197,7 +197,7 @@ def test_some_groups_are_probed_and_fitted_beside_the_others_on_file(
     assert found is not None
     numbers, about = found
     assert numbers["handoff.hop_s"] == kept["handoff.hop_s"]
-    # found beside a hop that is not the device's
+    # found next to a hop that is not the device's
     assert numbers["kernel.sample_element_s"].value > 2 * kept["kernel.sample_element_s"].value
     assert about["run"] == "old"
     assert set(about["added"]) == {"sample"}
@@ -239,7 +239,7 @@ def test_errors_over_shapes_are_those_of_the_chains_fitted_last(
     crossed = Cross({"shape-01": 0.1}, (0.2,))
     fitted = fit_module.fit_node
     monkeypatch.setattr(
-        fit_module, "fit_node", lambda *asked: replace(fitted(*asked), cross=crossed)
+        fit_module, "fit_node", lambda *wanted: replace(fitted(*wanted), cross=crossed)
     )
     kept = {"handoff.hop_s": Number(9e-7, Kind.FITTED, "test", 8e-7, 1e-6)}
     before = {"errors": {"shape-01": 0.3}, "along": [0.4]}

@@ -1,5 +1,5 @@
 """Probes in shapes that fill space: the table is the design, and every shape runs on the GPU that
-is asked.
+is probed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GPU_SECONDS = 120.0  # most that all of them may take on the GPU, compiling asid
 FEW_BYTES = 64  # of a thread: 12 of its 168 registers are 48 bytes
 
 
-def test_shapes_reach_all_of_what_is_asked() -> None:
+def test_shapes_reach_all_of_what_is_wanted() -> None:
     every = shapes()
     assert len(set(every)) == len(every) == 40
     assert {shape.group for shape in every} == set(range(1, 9))

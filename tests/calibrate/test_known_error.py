@@ -54,7 +54,7 @@ def test_errors_are_read_as_they_were_kept_for_every_node_that_the_fit_serves(
     assert known_error(load_node("1xh100")) is None
 
 
-def test_errors_of_another_fit_are_not_told(elsewhere: None) -> None:
+def test_errors_of_another_fit_are_not_stated(elsewhere: None) -> None:
     kept()
     store.write_fit(
         "1xh200-sxm", {"handoff.hop_s": Number(8e-7, Kind.FITTED, "test", 6e-7, 9e-7)}, {"run": "r"}
@@ -72,7 +72,7 @@ def test_median_worst_and_interval_are_of_all_runs() -> None:
 
 
 @pytest.mark.parametrize("name", ["1xh100", "1xh200"])
-def test_every_fit_on_file_has_its_error_beside_it(name: str) -> None:
+def test_every_fit_on_file_has_its_error_next_to_it(name: str) -> None:
     known = known_error(calibrated_node(name))
     assert known is not None
     assert len(known.errors) >= 16
@@ -106,12 +106,12 @@ def test_runs_of_a_kernel_that_is_no_more_are_not_compared(name: str) -> None:
     assert not is_superseded(replace(narrow, kernel=kernel_id(node.device)), node.device.name)
 
 
-def test_drawn_shapes_stay_beside_the_runs_of_the_same_fit_and_widen_the_interval(
+def test_drawn_shapes_stay_next_to_the_runs_of_the_same_fit_and_widen_the_interval(
     elsewhere: None,
 ) -> None:
     node = load_node("1xh200")
     keep_drawn(node, "shapes-1-seed-2", {"run": 0.5})
-    assert known_error(node) is None  # no held-out runs to stand beside
+    assert known_error(node) is None  # no held-out runs to stand next to
     kept()
     before = known_error(node)
     keep_drawn(node, "shapes-1-seed-2", {"run": 0.5, "other": -0.25})
@@ -155,10 +155,10 @@ def test_enough_runs_of_a_kind_make_its_interval_and_no_other(elsewhere: None) -
     assert high >= 1.0
     many = {str(at): 0.2 for at in range(MANY)}
     keep_drawn(node, "shapes-32-seed-5-experts", many, ModelKind.EXPERTS)
-    told = known_error(node, experts)
-    assert told is not None
+    stated = known_error(node, experts)
+    assert stated is not None
     # all are off the same way: what is predicted lies inside its own interval all the same
-    assert told.interval(1.0) == (pytest.approx(1 / 1.2), 1.0)
+    assert stated.interval(1.0) == (pytest.approx(1 / 1.2), 1.0)
     dense_model = load_model("llama-3.2-1b")
     for model in (dense_model, few_bits):
         known = known_error(node, model)

@@ -141,13 +141,13 @@ def test_the_inputs_on_file_make_the_fit_on_file(monkeypatch: pytest.MonkeyPatch
     assert found.low == pytest.approx(1.6e-6 * (1 - TRUST), rel=0.02)
 
 
-# ---- what the twin is asked ----------------------------------------------------------------------
+# ---- what the twin predicts ----------------------------------------------------------------------
 
 
 def test_a_published_launch_is_the_twins_launch() -> None:
     node = load_node("1xmi300x")
-    asked = figure("1xmi300x", launches={"blocks": 304})
-    assert predicted_s(asked, node) == pytest.approx(node.device.launch.stream_s.value)
+    wanted = figure("1xmi300x", launches={"blocks": 304})
+    assert predicted_s(wanted, node) == pytest.approx(node.device.launch.stream_s.value)
 
 
 def test_a_word_between_dies_takes_a_hop_half_a_poll_and_the_crossing() -> None:
@@ -162,8 +162,8 @@ def test_a_word_between_dies_takes_a_hop_half_a_poll_and_the_crossing() -> None:
 
 def test_arrivals_at_one_counter_queue_and_flags_in_the_data_do_not() -> None:
     def taken(blocks: int, handoff: str) -> float:
-        asked = {"blocks": blocks, "bytes": 1216, "handoff": handoff}
-        return predicted_s(figure("1xmi300x", exchange=asked), node)
+        wanted = {"blocks": blocks, "bytes": 1216, "handoff": handoff}
+        return predicted_s(figure("1xmi300x", exchange=wanted), node)
 
     node = load_node("1xmi300x")
     more = taken(304, "counter") - taken(152, "counter")
@@ -173,9 +173,9 @@ def test_arrivals_at_one_counter_queue_and_flags_in_the_data_do_not() -> None:
 
 def test_an_all_reduce_takes_a_remote_store_at_least_and_a_graph_adds_its_edge() -> None:
     node = calibrated_node("2xh200")
-    asked = {"gpus": 2, "bytes": 8192, "blocks": 8}
-    alone = figure("2xh200", **{"all-reduce": asked})
-    in_graph = figure("2xh200", **{"all-reduce": asked | {"graph_edge": True}})
+    wanted = {"gpus": 2, "bytes": 8192, "blocks": 8}
+    alone = figure("2xh200", **{"all-reduce": wanted})
+    in_graph = figure("2xh200", **{"all-reduce": wanted | {"graph_edge": True}})
     assert node.link
     assert predicted_s(alone, node) > node.link.hop_s.value + node.device.l2.latency_s.value
     edge = load_node("1xh200").device.launch.graph_edge_s.value
@@ -183,10 +183,10 @@ def test_an_all_reduce_takes_a_remote_store_at_least_and_a_graph_adds_its_edge()
 
 
 def test_a_model_like_another_has_its_own_numbers() -> None:
-    asked = question(figure("1xmi300x", border={"model": {"like": "llama-3.2-1b", "layers": 2}}))
-    assert asked.plan.spec
-    assert (asked.plan.spec.layers, asked.plan.spec.hidden) == (2, 2048)
-    assert asked.reading is Reading.BORDER
+    wanted = question(figure("1xmi300x", border={"model": {"like": "llama-3.2-1b", "layers": 2}}))
+    assert wanted.plan.spec
+    assert (wanted.plan.spec.layers, wanted.plan.spec.hidden) == (2, 2048)
+    assert wanted.reading is Reading.BORDER
 
 
 # ---- units and errors ----------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_a_model_like_another_has_its_own_numbers() -> None:
         ("GB/s", (2.0,), (0.5,)),
     ],
 )
-def test_a_figure_is_read_in_seconds_and_told_in_its_unit(
+def test_a_figure_is_read_in_seconds_and_stated_in_its_unit(
     unit: str, values: tuple[float, ...], seconds: tuple[float, ...]
 ) -> None:
     one = Figure("x", "n", "K", "2026", "", values, unit, {"stream": {"bytes": 1e9}})
@@ -231,7 +231,7 @@ def test_what_is_no_figure_is_refused(changes: dict[str, Any], said: str, tmp_pa
         store.read_run(folder)
 
 
-def test_a_record_without_figures_and_a_damaged_one_beside_an_input_are_refused(
+def test_a_record_without_figures_and_a_damaged_one_next_to_an_input_are_refused(
     tmp_path: Path,
 ) -> None:
     folder = record(tmp_path / "inputs", "input")
@@ -259,7 +259,7 @@ def test_words_that_ask_nothing_are_refused() -> None:
 # ---- the command ---------------------------------------------------------------------------------
 
 
-def test_validate_sets_figures_beside_predictions(twin: Twin, tmp_path: Path) -> None:
+def test_validate_sets_figures_next_to_predictions(twin: Twin, tmp_path: Path) -> None:
     folder = record(tmp_path / "r", "held-out")
     said = json.loads(twin("validate", "1xmi300x", "--from", folder, "--json").out)
     (row,) = said["figures"]

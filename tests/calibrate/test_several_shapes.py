@@ -152,10 +152,10 @@ def test_without_enough_gpus_it_says_how_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(store.HOME_VARIABLE, str(tmp_path))
-    asked = list[int]()
+    wanted = list[int]()
 
     def absent(device: Any, gpus: int = 1) -> None:
-        asked.append(gpus)
+        wanted.append(gpus)
         raise CalibrationError("gpus=2 from GPU 0 on: this computer has 1")
 
     monkeypatch.setattr("twin.commands.validate_shapes.require", absent)
@@ -164,7 +164,7 @@ def test_without_enough_gpus_it_says_how_many(
     monkeypatch.setattr(shape_record, "drawn_runs", lambda *_, kind: [run])
     assert main(["validate", "2xh100", "--shapes", "1", "--seed", "3"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert asked == [2]
+    assert wanted == [2]
     assert f"On a computer with 2 x {node.device.title}" in said
     assert "twin validate 2xh100-sxm --shapes 1 --seed 3" in said
 
@@ -244,7 +244,7 @@ def test_a_node_has_the_interval_of_its_own_runs_once_there_are_enough(
     assert known_error(load_node("4xh200")) == one  # another link
 
 
-def test_drawn_shapes_of_several_gpus_need_no_fixed_runs_beside_them(
+def test_drawn_shapes_of_several_gpus_need_no_fixed_runs_next_to_them(
     fitted: Callable[[], Node],
 ) -> None:
     keep_drawn(fitted(), "shapes-2-seed-3", {f"run{at}": 0.02 for at in range(FEWEST)})
@@ -324,14 +324,14 @@ def test_simulate_says_on_which_node_the_runs_of_its_interval_were(
     said = " ".join(twin("simulate", "llama-3.2-1b", "2xh200").out.split())
     assert "the fit of 2xh200-sxm" in said
     assert "they ran on" not in said
-    told = json.loads(twin("simulate", "llama-3.2-1b", "2xh200", "--json").out)["held_out"]
-    assert (told["node"], told["record"]) == ("2xh200-sxm", "record-2")
+    stated = json.loads(twin("simulate", "llama-3.2-1b", "2xh200", "--json").out)["held_out"]
+    assert (stated["node"], stated["record"]) == ("2xh200-sxm", "record-2")
 
 
 # ---- all of them ---------------------------------------------------------------------------------
 
 
-def test_all_errors_on_file_are_told_together(twin: Twin) -> None:
+def test_all_errors_on_file_are_stated_together(twin: Twin) -> None:
     said = json.loads(twin("validate", "--all", "--json").out)
     rows, last = said["records"], said["together"][-1]
     assert {row["node"] for row in rows} >= {"1xh100-sxm", "1xh200-sxm"}
@@ -346,8 +346,8 @@ def test_all_errors_on_file_are_told_together(twin: Twin) -> None:
         drawn_here = row["record"].startswith("shapes-")
         if drawn_here:  # what was predicted before any interval was known has none
             folder = store.runs_folder(row["node"]) / row["record"]
-            told = json.loads((folder / "predictions.json").read_text(encoding="utf-8"))
-            known = not told["interval"].startswith("none")
+            stated = json.loads((folder / "predictions.json").read_text(encoding="utf-8"))
+            known = not stated["interval"].startswith("none")
             assert row["judged_by_p10_p90"] == known * row["runs"]
 
 
@@ -358,7 +358,7 @@ def test_chosen_runs_are_judged_by_the_interval_of_the_others(
     parts, left = all_held_out()
     (one, two) = parts
     assert not left
-    assert (one.node, one.held) == ("1xh200-sxm", ())  # nothing beside its own runs
+    assert (one.node, one.held) == ("1xh200-sxm", ())  # nothing next to its own runs
     assert (two.node, two.held) == ("2xh200-sxm", (True, False))  # by those of one device
     both = together(parts, "all")
     assert (len(both.errors), both.worst, both.share_held) == (FEWEST + 2, 0.5, 0.5)

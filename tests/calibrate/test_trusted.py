@@ -83,7 +83,7 @@ def test_a_fit_that_says_nothing_leaves_the_one_on_file(
     assert store.fit_file(node.name).read_bytes() == before
 
 
-def test_a_good_fit_is_stored_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_good_fit_is_stored_unless_stated_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     node = two_cores()
     probes = _streams(node)
     run = _run(probes)

@@ -1,4 +1,4 @@
-"""`twin hardware MACHINE`: numbers, predicted beside published, and what is left out."""
+"""`twin hardware MACHINE`: numbers, predicted next to published, and what is left out."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Box:
         return across > 1 and down > 1
 
 
-class Asked:
+class Wanted:
     def run(self, runner: Runner) -> Outcome:
         raise NotImplementedError
 
@@ -178,7 +178,7 @@ def studied() -> Page:
     )
     part = Part("Everything", "What to see.", charts, (sources, wide))
     return outcome.page(
-        Study("all", "projection", "A title", "A question?", "A prediction.", Asked()),
+        Study("all", "projection", "A title", "A question?", "A prediction.", Wanted()),
         Outcome((part,), (("1", "card"),)),
     )
 

@@ -148,7 +148,7 @@ def test_as_many_series_as_a_plan_has_kinds_of_stages_differ_in_colour() -> None
     assert len(set(colours)) == len(colours) == len(StageKind)
 
 
-def test_rows_whose_names_begin_alike_stay_apart() -> None:
+def test_rows_whose_names_begin_alike_stay_separate() -> None:
     names = tuple(
         f"llama-3.2-1b on 1xmi300x, clock x1, context {context}, handoff grid"
         for context in (128, 4096)
@@ -164,7 +164,7 @@ def test_rows_whose_names_begin_alike_stay_apart() -> None:
     assert all(tuple(bar["y"]) == names for bar in drawn["data"])
 
 
-def test_marks_stand_beside_the_bars_that_they_are_named_after() -> None:
+def test_marks_stand_next_to_the_bars_that_they_are_named_after() -> None:
     series = (
         Series("vllm", (1.0,)),
         Series("sglang", (2.0,)),

@@ -13,7 +13,7 @@ import few_bits
 import pytest
 from few_bits import Row, cells, run_rows, study
 
-from studies.common.foretold import read_cells
+from studies.common.predicted import read_cells
 from tests.engine.small_engine import LLAMA
 from tests.engine.test_coded_experts import model
 from tests.studies.scripts import loaded
@@ -38,7 +38,7 @@ def test_every_row_was_predicted_with_an_interval() -> None:
         assert cell["nominal"] <= cell["without_decoding"] <= cell["floor"]
 
 
-def test_a_row_is_told_beside_its_prediction_and_a_refusal_with_its_reason() -> None:
+def test_a_row_is_stated_next_to_its_prediction_and_a_refusal_with_its_reason() -> None:
     rows = {
         "small": {
             "check": {"logit_difference": 2e-4, "bitwise_equal": True},
@@ -48,7 +48,7 @@ def test_a_row_is_told_beside_its_prediction_and_a_refusal_with_its_reason() -> 
         "large": {"failed": "no plan"},
     }
     cell = {"p10": 980.0, "p50": 990.0, "p90": 1000.0}
-    said = told(load_node("1xh200"), rows, {"small": {"1xh200-sxm": {"32": cell}}})
+    said = stated(load_node("1xh200"), rows, {"small": {"1xh200-sxm": {"32": cell}}})
     lines = [line.split() for line in said.splitlines()]
     assert ["small", "32", "900", "990", "(980-1,000)", "+10.0%", "2.0e-04", "yes"] in lines
     assert ["small", "4096", "not", "run", "2.0e-04", "yes"] in lines
@@ -57,7 +57,7 @@ def test_a_row_is_told_beside_its_prediction_and_a_refusal_with_its_reason() -> 
 
 
 RUN = loaded("few-bits/run.py")
-main, told = RUN.main, RUN.told
+main, stated = RUN.main, RUN.stated
 SMALL: dict[str, ModelSpec] = {
     "experts": replace(model("mxfp4"), context=64, vocab=101),
     "dense": requantized(replace(LLAMA, head_dim=16), format_named("int4-g32")),

@@ -75,7 +75,7 @@ def test_all_parts_pass_without_a_gpu(tmp_path: Path) -> None:
     assert len((out / "soak.jsonl").read_text().splitlines()) == 13
 
 
-def test_who_is_not_done_in_time_is_told(tmp_path: Path) -> None:
+def test_who_is_not_done_in_time_is_stated(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--device", "host"]
     done = subprocess.run([*command, "--seconds", "0.3", "soak"], check=False, capture_output=True)
     parts = json.loads((tmp_path / "summary.json").read_text())["parts"]

@@ -87,7 +87,7 @@ OTHER_LINE = Place("stages.cuh", 20, "")
 
 
 def kernel(read: Place, *, opcode: int = hazards.LDS, copy: int = COPY[2]) -> Kernel:
-    """Sixteen instructions: a bulk copy at 0x20, what is asked about at 0x60."""
+    """Sixteen instructions: a bulk copy at 0x20, the report is about 0x60."""
     rows = [
         Row(0, OTHER_LINE, 0),
         Row(0x20, Place("cuda.cuh", copy, "bulk_copy"), 1),
@@ -151,9 +151,9 @@ def of_element(caller: Place) -> Kernel:
     return Kernel(bytes(0x60) + hazards.LDS.to_bytes(16, "little") + bytes(0x90), tuple(rows))
 
 
-@pytest.mark.parametrize("told", [LOST, access("Read", 0x60, "cuda.cuh", ELEMENT)])
-def test_an_element_is_of_the_ring_only_where_a_scan_of_the_ring_loads_it(told: str) -> None:
-    said = report(access("Write", 0x20, "cuda.cuh", COPY[2]), told) + SUMMARY.format(1, 1)
+@pytest.mark.parametrize("stated", [LOST, access("Read", 0x60, "cuda.cuh", ELEMENT)])
+def test_an_element_is_of_the_ring_only_where_a_scan_of_the_ring_loads_it(stated: str) -> None:
+    said = report(access("Write", 0x20, "cuda.cuh", COPY[2]), stated) + SUMMARY.format(1, 1)
     near, other = (of_element(Place("cuda_cached.cuh", NEAR, "load_near")), of_element(OTHER_LINE))
     for kernels, passed in (([near], True), ([other], False), ([near, other], False), ([], False)):
         verdict = hazards.judged(said, kernels)

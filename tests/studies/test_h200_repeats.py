@@ -30,18 +30,18 @@ class Pretended(Bench):
 
     @contextmanager
     def engine(self, plan: Plan, **_: Any) -> Iterator[Any]:  # type: ignore[override]
-        asked = {"generate": 0, "logits": 0}
+        wanted = {"generate": 0, "logits": 0}
 
         def generate(prompt: list[int], *, max_tokens: int) -> Any:
-            asked["generate"] += 1
+            wanted["generate"] += 1
             return SimpleNamespace(
-                tokens=[self.tokens(plan, asked["generate"])] * max_tokens,
+                tokens=[self.tokens(plan, wanted["generate"])] * max_tokens,
                 step_ns=np.ones(max_tokens),
             )
 
         def logits(read: list[int]) -> Any:
-            asked["logits"] += 1
-            return np.full(len(read), self.logits(plan, asked["logits"]), np.float32)
+            wanted["logits"] += 1
+            return np.full(len(read), self.logits(plan, wanted["logits"]), np.float32)
 
         yield SimpleNamespace(generate=generate, logits=logits)
 

@@ -124,10 +124,10 @@ def test_probes_runs_fit_and_validation_work_on_each_others_files(
     assert found is not None
     for path in BOUND:
         assert found[0][path].value == pytest.approx(HIDDEN[path], rel=0.02), path
-    told = json.loads((setup.out / "validation.json").read_text())
-    assert {run["name"] for run in told["runs"]} == {*FEW_RUNS}
-    assert told["worst_abs_error"] < 0.02
-    assert told["stages"]
+    stated = json.loads((setup.out / "validation.json").read_text())
+    assert {run["name"] for run in stated["runs"]} == {*FEW_RUNS}
+    assert stated["worst_abs_error"] < 0.02
+    assert stated["stages"]
     assert (setup.out / "calibration" / "fits" / "mi300x.yaml").is_file()
     assert "llama-1b" in (setup.out / "validation.html").read_text()
 
@@ -135,7 +135,7 @@ def test_probes_runs_fit_and_validation_work_on_each_others_files(
 # ---- one after the other -------------------------------------------------------------------------
 
 
-def told(results: dict[str, str]) -> Callable[[str, Any], dict[str, Any]]:
+def stated(results: dict[str, str]) -> Callable[[str, Any], dict[str, Any]]:
     return lambda name, setup: {"result": results.get(name, "done"), "seconds": 0.0, "why": "so"}
 
 
@@ -148,29 +148,29 @@ def test_what_needs_a_failed_step_waits_and_the_next_call_goes_on(
     script: ModuleType, tmp_path: Path
 ) -> None:
     setup, lines = script.Setup(tmp_path / "out"), []
-    assert not script.run_all(setup, lines.append, told({"probes": "FAILED"}))
+    assert not script.run_all(setup, lines.append, stated({"probes": "FAILED"}))
     found = results(setup)
     assert {name for name, one in found.items() if one != "done"} == {"probes", "fit", "validate"}
     assert (found["probes"], found["fit"]) == ("FAILED", "not run")
-    asked: list[str] = []
+    wanted: list[str] = []
 
     def second(name: str, setup: Any) -> dict[str, Any]:
-        asked.append(name)
+        wanted.append(name)
         return {"result": "done", "seconds": 1.0}
 
     assert script.run_all(setup, lines.append, second)
-    assert asked == ["probes", "fit", "validate"]
+    assert wanted == ["probes", "fit", "validate"]
     assert script.run_all(setup, lines.append, second, again=("bench",))
-    assert asked[3:] == ["bench"]
+    assert wanted[3:] == ["bench"]
     with tarfile.open(tmp_path / "out.tar.gz") as archive:
         assert "out/state.json" in archive.getnames()
     assert lines[-1].startswith("please send back")
 
 
 def test_a_folder_of_another_run_is_refused(script: ModuleType, tmp_path: Path) -> None:
-    script.run_all(script.Setup(tmp_path / "out"), str, told({}))
+    script.run_all(script.Setup(tmp_path / "out"), str, stated({}))
     with pytest.raises(script.Failed, match="holds a run with another quick"):
-        script.run_all(script.Setup(tmp_path / "out", quick=True), str, told({}))
+        script.run_all(script.Setup(tmp_path / "out", quick=True), str, stated({}))
 
 
 @pytest.mark.slow

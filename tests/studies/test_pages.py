@@ -16,7 +16,7 @@ from twin.calibrate.on_record import rows
 from twin.study.kinds import FILE
 
 STUDIES = Path(__file__).resolve().parents[2] / "studies"
-ASKED = sorted(file.parent for file in STUDIES.glob(f"*/{FILE}"))
+WANTED = sorted(file.parent for file in STUDIES.glob(f"*/{FILE}"))
 SCRIPTED = sorted(file.parent for file in STUDIES.glob("*/page.py"))
 MOST_LINES = 110  # two screens; the blocks of some hold tables of 20 rows
 HISTORY, ITS_LINES = "h200-history", 200  # one page for what five studies measured
@@ -25,7 +25,7 @@ NOTHING = "0" * 12
 
 def stamp_of(folder: Path) -> Stamp:
     """What the folder's blocks should be stamped with: by its own script, where it has one."""
-    if folder in ASKED:
+    if folder in WANTED:
         return current_stamp(folder)
     found = runpy.run_path(str(folder / "page.py"))["stamp"]()
     assert isinstance(found, Stamp)
@@ -33,11 +33,11 @@ def stamp_of(folder: Path) -> Stamp:
 
 
 def generated(folder: Path) -> list[Path]:
-    tables = [folder / RESULTS / "tables.md"] if folder in ASKED else []
+    tables = [folder / RESULTS / "tables.md"] if folder in WANTED else []
     return [folder / PAGE, *tables]
 
 
-@pytest.mark.parametrize("folder", [*ASKED, *SCRIPTED], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [*WANTED, *SCRIPTED], ids=lambda folder: folder.name)
 def test_every_block_was_made_from_the_fit_and_inputs_on_file(folder: Path) -> None:
     for file in generated(folder):
         found = list(blocks(file.read_text(encoding="utf-8")))
@@ -48,7 +48,7 @@ def test_every_block_was_made_from_the_fit_and_inputs_on_file(folder: Path) -> N
             )
 
 
-@pytest.mark.parametrize("folder", [*ASKED, *SCRIPTED], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [*WANTED, *SCRIPTED], ids=lambda folder: folder.name)
 def test_every_figure_is_of_the_same_inputs(folder: Path) -> None:
     first = (folder / FIGURE).read_text(encoding="utf-8").partition("\n")[0]
     assert first == f"<!-- {stamp_of(folder).words()} -->", "run `make studies`"
@@ -61,11 +61,11 @@ NEAR = 1200  # characters: a prediction and its outcome are read together
 @pytest.mark.parametrize(
     "page", sorted(STUDIES.glob(f"*/{PAGE}")), ids=lambda page: page.parent.name
 )
-def test_every_prediction_has_its_outcome_beside_it(page: Path) -> None:
+def test_every_prediction_has_its_outcome_next_to_it(page: Path) -> None:
     said, _, after = page.read_text(encoding="utf-8").partition(PREDICTED)
     assert OUTCOME not in said
     assert (OUTCOME in after[:NEAR]) == bool(after)
-    assert after or page.parent not in ASKED
+    assert after or page.parent not in WANTED
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_a_page_links_exists(page: Path) -> None:
 
 
 def test_a_changed_question_changes_the_stamp_and_words_do_not(tmp_path: Path) -> None:
-    folder = tmp_path / "asked"
+    folder = tmp_path / "study"
     folder.mkdir()
     text = (STUDIES / "lanes" / FILE).read_text(encoding="utf-8")
     stamps = []

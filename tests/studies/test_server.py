@@ -115,14 +115,14 @@ def test_a_record_fills_the_page(page: ModuleType, measured: tuple[Path, dict[st
     found = dict(zip(made["models"], (measured[1], slower), strict=True))
     rows = [line.split(" | ") for line in page.rows_table(made, found, {}).splitlines()[2:]]
     empty = {row[1] for row in rows if not row[3].strip()}
-    assert empty == {  # a CPU is asked for shorter prompts
+    assert empty == {  # a CPU gets shorter prompts
         f"first token after {tokens} tokens" for tokens in ("32", "1,024", "8,192")
     }
     assert page.checks_table({"CPU": found}).count("| yes | yes |") == len(found)
     assert all(page.chart(made["models"], found).series[1].values)
 
 
-def test_what_was_predicted_is_what_is_asked() -> None:
+def test_what_was_predicted_is_what_is_requested() -> None:
     made = json.loads((FOLDER / "predictions.json").read_text(encoding="utf-8"))
     assert tuple(made["models"]) == MODELS
     for guess in made["models"].values():

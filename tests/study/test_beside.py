@@ -1,4 +1,4 @@
-"""Our engine beside ordinary ones, and the nodes that reach a speed."""
+"""Our engine next to ordinary ones, and the nodes that reach a speed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_wrong_price_is_refused(wrong: float) -> None:
     refused(ConfigError, lambda: rates_of(load_node("1xh200"), None, wrong), "--watts")
 
 
-def test_ordinary_engines_stand_beside_ours_where_their_kernels_are_tabulated() -> None:
+def test_ordinary_engines_stand_next_to_ours_where_their_kernels_are_tabulated() -> None:
     node, low_high = load_node("1xh200"), spread()
     found = beside(LLAMA, node, 1024, 287, rates_of(node), interval=(280, 300), prompt_s=0.1)
     assert [row.engine.split()[0] for row in found.rows] == [
@@ -66,8 +66,8 @@ def test_ordinary_engines_stand_beside_ours_where_their_kernels_are_tabulated() 
 
 
 def test_simulate_shows_them_with_the_users_price(twin: Twin) -> None:
-    told = twin("simulate", "llama-3.2-1b", "1xh100", "--usd-per-hour", "1", "--json").out
-    data = json.loads(told)["compared"]
+    stated = twin("simulate", "llama-3.2-1b", "1xh100", "--usd-per-hour", "1", "--json").out
+    data = json.loads(stated)["compared"]
     assert data["rests_on"]["price"] | {"source": ""} == {
         "value": 100,
         "kind": "assumed",

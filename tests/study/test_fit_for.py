@@ -1,4 +1,4 @@
-"""Nodes that reach a speed: those without room are counted, and what ran stands beside."""
+"""Nodes that reach a speed: those without room are counted, and what ran stands next to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_row_with_a_problem_has_no_speed() -> None:
     assert (row.tokens_per_s, row.total_tokens_per_s, row.stream_fraction) == (0.0, 0.0, 0.0)
 
 
-def test_a_run_on_record_stands_beside_its_prediction() -> None:
+def test_a_run_on_record_stands_next_to_its_prediction() -> None:
     """GPT-OSS-20B on an H100 ran at 592 tokens/s, where nine of ten were predicted above 602."""
     assert on_record(Point("gpt-oss-20b", "1xh100")) == 592.1
     assert on_record(Point("gpt-oss-20b", "1xh100", (("handoff", "grid"),))) is None

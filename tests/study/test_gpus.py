@@ -63,8 +63,8 @@ def test_somebody_who_names_all_gpus_gets_them(monkeypatch: pytest.MonkeyPatch) 
     node = node_on_file("2xh200")
     names = {field.name: None for field in dataclasses.fields(Options)}
     names |= FEW
-    asked = SimpleNamespace(**names | {"gpus": 2})
-    assert run_command.settled_node(asked, node, TINY) == node  # type: ignore[arg-type]
+    wanted = SimpleNamespace(**names | {"gpus": 2})
+    assert run_command.settled_node(wanted, node, TINY) == node  # type: ignore[arg-type]
     heard: list[str] = []
     monkeypatch.setattr(run_command, "say", heard.append)
     fewer = run_command.settled_node(SimpleNamespace(**names), node, TINY)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Published step times beside those added up from kernels."""
+"""Published step times next to those added up from kernels."""
 
 from __future__ import annotations
 

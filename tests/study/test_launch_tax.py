@@ -32,7 +32,7 @@ def test_the_published_caps_follow() -> None:
     assert tax.kernels_at(tax.cap(7)) == pytest.approx(7)
 
 
-def test_caps_beside_published_ones_and_each_device(tmp_path: Path) -> None:
+def test_caps_next_to_published_ones_and_each_device(tmp_path: Path) -> None:
     outcome = read_study(study(tmp_path, BODY + PUBLISHED)).body.run(Runner.inline())
     caps, devices = outcome.tables()
     assert [row[3] for row in caps.rows] == pytest.approx([1777.8, 888.9], abs=0.1)

@@ -75,7 +75,7 @@ def test_more_load_waits_longer_and_costs_less(outcome: Outcome) -> None:
     assert costs[0][6] > costs[1][6]  # energy: idle hours are shared by more tokens
 
 
-def test_generated_is_what_was_asked_for(outcome: Outcome) -> None:
+def test_generated_is_what_was_requested(outcome: Outcome) -> None:
     offered = (400 * 2000 + 2000 * 100) / 3600
     assert [row[2] for row in table(outcome, "cost").rows[:2]] == pytest.approx(
         [offered, 4 * offered], rel=0.15

@@ -113,17 +113,17 @@ def test_clock_changes_the_blocks_and_not_the_memory(checkpoint: Path) -> None:
 
 
 class Counting:
-    """Work in this process that counts what it was asked for, and may stop in the middle."""
+    """Work in this process that counts what it was given, and may stop in the middle."""
 
     def __init__(self, stop_after: int | None = None) -> None:
-        self.asked: list[Point] = []
+        self.wanted: list[Point] = []
         self.stop_after = stop_after
 
     def __call__(self, batches: Sequence[Batch]) -> Iterator[tuple[int, list[Row]]]:
         for done, (index, rows) in enumerate(in_process(batches)):
             if done == self.stop_after:
                 raise KeyboardInterrupt
-            self.asked += batches[index]
+            self.wanted += batches[index]
             yield index, rows
 
 
@@ -136,10 +136,10 @@ def test_nothing_is_computed_twice(checkpoint: Path, tmp_path: Path) -> None:
     wanted = points(checkpoint, 3)
     rows = runner(first, tmp_path).rows([*wanted, *wanted])
     assert rows[:3] == rows[3:]
-    assert len(first.asked) == 3
+    assert len(first.wanted) == 3
     again = runner(second, tmp_path).rows([*reversed(wanted), *points(checkpoint, 4)[3:]])
     assert again[:3] == rows[2::-1]
-    assert len(second.asked) == 1
+    assert len(second.wanted) == 1
     assert Store(tmp_path).count() == 4
 
 
@@ -188,7 +188,7 @@ def test_impossible_point_is_a_result_too(checkpoint: Path, tmp_path: Path) -> N
     assert "heads" in row.problem
     work = Counting()
     assert runner(work, tmp_path).rows([broken]) == [row]
-    assert not work.asked
+    assert not work.wanted
 
 
 def test_interrupted_work_is_kept_and_goes_on(checkpoint: Path, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_interrupted_work_is_kept_and_goes_on(checkpoint: Path, tmp_path: Path) 
     assert Store(tmp_path).count() == 2
     rest = Counting()
     rows = runner(rest, tmp_path).rows(wanted)
-    assert len(rest.asked) == 3
+    assert len(rest.wanted) == 3
     assert all(row.step_s > 0 for row in rows)
 
 

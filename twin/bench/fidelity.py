@@ -24,7 +24,7 @@ KL_SAME = 1e-9  # nats: means this close are rounding of the sums, not fidelity
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The engine and a peer in the same 16-bit type beside the FP32 reference, by position."""
+    """The engine and a peer in the same 16-bit type next to the FP32 reference, by position."""
 
     engine_kl: Values  # KL(reference || engine) in nats
     peer_kl: Values

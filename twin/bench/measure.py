@@ -50,7 +50,7 @@ LARGEST_LOGITS_BYTES = 8 * 2**30  # page-locked memory that one replay may take
 
 
 class Watch(AbstractContextManager["Watch"], Protocol):
-    """Reads the clocks: while it is entered, and when told that a round is over."""
+    """Reads the clocks: while it is entered, and when a round is over."""
 
     def after_round(self) -> None: ...
 
@@ -162,7 +162,7 @@ class Bench:
                 self._check_determinism()
             self._time(self._judge() if self.settings.peers else None)
         if self._followed is not None and self.plans.gpus > 1:
-            self._beside_processes(self._followed)
+            self._next_to_processes(self._followed)
         return self._measured
 
     def _open(self, plan: Plan, weights: Weights | None) -> Session:
@@ -406,7 +406,9 @@ class Bench:
             UNDISTURBED: f"what {LOADED} streams, without an all-reduce",
         }
         if self.plans.gpus > 1 and LOADED not in self.plans.exchanges:
-            self._measured.left_out[LOADED] = f"no room on the chip beside {elements} elements"
+            self._measured.left_out[LOADED] = (
+                f"no room in shared memory next to {elements} elements"
+            )
 
         def variant(name: str, plan: Plan) -> Variant:
             probe = self._open(plan, None)
@@ -420,7 +422,7 @@ class Bench:
 
         return [variant(name, plan) for name, plan in self.plans.exchanges.items()]
 
-    def _beside_processes(self, followed: Followed) -> None:
+    def _next_to_processes(self, followed: Followed) -> None:
         """What takes a process a GPU, which are free by then."""
         peers.release()
         settings, backend = self.settings, "gloo" if peers.device_name() == "cpu" else "nccl"

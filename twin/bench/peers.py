@@ -1,8 +1,8 @@
 """What a user has today: Hugging Face transformers with a static cache, eager and in a captured
 CUDA graph, and its FP32 logits.
 
-torch and transformers are loaded when asked for. Without a GPU everything but the capture works,
-slowly.
+torch and transformers are loaded when they are needed. Without a GPU everything but the capture
+works, slowly.
 """
 
 from __future__ import annotations

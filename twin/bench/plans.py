@@ -23,7 +23,7 @@ from twin.schedule.probe import stream_probe
 from twin.schedule.ring import limits_of
 
 PROBE_STAGES, PROBE_COLS = 4, 4096
-# an all-reduce of the kernel's alone, beside a stream, and that stream without it
+# an all-reduce of the kernel's alone, next to a stream, and that stream without it
 IDLE, LOADED, UNDISTURBED = "reduce-idle", "reduce-loaded", "reduce-stream"
 # least: far beyond any cache; most: memory, and time a step
 PROBE_BYTES = (1_000_000_000, 8_000_000_000)
@@ -101,7 +101,7 @@ def make_plans(
 
 def exchange_probes(node: Node, plan: Plan) -> dict[str, Plan]:
     """All-reduces of as many FP32 as the plan's residual has, by as many blocks. None on one GPU;
-    none beside a stream where vectors of that size leave no room for its ring.
+    none next to a stream where vectors of that size leave no room for its ring.
     """
     gpus = plan.options.gpus
     if gpus == 1 or plan.spec is None:

@@ -1,5 +1,5 @@
-"""Processes of torch.distributed, one a GPU, for what is timed beside the engine: started together,
-ended together, whatever one of them does.
+"""Processes of torch.distributed, one a GPU, for what is timed next to the engine: started
+together, ended together, whatever one of them does.
 
 They meet by a file and talk over the loopback device, so nothing listens on a network.
 """
@@ -33,7 +33,7 @@ WITHOUT_MULTICAST = {
 }
 LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
 REQUEST, ANSWER, MEETING = "request.json", "answer.json", "meeting"
-# for processes that are asked to end, that part from each other; between two looks at them
+# for processes that are signalled to end, that part from each other; between two looks at them
 GRACE_S, PART_S, LOOK_S = 3.0, 10.0, 0.05
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 LONGEST_REASON = 300  # characters
@@ -162,7 +162,7 @@ def _reason(folder: Path, number: int) -> str:
 
 
 def _end(started: list[subprocess.Popen[bytes]]) -> None:
-    """All of them and what they started: asked first, so that NCCL may leave its memory."""
+    """All of them and what they started: signalled first, so that NCCL may leave its memory."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         left = [one for one in started if one.poll() is None]
         for one in left:

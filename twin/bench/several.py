@@ -1,4 +1,4 @@
-"""What several GPUs are timed beside, after the engine has left them: NCCL's all-reduce, and
+"""What several GPUs are timed next to, after the engine has left them: NCCL's all-reduce, and
 Hugging Face's tensor parallelism. What does not work is left out with its reason.
 """
 

@@ -23,8 +23,8 @@ from twin.plan.shards import Array, Weights
 
 PROMPT_SEED = 20261121
 TEXTS = (
-    "The lighthouse keeper wrote down the weather every evening, and on the last page of the book "
-    "he noticed",
+    "The watchman of the lighthouse wrote down the weather every evening, and on the last page of "
+    "the book he noticed",
     "To find the shortest path between two nodes of a weighted graph, Dijkstra's algorithm keeps "
     "a queue of",
     "Dear colleagues, thank you for the detailed review of our proposal. We have changed three "

@@ -68,14 +68,14 @@ def _parts(node: Node) -> list[Part]:
     for record, kind, errors in records:
         drawn = store.runs_folder(node.name) / record / shape_record.PREDICTIONS
         if drawn.is_file():
-            held = _told(node, record, errors)
+            held = _stated(node, record, errors)
         else:
             held = _by_others(node, records, record, errors)
         found.append(Part(node.name, record, kind.value, tuple(errors.values()), tuple(held)))
     return found
 
 
-def _told(node: Node, record: str, errors: Mapping[str, float]) -> list[bool]:
+def _stated(node: Node, record: str, errors: Mapping[str, float]) -> list[bool]:
     """By the intervals that were written before the runs."""
     runs = shape_record.read(node, store.runs_folder(node.name) / record).measured.runs
     return [run.held for run in runs if run.name in errors and run.held is not None]

@@ -17,7 +17,7 @@ from twin.plan.types import Execution, Limits, Placement, Plan
 from twin.schedule.strips import MOST_STRIPS, STRIP_BYTES, strips_of, with_strips
 
 WINDOW = re.compile(r"(.*)-window(\d+)")
-ASKED_OF = "-b132"  # in the names of quick probes: all blocks of an H200
+BLOCKS_OF = "-b132"  # in the names of quick probes: all blocks of an H200
 
 
 def amd_probes(limits: Limits, *, quick: bool) -> list[Probe]:
@@ -25,17 +25,17 @@ def amd_probes(limits: Limits, *, quick: bool) -> list[Probe]:
 
     A window is a number of strips here, which the kernel has under way; without one it has as many
     as it can. Windows of as many strips are one question. Kernels are resident. What decoding,
-    states and choices cost is asked of NVIDIA's kernel alone, in which the twin's laws of them are
+    states and choices cost is probed on NVIDIA's kernel alone, in which the twin's laws of them are
     read.
     """
-    asked = {_key(name.replace(ASKED_OF, f"-b{limits.blocks}")) for name in QUICK}
+    wanted = {_key(name.replace(BLOCKS_OF, f"-b{limits.blocks}")) for name in QUICK}
     found: dict[tuple[str, int], Probe] = {}
     for probe in gpu_probes(limits, quick=False):
         if probe.group in (DECODING, CHOOSING, STATES, CHOICE):
             continue
         if probe.plan.options.execution is Execution.RESIDENT:
             key = _key(probe.name)
-            if not quick or key in asked:
+            if not quick or key in wanted:
                 found.setdefault(key, probe)
     return list(_named(found))
 
@@ -45,7 +45,7 @@ def _named(found: dict[tuple[str, int], Probe]) -> Iterator[Probe]:
     for (question, strips), probe in found.items():
         plan = _flat(with_strips(probe.plan, strips or MOST_STRIPS))
         window = f"-window{plan.options.window_slots}" if strips else ""
-        if not strips or strips_of(plan) == strips:  # else it is asked with fewer
+        if not strips or strips_of(plan) == strips:  # else it is probed with fewer
             yield replace(probe, name=f"{question}{window}", plan=plan)
 
 

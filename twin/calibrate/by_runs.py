@@ -1,9 +1,9 @@
 """A fit moved by engine runs: where probes leave numbers open, shapes that seeds drew decide.
 
 Probes ask for one cost at a time, and the twin's laws lack what none of them asks for. So shapes
-that a seed draws are told too fast or too slow alike. Each such record, once it has judged the fit
-that was made before it, may move the numbers for the next one. The numbers move as little as the
-probes' own uncertainty allows: the least of
+that a seed draws are predicted too fast or too slow alike. Each such record, once it has judged the
+fit that was made before it, may move the numbers for the next one. The numbers move as little as
+the probes' own uncertainty allows: the least of
 
     (errors of the runs / NOISE)^2 + (numbers' move) C^-1 (numbers' move)
 

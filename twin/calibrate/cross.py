@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
 
-FEWEST = 8  # shapes from which an interval's width can be told
+FEWEST = 8  # shapes from which an interval's width can be estimated
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def crossed(names: Sequence[str], rows: Sequence[str], left: Vector, slopes: Vec
     """Of the shapes `names`. `rows`: the probe of each residual in `left`, "" for the prior's.
 
     `slopes` [residuals][numbers]. The first row of a probe is its step; the others are its stages,
-    which are left out with it. Nothing is told of fewer than FEWEST shapes.
+    which are left out with it. There is none from fewer than FEWEST shapes.
     """
     if len(names) < FEWEST:
         return Cross()

@@ -23,7 +23,7 @@ def fit_of(node: Node) -> str | None:
 
 
 def numbers_of(node: Node) -> str:
-    """A digest of all numbers that the fits of a node give it, which tells fits apart that a
+    """A digest of all numbers that the fits of a node give it, which distinguishes fits that a
     probing run alone does not; empty without a fit.
     """
     numbers: dict[str, Number] = {}

@@ -1,8 +1,8 @@
 """What stored formats and experts cost a GPU's blocks: streams of few-bit weights in the
 second-level cache, and chains of layers with few-bit weights or experts.
 
-A stream tells the rate at which warps decode and multiply. Chains tell what stages take beside it:
-an input made into whole numbers, code that a stage runs once, rows taken a few at a time beside
+A stream shows the rate at which warps decode and multiply. Chains show what stages take next to it:
+an input quantised, code that a stage runs once, rows taken a few at a time next to
 experts, and the way from a choice to the first tile of an expert. Their shapes are of no model that
 anybody runs or that a seed draws; their steps are fitted, so they are never held out.
 """
@@ -27,7 +27,7 @@ STREAMED, CODED, ROUTED = "decode-", "coded-", "routed-"  # how the names of pro
 DECODING, CHOOSING = "decoding", "routing"  # groups
 KIB, MB = 2**10, 10**6
 SLOT = 16 * KIB
-RING = 7  # slots of any format beside an input of tensor cores
+RING = 7  # slots of any format next to an input of tensor cores
 IN_CACHE = 24 * MB  # at most half of the L2
 FEW = 8  # blocks that L2 serves as fast as they can consume
 COLS = (1024, 4096, 12288)  # one to six slices

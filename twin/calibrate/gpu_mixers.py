@@ -22,15 +22,15 @@ from twin.models.spec import ModelSpec
 from twin.plan.types import Limits
 
 STATES, CHOICE = "states", "choice"  # groups, and how the names of their probes begin
-RING = 7  # slots beside what the widest of them keeps on the chip
+RING = 7  # slots next to what the widest of them keeps in shared memory
 EVERY = 4  # one of so many layers has attention
-FEW = 4  # experts beside states, of which a token takes half
+FEW = 4  # experts next to states, of which a token takes half
 VOCAB = 4224
 
 
 class Recurrent(NamedTuple):
     """Of a chain. Heads of attention have as many outputs in all as those of the states; the engine
-    runs states beside experts.
+    runs states next to experts.
     """
 
     layers: int

@@ -36,7 +36,7 @@ LINE = 16  # floats of a block's share in the exchanges: 64 bytes
 FEW = 8  # blocks that L2 serves as fast as they can consume
 STAGES = 15
 WINDOWS = (1, 2, 3, 4, 10)  # slots in flight, from what a latency needs to all of a ring
-WIDE_RING = 7  # slots beside vectors of 64 elements a block
+WIDE_RING = 7  # slots next to vectors of 64 elements a block
 HOP_ROWS = 40  # of each block in eight hops: as many as memory delivers meanwhile
 
 RUN_S = 0.03  # of one repeat of a probe; steps are counted for these speeds:
@@ -234,8 +234,8 @@ def _exchanges(limits: Limits) -> Iterator[Question]:
 
 
 def _hops(limits: Limits) -> Iterator[Question]:
-    """One word between two blocks, neighbours and far apart (which pairs made no difference); then
-    while the others stream.
+    """One word between two blocks, neighbours and the first and the last (which pairs made no
+    difference); then while the others stream.
     """
     last = limits.blocks - 1
     for a, b in ((0, 1), (0, last)):
@@ -269,8 +269,8 @@ def _memory(limits: Limits) -> Iterator[Question]:
     """The ceiling against slot, window and blocks; what one block loads alone, in wide numbers so
     that its consumer is out of the way.
 
-    With all slots in flight the ceiling was measured a tenth lower, and unequal blocks further
-    apart: what is fitted has a window.
+    With all slots in flight the ceiling was measured a tenth lower, and unequal blocks
+    differed more: what is fitted has a window.
     """
     every = limits.blocks
     for slot in (4, 8, 16, 32, 64):
@@ -318,7 +318,7 @@ def _cache(limits: Limits) -> Iterator[Question]:
 
 def _consumers(limits: Limits) -> Iterator[Question]:
     """Weights that stay in L2, by type and by the tile's shape; short matrices show what a stage
-    costs beside its bytes.
+    costs next to its bytes.
     """
     for dtype in (DType.BF16, DType.FP16, DType.FP32):
         # one to six slices a team

@@ -3,7 +3,7 @@
 A record holds the id of its kernel: a digest of the sources that the device's main file includes,
 and of the packages that make the generated header of a plan, all without comments and blanks.
 Sources and not machine code: they are at hand wherever a record is written, also without a compiler
-(a host's code differs by CPU), and of a commit. The options of each run stand beside the id.
+(a host's code differs by CPU), and of a commit. The options of each run stand next to the id.
 
 `calibration/kernels.csv` names for each kernel of a record what the kernel in force does otherwise,
 so that its other runs still count. Who changes the speed of some plans adds a name to CHANGES and
@@ -92,8 +92,8 @@ def _included(main: str, native: Mapping[str, str]) -> set[str]:
             continue
         found.add(name)
         for other in INCLUDED.findall(native[name]):
-            beside = posixpath.normpath(posixpath.join(posixpath.dirname(name), other))
-            left += [one for one in (beside, f"platform/{other}") if one in native][:1]
+            next_to = posixpath.normpath(posixpath.join(posixpath.dirname(name), other))
+            left += [one for one in (next_to, f"platform/{other}") if one in native][:1]
     return found
 
 

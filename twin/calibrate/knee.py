@@ -1,6 +1,6 @@
 """Where a cache ends, read off a curve of streams: seconds a byte by footprint.
 
-What the system says of a cache is no help: a virtual machine is told the size of a cache that it
+What the system says of a cache is no help: a virtual machine is given the size of a cache that it
 shares with others, a container often nothing. The curve has two levels, what comes from the cache
 and what comes from memory, and between them the share that the cache keeps (twin/cost/terms.py).
 """
@@ -30,8 +30,8 @@ class Knee:
 
 
 def knee(seconds: Mapping[int, float], cache: Cache) -> Knee | None:
-    """The capacity, in all, by which a curve of {footprint: seconds of a step} is told best, with
-    the law by which `cache` keeps a stream; None where the curve has no two levels.
+    """The capacity, in all, by which a curve of {footprint: seconds of a step} is explained best,
+    with the law by which `cache` keeps a stream; None where the curve has no two levels.
     """
     sizes = sorted(seconds)
     if len(sizes) < LEAST_POINTS:

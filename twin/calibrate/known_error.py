@@ -1,5 +1,5 @@
 """How far a fit was from engine runs that it never saw, shapes that a seed drew among them: kept by
-`twin validate`, told by `twin simulate`.
+`twin validate`, shown by `twin simulate`.
 """
 
 from __future__ import annotations
@@ -140,9 +140,9 @@ def keep_drawn(
     kind: ModelKind = ModelKind.DENSE,
     sizes: Mapping[str, float] | None = None,
 ) -> None:
-    """Stores how far the fit in force is from a seed's shapes, and the `sizes_of` these, beside its
-    held-out runs; nothing where none of these are on file. Those of several devices need none
-    beside them.
+    """Stores how far the fit in force is from a seed's shapes, and the `sizes_of` these, together
+    with its held-out runs; nothing where none of these are on file. Those of several devices need
+    none.
     """
     kept = _of_fit(node, node.name)
     if not kept and node.gpus > 1:

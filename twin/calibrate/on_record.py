@@ -1,4 +1,4 @@
-"""What engine runs on record made of public models: told beside every prediction of one.
+"""What engine runs on record made of public models: shown next to every prediction of one.
 
 `calibration/measured.csv` holds a line a run, newest kernels only, with its record:
 

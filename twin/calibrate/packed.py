@@ -19,7 +19,7 @@ ARCHIVE = "older.tar.xz"
 
 
 def unpacked(folder: Path) -> Path:
-    """A record's folder; out of the archive beside it where it lies there. Raises CalibrationError
+    """A record's folder; out of the archive next to it where it lies there. Raises CalibrationError
     for an archive that cannot be read.
     """
     archive = folder.parent / ARCHIVE

@@ -1,4 +1,4 @@
-"""The questions that several GPUs are asked: a hop between them, and an all-reduce by its size,
+"""The probes of several GPUs: a hop between them, and an all-reduce by its size,
 idle and while all of them stream.
 
 They are plans of the resident kernel, as those of one GPU are (gpu_probes.py). The time of an

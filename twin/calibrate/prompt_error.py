@@ -1,5 +1,5 @@
 """How far prompts' predictions are off, by kind of model: prompts that GPUs read, on record in
-`calibration/measured.csv`, beside the law of `twin/cost/prompt.py`.
+`calibration/measured.csv`, next to the law of `twin/cost/prompt.py`.
 
     python -m studies.common.prompts     # in a checkout: calibration/held-out/prompts.csv
 

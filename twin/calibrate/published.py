@@ -46,7 +46,7 @@ class Figure:
     configuration: str
     values: tuple[float, ...]
     unit: str
-    asks: Mapping[str, Any]  # what the twin is asked: twin.calibrate.published_plans
+    asks: Mapping[str, Any]  # what the twin predicts: twin.calibrate.published_plans
     group: str = ""  # of an input: the numbers that it settles
     note: str = ""  # what the twin's plan leaves out or takes otherwise
     predicted_s: float = field(default=math.nan, compare=False)
@@ -130,7 +130,7 @@ def figures(folder: Path, meta: Mapping[str, Any]) -> tuple[Figure, ...]:
 
 def check_inputs(folder: Path, meta: Mapping[str, Any]) -> None:
     """Raises CalibrationError for figures that no fit may use: of a held-out record, or of a
-    publication that another record beside it holds out.
+    publication that another record next to it holds out.
     """
     if not is_published(meta):
         return
@@ -140,10 +140,10 @@ def check_inputs(folder: Path, meta: Mapping[str, Any]) -> None:
             "record with role: input is fitted"
         )
     held_out: dict[str, Path] = {}
-    for beside in sorted(file.parent for file in folder.resolve().parent.glob("*/meta.yaml")):
-        other = _meta(beside)
-        if is_published(other) and role_of(beside, other) is Role.HELD_OUT:
-            held_out |= {one.publication: beside for one in figures(beside, other)}
+    for next_to in sorted(file.parent for file in folder.resolve().parent.glob("*/meta.yaml")):
+        other = _meta(next_to)
+        if is_published(other) and role_of(next_to, other) is Role.HELD_OUT:
+            held_out |= {one.publication: next_to for one in figures(next_to, other)}
     for figure in figures(folder, meta):
         if figure.publication in held_out:
             raise CalibrationError(
@@ -164,7 +164,7 @@ def samples_of(folder: Path, meta: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def _meta(folder: Path) -> Mapping[str, Any]:
-    """Of a run beside the one that is fitted."""
+    """Of a run next to the one that is fitted."""
     try:
         return read_yaml(folder / "meta.yaml")
     except ConfigError as error:

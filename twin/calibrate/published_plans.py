@@ -39,15 +39,15 @@ class Question:
     plan: Plan
     reading: Reading = Reading.STEP
     times: int = 1  # how many of them the figure is
-    beside_s: float = 0.0  # what comes on top, and is not simulated
+    added_s: float = 0.0  # what comes on top, and is not simulated
 
 
 def question(figure: Figure) -> Question:
     """Raises CalibrationError for words that ask nothing."""
     try:
-        asked = dict(figure.asks)
-        times = int(asked.pop("times", 1))
-        ((word, content),) = asked.items()
+        wanted = dict(figure.asks)
+        times = int(wanted.pop("times", 1))
+        ((word, content),) = wanted.items()
         return dataclasses.replace(QUESTIONS[word](figure.node, **content), times=times)
     except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise CalibrationError(
@@ -58,25 +58,25 @@ def question(figure: Figure) -> Question:
 
 def probe(figure: Figure) -> Probe:
     """The figure as a probe of a fit."""
-    asked = question(figure)
-    if asked.times != 1 or asked.beside_s:
-        raise CalibrationError(f"{figure.name}: only what is asked once can be fitted")
-    return Probe(figure.name, figure.group, asked.plan, 1, asked.reading)
+    wanted = question(figure)
+    if wanted.times != 1 or wanted.added_s:
+        raise CalibrationError(f"{figure.name}: only what runs once can be fitted")
+    return Probe(figure.name, figure.group, wanted.plan, 1, wanted.reading)
 
 
 def predicted_s(figure: Figure, node: Node | None = None) -> float:
     """What the twin says, with the fits on file unless a node is given."""
-    asked, node = question(figure), node or calibrated_node(figure.node)
-    found = simulated(asked.plan, node, reading=asked.reading).step_s
-    return asked.times * found + asked.beside_s
+    wanted, node = question(figure), node or calibrated_node(figure.node)
+    found = simulated(wanted.plan, node, reading=wanted.reading).step_s
+    return wanted.times * found + wanted.added_s
 
 
 def compared(record: Run, progress: Callable[[str], None]) -> list[Figure]:
     """Every figure of a record with its prediction, in its order, on all cores."""
-    asked = figures(record.folder, record.meta)
+    wanted = figures(record.folder, record.meta)
     found: list[Figure] = []
-    for figure, seconds in zip(asked, each(predicted_s, asked, few=FEW), strict=True):
-        progress(f"predicting published figures: {len(found) + 1}/{len(asked)} {figure.name}")
+    for figure, seconds in zip(wanted, each(predicted_s, wanted, few=FEW), strict=True):
+        progress(f"predicting published figures: {len(found) + 1}/{len(wanted)} {figure.name}")
         found.append(dataclasses.replace(figure, predicted_s=seconds))
     return found
 
@@ -121,7 +121,7 @@ def _allreduce(
     options = _options(blocks, gpus=gpus, collective=CollectiveKind.PUSH)
     plan = allreduce_probe(options, _limits(node), elements=bytes // FLOAT_BYTES, stages=STAGES)
     edge_s = load_node(node).device.launch.graph_edge_s.value if graph_edge else 0.0
-    return Question(plan, Reading.STAGE, beside_s=edge_s)
+    return Question(plan, Reading.STAGE, added_s=edge_s)
 
 
 def _peer_hop(node: str) -> Question:

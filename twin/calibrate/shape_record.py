@@ -158,12 +158,12 @@ def read(node: Node, folder: Path) -> Record:
         runs = [
             replace(
                 run,
-                predicted_tokens_per_s=float(told["tokens_per_s"]),
-                p10=_level(told["p10"]),
-                p90=_level(told["p90"]),
+                predicted_tokens_per_s=float(stated["tokens_per_s"]),
+                p10=_level(stated["p10"]),
+                p90=_level(stated["p90"]),
             )
             for run in recorded(folder, text) or ()
-            for told in [text["predicted"][run.name]]
+            for stated in [text["predicted"][run.name]]
         ]
         named = len(text["predicted"])
         of, fit, date = str(text["node"]), str(text["fit"]["run"]), str(text["date"])
@@ -281,8 +281,8 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
 
 
 def groups(record: Record) -> dict[str, list[Experiment]]:
-    """Its runs, by what is told apart among models of their kind: the stored format, of experts the
-    family too, of dense ones nothing; on several devices their hand-off and lanes.
+    """Its runs, by what is distinguished among models of their kind: the stored format, of experts
+    the family too, of dense ones nothing; on several devices their hand-off and lanes.
     """
     found: dict[str, list[Experiment]] = {}
     for run in record.runs:

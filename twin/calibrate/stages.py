@@ -18,8 +18,8 @@ def stage_times(run: str, plan: Plan, trace: Times) -> list[StageTimes]:
     """Medians over steps, by kind. `trace`: [steps][ranks][blocks][stages][inputs ready, finished]
     in seconds, consecutive steps.
 
-    The first step only says when the second one began. What a block's keeper makes has work, but no
-    span and no wait.
+    The first step only says when the second one began. What a block's scheduler warp makes has
+    work, but no span and no wait.
     """
     took = (trace[..., 1] - trace[..., 0]).mean(axis=(1, 2)).reshape(-1)  # [stages in time]
     trace = of_consumers(plan, trace)

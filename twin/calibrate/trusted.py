@@ -40,9 +40,9 @@ def _wrong(fit: Fit, run: Run, probes: Sequence[Probe], recipe: Recipe) -> str |
         )
     if not recipe.quieter:
         return None
-    asked = [path for path in STREAMS if path in fit.binding]
-    if asked and all(fit.binding[path] < 1 for path in asked):
-        return f"no probe binds what memory streams ({', '.join(asked)})"
+    wanted = [path for path in STREAMS if path in fit.binding]
+    if wanted and all(fit.binding[path] < 1 for path in wanted):
+        return f"no probe binds what memory streams ({', '.join(wanted)})"
     seconds = settled(counted(run))
     fastest = max(p.plan.weight_bytes() / seconds[p.name] for p in probes if p.name in seconds)
     for path, number in fit.numbers.items():

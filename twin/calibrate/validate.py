@@ -117,7 +117,9 @@ def stages_compared(
 ) -> Iterator[StageCompared]:
     for one in measured:
         spans = predicted[one.run].spans_s if one.run in predicted else {}
-        if one.stage in spans and one.span_s:  # what the keeper makes has no span of its own
+        if (
+            one.stage in spans and one.span_s
+        ):  # what the scheduler warp makes has no span of its own
             yield StageCompared(
                 one.run, one.stage, spans[one.stage], one.span_s, one.wait_s, one.work_s
             )

@@ -174,20 +174,22 @@ def _mark(chart: Bars, series: Series, colour: str, form: str) -> dict[str, Any]
         "x": list(series.values),
         "marker": {"symbol": form, "size": 9, "color": colour, "line": line},
         "hovertemplate": "%{y}: %{x:,.4~g}<extra>" + spoken(series.label) + "</extra>",
-        "offsetgroup": series.beside if _side_by_side(chart) else "",
+        "offsetgroup": series.next_to if _side_by_side(chart) else "",
     }
 
 
 def _spread(series: Series) -> dict[str, Any]:
-    def apart(high: Sequence[float | None], low: Sequence[float | None]) -> list[float | None]:
+    def differences(
+        high: Sequence[float | None], low: Sequence[float | None]
+    ) -> list[float | None]:
         pairs = zip(high, low, strict=True)
         return [None if h is None or one is None else h - one for h, one in pairs]
 
     return {
         "type": "data",
         "symmetric": False,
-        "array": apart(series.high, series.values),
-        "arrayminus": apart(series.values, series.low),
+        "array": differences(series.high, series.values),
+        "arrayminus": differences(series.values, series.low),
         "color": INK,
         "thickness": 1.2,
         "width": 3,
@@ -338,7 +340,7 @@ def _side_by_side(chart: Bars) -> bool:
 def _place(plain: Sequence[Series], marks: Series) -> int:
     """Which bars a series of marks belongs to."""
     labels = [one.label for one in plain]
-    return labels.index(marks.beside) if marks.beside in labels else len(labels)
+    return labels.index(marks.next_to) if marks.next_to in labels else len(labels)
 
 
 # ---- of one step, and of runs --------------------------------------------------------------------

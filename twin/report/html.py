@@ -57,7 +57,7 @@ class Page:
         """The whole document, plotly.js included and packed: 2.1 MB, not 4.9."""
         cards = "".join(map(_card, self.cards))
         sections = "".join(_section(i, section) for i, section in enumerate(self.sections))
-        style, script = (_beside(f"page.{kind}") for kind in ("css", "js"))
+        style, script = (_next_to(f"page.{kind}") for kind in ("css", "js"))
         return (
             "<!doctype html>\n<html lang='en'><head><meta "
             f"charset='utf-8'><title>{escape(self.title)}</title>"
@@ -94,16 +94,16 @@ def html_table(
     head = "".join(
         f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True)
     )
-    told = 2 < len(header) <= LISTED and any(
+    stated = 2 < len(header) <= LISTED and any(
         len(str(cell)) >= SENTENCE for row in rows for cell in row
     )
-    names = header if told else ("",) * len(header)
+    names = header if stated else ("",) * len(header)
     cells = (
         "".join(_cell(cell, kind, name) for kind, cell, name in zip(kinds, row, names, strict=True))
         for row in rows
     )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
-    look = ("told" if told else "beside") + (" wide" if len(header) > WIDE else "")
+    look = ("listed" if stated else "plain") + (" wide" if len(header) > WIDE else "")
     return (
         "<div class='scroll'><table "
         f"class='{look}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
@@ -127,8 +127,8 @@ class Chip:
 
 def _card(card: tuple[str, str]) -> str:
     value, name = card
-    told = "".join(f"<span>{escape(line)}</span>" for line in name.split("\n"))
-    return f"<div class='card'><b>{escape(value)}</b>{told}</div>"
+    stated = "".join(f"<span>{escape(line)}</span>" for line in name.split("\n"))
+    return f"<div class='card'><b>{escape(value)}</b>{stated}</div>"
 
 
 @lru_cache(maxsize=1)
@@ -202,6 +202,6 @@ def _sign(trace: Mapping[str, Any]) -> str:
     return "line" if "lines" in mode else "bar"
 
 
-def _beside(name: str) -> str:
+def _next_to(name: str) -> str:
     """A file of this folder: what every page carries."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A machine for people and for other programs: its numbers, its speeds beside the published ones,
+"""A machine for people and for other programs: its numbers, its speeds next to the published ones,
 what is left out.
 """
 

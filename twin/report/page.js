@@ -61,7 +61,7 @@ function namesAbove(layout, names, width) {
   }));
 }
 
-/** As many ticks as have room beside each other. Given ones keep their lines, and only some their texts. */
+/** As many ticks as have room next to each other. Given ones keep their lines, and only some their texts. */
 function thinned(axis, width) {
   if (!axis.tickvals) return { ...axis, nticks: Math.max(3, Math.floor(width / TICK_PX)), tickangle: 0 };
   if (axis.type === "category") return axis;

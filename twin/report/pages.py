@@ -48,13 +48,13 @@ def simulation_page(
     """
     name = f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}"
     step = (*timeline(plan, result), attribution(result), slowest(result))
-    told = (*extra, *step) if what_if else (*step, *extra)
+    stated = (*extra, *step) if what_if else (*step, *extra)
     return Page(
         title=f"What if {what_if}? {name}" if what_if else name,
         subtitle="Predicted by MonoTwin's discrete-event twin. Nothing on this page was measured "
         "on that node unless it says so.",
         cards=(*cards, *headline(result, beside)),
-        sections=(*told, rests_on(node, result), conditions(plan, node), words_section()),
+        sections=(*stated, rests_on(node, result), conditions(plan, node), words_section()),
     )
 
 
@@ -174,7 +174,7 @@ def validation(result: Validation) -> Section:
         for r, guess, truth in zip(runs, predicted, measured, strict=True)
     ]
     errors = (
-        f"Busy: {result.busy}, so no error is told."
+        f"Busy: {result.busy}, so no error is stated."
         if result.busy
         else f"Median error {percent(result.median)}, worst {percent(abs(result.worst))}."
     )
@@ -207,12 +207,12 @@ def validation_page(result: Validation, conditions: Mapping[str, object]) -> Pag
 
 def _measured_under(conditions: Mapping[str, object]) -> Section:
     """What was recorded about the computer; lists and mappings stay in the record."""
-    told = {
+    stated = {
         name: value for name, value in conditions.items() if isinstance(value, str | int | float)
     }
     rows = [
         (name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else value)
-        for name, value in told.items()
+        for name, value in stated.items()
     ]
     return Section(
         "Measured under",

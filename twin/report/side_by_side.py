@@ -1,5 +1,5 @@
-"""Recorded steps of the engine beside simulated steps of the same plan: one trace, and one table by
-kind of stage.
+"""Recorded steps of the engine next to simulated steps of the same plan: one trace, and one
+table by kind of stage.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StageTimes:
     @property
     def difference(self) -> float | None:
         """Of the spans, relative; positive when the simulated stage takes longer. None where a
-        keeper makes the stage beside others.
+        scheduler warp makes the stage next to others.
         """
         return self.simulated_span_us / self.measured_span_us - 1 if self.measured_span_us else None
 
@@ -240,8 +240,8 @@ def text(result: SideBySide) -> str:
             (row.measured_work_us, row.simulated_work_us),
         )
         times = (*wait, *work, row.measured_span_us, row.simulated_span_us)
-        apart = None if row.difference is None else percent(row.difference, signed=True)
-        rows.append((row.kind, row.stages, *(f"{us:.2f}" for us in times), apart))
+        difference = None if row.difference is None else percent(row.difference, signed=True)
+        rows.append((row.kind, row.stages, *(f"{us:.2f}" for us in times), difference))
     whole = (
         f"{result.measured_step_us:.1f}",
         f"{result.simulated_step_us:.1f}",

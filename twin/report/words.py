@@ -51,9 +51,8 @@ OF_THE_CODE = {
     "system's",
     "loader": "a warp that brings a block's stream, and on NVIDIA cached keys and values, "
     "into the ring",
-    "keeper": "the warp that makes a block's resets, sums late parts, hands out tokens and looks "
-    "for the end; without one, stages do",
-    "side warp": "a loader or the keeper: it multiplies nothing",
+    "scheduler warp": "the warp that makes a block's resets, sums late parts, hands out tokens and "
+    "looks for the end; without one, stages do",
     "stream": "a block's weights on their way from memory, in plan order; `execution=stream` and "
     "`launch.stream_s` mean CUDA's",
     "residual": "the vector to which each layer adds what it makes; with hyper-connections there "
@@ -64,11 +63,10 @@ OF_THE_CODE = {
     "pass": "the weights of all layers, once, for the tokens of a chunk",
     "chunk": "the tokens of a prompt that one pass reads",
     "entry": "a token of a chunk and one of the experts that it chose",
-    "lot": "rows of an expert that a block multiplies together in a pass",
-    "pack": "neighbouring elements that one thread loads or stores together",
-    "portion": "a column slice that a team of warps takes; with more slices than teams it takes "
-    "several in turn",
-    "scanner": "the threads of a warp that look at one cached position together",
+    "batch of rows": "rows of an expert that a block multiplies together in a pass",
+    "vector load": "neighbouring elements that one thread loads or stores together",
+    "slice": "of a matrix's columns: what a team of warps takes; with more slices than teams it "
+    "takes several in turn",
     "unit": "what a number is counted in: seconds, bytes, 16 bytes of a stream, a machine's "
     "chips, a matrix's rows for one element",
     "run": "the engine, timed under recorded conditions and kept in calibration/runs; what is only "

@@ -73,7 +73,7 @@ def compared(node: Node, plan: Plan) -> bool:
 
 
 def as_if_delayed(case: Case) -> Case:
-    """An ordinary model on several GPUs with a delay that somebody asked for, as lanes: it can be
+    """An ordinary model on several GPUs with a delay of its own, as lanes: it can be
     simulated, and no engine runs it, because the delay changes what the model computes.
     """
     delay = case.chosen.get("delay")

@@ -87,7 +87,7 @@ class Interval:
     p90: float
     rests: str  # what it is from
     speeds: tuple[float, ...] = ()  # of all draws
-    carried_by: tuple[tuple[str, float], ...] = ()  # only what can be told from chance
+    carried_by: tuple[tuple[str, float], ...] = ()  # only what can be distinguished from chance
 
 
 def settings(node: Node, draws: Draws) -> list[tuple[Setting, ...]]:
@@ -254,7 +254,7 @@ def chance(count: int, tried: int) -> float:
 def _carriers(
     node: Node, draws: Draws, speeds: Sequence[float], touched: Collection[str]
 ) -> Iterator[tuple[str, float]]:
-    fitted = _fitted(node, draws)  # drawn together, so no one of them can be told apart
+    fitted = _fitted(node, draws)  # drawn together, so no one of them can be distinguished
     names = dict.fromkeys(
         _rule(number.like) if number.like else mechanism(path)
         for path, number in numbers(node).items()

@@ -64,7 +64,7 @@ def read_study(place: Path) -> Study:
 
 @cache
 def module_of(kind: str) -> ModuleType:
-    """The module of a kind; one beside a study may import others from the same folder."""
+    """The module of a kind; one next to a study may import others from the same folder."""
     if kind == PROJECTION:
         return import_module("twin.study.projection")
     folder = data_dir("studies") / kind

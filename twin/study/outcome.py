@@ -73,11 +73,11 @@ class Series:
     values: tuple[float | None, ...]
     low: tuple[float | None, ...] = ()
     high: tuple[float | None, ...] = ()
-    marks: bool = False  # points without bars or lines: published or measured figures beside ours
+    marks: bool = False  # points without bars or lines: published or measured figures next to ours
 
     @property
-    def beside(self) -> str:
-        """With marks: the label of the series that they stand beside, "vllm" of "vllm,
+    def next_to(self) -> str:
+        """With marks: the label of the series that they stand next to, "vllm" of "vllm,
         tabulated".
         """
         return self.label.rpartition(", ")[0]

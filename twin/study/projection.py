@@ -1,4 +1,4 @@
-"""Studies of kind `projection`: models x nodes x axes, simulated, with intervals, beside the
+"""Studies of kind `projection`: models x nodes x axes, simulated, with intervals, next to the
 roofline and what others have published.
 """
 
@@ -18,7 +18,7 @@ from twin.errors import ConfigError, OutputError, PlanError
 from twin.files import check_stems
 from twin.machines.load import load_machine
 from twin.reading import Check, FieldError, Parse, Reader, one_of, quantity
-from twin.study import interval, ladder, on_chip, projection_parts
+from twin.study import interval, ladder, machines, projection_parts
 from twin.study.depth import Depths, times
 from twin.study.fields import MOST_NUMBER, Head, percent
 from twin.study.grid import MODEL, NODE, Cell, Grid, GridFields
@@ -78,8 +78,8 @@ class Projection:
         )
         if not self.machines:
             return found
-        beside = on_chip.part(self.machines, self.grid.models, dict(self.grid.options))
-        return dataclasses.replace(found, parts=(*found.parts[:-1], beside, found.parts[-1]))
+        next_to = machines.part(self.machines, self.grid.models, dict(self.grid.options))
+        return dataclasses.replace(found, parts=(*found.parts[:-1], next_to, found.parts[-1]))
 
     def _check(self, cells: Sequence[Cell], runner: Runner) -> None:
         """Refuses what cannot be planned or does not fit before anything is simulated."""

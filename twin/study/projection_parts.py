@@ -189,10 +189,10 @@ def _notes(
 
 
 def _scaling(answers: Sequence[Answer], columns: str) -> Part:
-    told = any(answer.interval for answer in answers)
-    corner = "predicted (p10-p90), tokens/s" if told else "predicted tokens/s"
+    stated = any(answer.interval for answer in answers)
+    corner = "predicted (p10-p90), tokens/s" if stated else "predicted tokens/s"
     text = "Predicted tokens per second for one user" + (
-        ", and an interval from p10 to p90." if told else "."
+        ", and an interval from p10 to p90." if stated else "."
     )
     tables = (_matrix(answers, columns, corner, "scaling", _speed),)
     return Part("Tokens per second", text, (_chart(answers, columns),), tables, long=True)
@@ -259,7 +259,7 @@ def _compared(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
         "weights, scales, caches and states."
     )
     tables = (Table.of("published", pairs, columns),)
-    return Part("Beside published figures", text, (), tables, long=True)
+    return Part("Next to published figures", text, (), tables, long=True)
 
 
 def _against(pair: tuple[Answer, Published]) -> float | None:
@@ -578,7 +578,7 @@ def _spoken(value: Plain) -> str:
 
 
 def table_of(what: str, cell: Cell) -> str:
-    """The name of a cell's own table: letters and digits that every file system tells apart."""
+    """The name of a cell's own table: letters and digits that every file system distinguishes."""
     words = "".join(
         letter if letter.isascii() and letter.isalnum() else "-"
         for letter in str(cell).lower().replace(" on ", "-")

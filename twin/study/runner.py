@@ -46,7 +46,7 @@ class Runner:
 
     @classmethod
     def local(cls, store: Store | None, progress: Progress, workers: int | None = None) -> Runner:
-        """On this computer's cores, all of them unless told."""
+        """On this computer's cores, all of them unless `workers` says how many."""
         count = workers or cores()
         if count == 1:
             return cls(in_process, workers=1, store=store, progress=progress)

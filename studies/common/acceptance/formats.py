@@ -1,5 +1,5 @@
-"""Models with few-bit weights or experts for what a GPU has to show beside its speed: small ones of
-every format and family, and the public ones whose runs repeat bit by bit.
+"""Models with few-bit weights or experts for what a GPU has to show next to its speed: small ones
+of every format and family, and the public ones whose runs repeat bit by bit.
 """
 
 from __future__ import annotations
@@ -139,9 +139,11 @@ def small_plan(bench: Bench, spec: ModelSpec, context: int = CONTEXT, **chosen: 
     """Proven; on a CPU with rings of few slots."""
     least = 2048 if bench.device == "host" else 16 << 10
     slot = coded_slot_bytes(spec.coded, least) if spec.coded else least
-    asked = {"slot_bytes": slot, "context": context // 2, "max_context": context}
-    asked |= {"prompt_chunk": 1, **chosen}  # by default without passes, which take long to compile
-    made = cpu_plan(spec, asked) if bench.device == "host" else plan_for(spec, gpu_node(), **asked)
+    wanted = {"slot_bytes": slot, "context": context // 2, "max_context": context}
+    wanted |= {"prompt_chunk": 1, **chosen}  # by default without passes, which take long to compile
+    made = (
+        cpu_plan(spec, wanted) if bench.device == "host" else plan_for(spec, gpu_node(), **wanted)
+    )
     prove(made)
     return made
 
@@ -210,7 +212,7 @@ class Rounded:
 
 
 def judged(bench: Bench, spec: ModelSpec) -> fidelity.Judged:
-    """Timed outputs of one model: the engine beside the FP32 reference of the very codes. The peer
+    """Timed outputs of one model: the engine next to the FP32 reference of the very codes. The peer
     is that reference with weights rounded to 16 bits.
     """
     plan = small_plan(bench, spec, TIMED)

@@ -86,15 +86,15 @@ def judged(said: str, kernels: Sequence[Kernel] = ()) -> Verdict | None:
     if not counted:
         return None
     displayed, errors, warnings = (int(number) for number in counted.groups())
-    told = [_accesses(report) for report in said.split("reported between ")[1:]]
-    known = [_looked_up(report, kernels) for report in told]
+    stated = [_accesses(report) for report in said.split("reported between ")[1:]]
+    known = [_looked_up(report, kernels) for report in stated]
     pairs = [(first, other) for first, *rest in known for other in rest]
     others = tuple(
         f"{first} and {other}" for first, other in pairs if not _copy_and_read(first, other)
     )
     looked_up = sum(
         before != after
-        for one, other in zip(told, known, strict=True)
+        for one, other in zip(stated, known, strict=True)
         for before, after in zip(one, other, strict=True)
     )
     unseen = errors + warnings - displayed + said.count(LIMIT)
@@ -149,10 +149,10 @@ def _looked_up(report: list[Access], kernels: Sequence[Kernel]) -> list[Access]:
         for kernel in kernels
         if any(access.file for access in report) and all(_fits(access, kernel) for access in report)
     ]
-    return [_asked(access, fitting) if access.kind == "Read" else access for access in report]
+    return [_wanted(access, fitting) if access.kind == "Read" else access for access in report]
 
 
-def _asked(access: Access, fitting: list[Kernel]) -> Access:
+def _wanted(access: Access, fitting: list[Kernel]) -> Access:
     """A read whose line the tool did not find, with its line; one in SHARED with that of the
     function that it is inlined in.
     """

@@ -1,4 +1,4 @@
-"""The same bits every time, for long, and an end when asked for: repeats, soak, cancel."""
+"""The same bits every time, for long, and an end when requested: repeats, soak, cancel."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def soaked(
     """Raises Failed where a prompt no longer gives the tokens that it gave first."""
     prompts = [prompt_of(plan, PROMPT, seed) for seed in range(SOAK_PROMPTS)]
     expected: dict[int, list[int]] = {}
-    made, runs, begun, told = 0, 0, time.monotonic(), time.monotonic()
+    made, runs, begun, shown = 0, 0, time.monotonic(), time.monotonic()
     while made < tokens and (time.monotonic() - begun < seconds or not runs):
         number = runs % SOAK_PROMPTS
         got = engine.generate(prompts[number], max_tokens=min(SOAK_TOKENS, tokens - made)).tokens
@@ -157,9 +157,9 @@ def soaked(
                 "that it gave first"
             )
         made, runs = made + len(got), runs + 1
-        if time.monotonic() - told > 5:
-            told = time.monotonic()
-            print(f"  soak {plan.name}: {made} tokens in {told - begun:.0f} s", flush=True)
+        if time.monotonic() - shown > 5:
+            shown = time.monotonic()
+            print(f"  soak {plan.name}: {made} tokens in {shown - begun:.0f} s", flush=True)
     return {"tokens": made, "runs": runs, "seconds": time.monotonic() - begun}
 
 

@@ -24,7 +24,7 @@ def read_cells(folder: Path) -> dict[str, Any]:
     return found
 
 
-def beside(speed: float | None, cell: Cell) -> tuple[str, str, str]:
+def next_to(speed: float | None, cell: Cell) -> tuple[str, str, str]:
     """Measured, predicted with its interval, how far off: empty where there is none."""
     there = "p50" in cell
     return (

@@ -1,4 +1,4 @@
-"""Machines that hold weights on chip, beside a projection's GPUs: a closed form for each, no plan
+"""Machines that hold weights on chip, next to a projection's GPUs: a closed form for each, no plan
 and no simulation.
 """
 
