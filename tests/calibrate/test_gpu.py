@@ -441,7 +441,7 @@ def test_spans_of_stages_add_up_to_the_step() -> None:
     assert times.work_s == pytest.approx(3 * 0.5)
 
 
-def test_what_the_keeper_makes_is_not_compared() -> None:
+def test_what_the_scheduler_warp_makes_is_not_compared() -> None:
     """Its end is never the last of the block's, so it has no span of its own."""
     measured = [
         store.StageTimes("lanes", "down", 2.0, 0.5, 1.5),

@@ -15,7 +15,7 @@ WORDS = {
     "rank": "a GPU's share of the model, or a lane's",
     "lane": "a part of a model with delayed tensor parallelism: it uses what other lanes made some "
     "layers ago",
-    "ring": "the on-chip memory of a block into which its weights stream ahead of their use",
+    "ring": "the shared memory of a block into which its weights stream ahead of their use",
     "slot": "a piece of the ring that one copy from memory fills",
     "hand-off": "a block waits for what other blocks of its GPU made in the stage before",
     "collective": "a block waits for what another GPU or lane made",

@@ -126,7 +126,7 @@ def _factor(value: str | float) -> float:
 def drawable(path: str) -> bool:
     """Whether a number may vary in an interval: rates and times do.
 
-    Counts, capacities and on-chip sizes decide the plan and are known where the part is known;
+    Counts, capacities and shared memory decide the plan and are known where the part is known;
     power and clock are not used by the simulator; the datasheet's peak and the read ceiling are
     only denominators, of MBU and of the stream fraction.
     """
