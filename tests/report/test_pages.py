@@ -25,7 +25,7 @@ from twin.report.html import Chip, Page, Section, html_table
 from twin.schedule.options import plan_for
 from twin.sim.run import Result, simulate
 from twin.sim.trace import Trace, named_track, span
-from twin.study.beside import Beside, Comparison
+from twin.study.compared import Compared, Comparison
 from twin.study.outcome import Bars, Series
 from twin.study.sensitivity import Effect
 
@@ -197,8 +197,8 @@ def test_numbers_and_their_sources_are_folded_away_and_each_source_stands_once(p
 
 
 def test_the_card_of_the_speed_has_the_interval_and_the_other_engines(result: Result) -> None:
-    ours = Beside("MonoTwin", 100.0, 90.0, 110.0, None, None, None)
-    theirs = Beside("an engine 1.0", 50.0, None, None, None, None, None)
+    ours = Compared("MonoTwin", 100.0, 90.0, 110.0, None, None, None)
+    theirs = Compared("an engine 1.0", 50.0, None, None, None, None, None)
     card = pages.headline(result, Comparison((ours, theirs), (), rates_of(NODE)))[0]
     assert card[1].split("\n") == [
         "tokens/s, predicted",

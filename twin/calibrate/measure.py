@@ -45,10 +45,10 @@ def measure_probes(
     *,
     quick: bool = False,
     groups: Collection[str] = (),
-    beside: Sequence[Callable[[], None]] = (),
+    also: Sequence[Callable[[], None]] = (),
 ) -> tuple[store.StageTimes, ...]:
     """Measure every probe, or those of some `groups`, in rounds over all of them so that a slow
-    minute touches each alike; then the stages of some chains of layers. Each of `beside` is called
+    minute touches each alike; then the stages of some chains of layers. Each of `also` is called
     once in every round, between the probes.
 
     A probe that does not compile or run is left out; the meta data say why. Raises CalibrationError
@@ -87,7 +87,7 @@ def measure_probes(
                 break
             before, own = look(), _Own()
             for done, probe in enumerate(probes, start=1):
-                for call in between(beside, done, len(probes)):
+                for call in between(also, done, len(probes)):
                     call()
                 if probe.name in failed:
                     continue

@@ -180,7 +180,7 @@ def measure(
         made[:] = [store.save_run(chosen[0], meta, samples)]
 
     try:
-        stages = measure_probes(node, progress(), keep, quick=quick, groups=groups, beside=between)
+        stages = measure_probes(node, progress(), keep, quick=quick, groups=groups, also=between)
     finally:
         done()
     return store.save_run(chosen[0], made[0].meta, made[0].samples, stages)

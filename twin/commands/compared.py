@@ -13,8 +13,8 @@ from twin.hardware.types import Node
 from twin.plan.types import Plan
 from twin.report.tables import count, table
 from twin.sim.run import Result
-from twin.study.beside import Comparison, beside, checked
 from twin.study.case import Case
+from twin.study.compared import Comparison, checked, compared
 from twin.units import format_quantity
 
 SHORT = 160  # characters of why an engine is not in the table
@@ -49,7 +49,7 @@ def comparison(
     known: KnownError | None,
 ) -> Comparison:
     assert plan.spec is not None
-    return beside(
+    return compared(
         plan.spec,
         case.node,
         plan.options.context,

@@ -45,7 +45,7 @@ from twin.schedule.options import plan_for
 from twin.sim.executor import Executor
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
-from twin.study.beside import Comparison
+from twin.study.compared import Comparison
 from twin.study.gpus import as_if_delayed
 from twin.study.options import check_range
 from twin.text import shown
@@ -183,7 +183,7 @@ def run(args: argparse.Namespace) -> int:
         from twin.report import pages  # no other result needs them
 
         extra = [pages.engines(four)] if four else []
-        page = pages.simulation_page(plan, case.node, result, *extra, beside=others)
+        page = pages.simulation_page(plan, case.node, result, *extra, others=others)
         say(f"report: {page.write(args.report)}")
     if args.json:
         data = to_json(plan, case.node, result, known) | {"compared": others.json()}

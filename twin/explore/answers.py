@@ -24,7 +24,7 @@ from twin.hardware.types import Node
 from twin.plan.types import Options, Plan
 from twin.schedule.options import SETTLED
 from twin.study import interval
-from twin.study.beside import beside, checked
+from twin.study.compared import checked, compared
 from twin.study.depth import Depths, repeating
 from twin.study.fit_for import DEPTHS, SEED
 from twin.study.interval import Draws, about, from_draws, from_runs
@@ -202,7 +202,7 @@ def _engines(
     chosen = dict(point.options)
     plan = point.case().plan()
     assert plan.spec is not None
-    found = beside(
+    found = compared(
         plan.spec,
         node,
         plan.options.context,

@@ -23,7 +23,7 @@ from twin.units import format_quantity
 if TYPE_CHECKING:  # pages of one simulation need neither
     from twin.calibrate.experiment import Experiment
     from twin.calibrate.validate import Validation
-    from twin.study.beside import Comparison
+    from twin.study.compared import Comparison
     from twin.study.sensitivity import Effect
 
 US = 1e6  # microseconds per second
@@ -38,13 +38,13 @@ def simulation_page(
     *extra: Section,
     what_if: str = "",
     cards: Sequence[tuple[str, str]] = (),
-    beside: Comparison | None = None,
+    others: Comparison | None = None,
 ) -> Page:
     """One simulated step; `extra` sections stand before the numbers and conditions, or first where
     the page is about a change.
 
     `what_if`: the changes that were made, where the page is about them; `cards` then say first what
-    they did. `beside`: our interval and the other engines, for the card of the speed.
+    they did. `others`: our interval and the other engines, for the card of the speed.
     """
     name = f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}"
     step = (*timeline(plan, result), attribution(result), slowest(result))
@@ -53,13 +53,13 @@ def simulation_page(
         title=f"What if {what_if}? {name}" if what_if else name,
         subtitle="Predicted by MonoTwin's discrete-event twin. Nothing on this page was measured "
         "on that node unless it says so.",
-        cards=(*cards, *headline(result, beside)),
+        cards=(*cards, *headline(result, others)),
         sections=(*stated, rests_on(node, result), conditions(plan, node), words_section()),
     )
 
 
-def headline(result: Result, beside: Comparison | None = None) -> tuple[tuple[str, str], ...]:
-    lines = ["tokens/s, predicted", *(engine_lines(beside) if beside else ())]
+def headline(result: Result, others: Comparison | None = None) -> tuple[tuple[str, str], ...]:
+    lines = ["tokens/s, predicted", *(engine_lines(others) if others else ())]
     return (
         (count(result.tokens_per_s), "\n".join(lines)),
         (format_quantity(result.step_s, "s"), "a token"),
@@ -69,9 +69,9 @@ def headline(result: Result, beside: Comparison | None = None) -> tuple[tuple[st
     )
 
 
-def engine_lines(beside: Comparison) -> Iterator[str]:
+def engine_lines(found: Comparison) -> Iterator[str]:
     """Our interval, then a line for each other engine."""
-    ours, *others = beside.rows
+    ours, *others = found.rows
     if ours.low is None or ours.high is None:
         yield "no interval: no held-out runs"
     else:

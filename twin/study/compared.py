@@ -1,4 +1,4 @@
-"""Our engine beside ordinary ones on the same node, one request at a time: prompt, speed, energy,
+"""Our engine and ordinary ones on the same node, one request at a time: prompt, speed, energy,
 cost.
 """
 
@@ -25,7 +25,7 @@ ERROR = "error of time"
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Compared:
     """One engine's row. `low` and `high`: eight of ten, if it is as wrong as where it was checked;
     None: nobody checked, or there is no such number.
     """
@@ -44,7 +44,7 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    rows: tuple[Beside, ...]
+    rows: tuple[Compared, ...]
     missing: tuple[str, ...]  # why an ordinary engine is not among them
     rates: Rates
 
@@ -60,7 +60,7 @@ class Comparison:
         }
 
 
-def beside(
+def compared(
     spec: ModelSpec,
     node: Node,
     context: int,
@@ -79,11 +79,11 @@ def beside(
 
     def row(
         engine: str, speed: float, ends: tuple[float, float] | None, prompt: float | None
-    ) -> Beside:
+    ) -> Compared:
         low, high = ends or (None, None)
         kwh = rates.kwh_per_million(node, sequences * speed)
         usd = rates.usd_per_million(node, sequences * speed)
-        return Beside(engine, speed, low, high, prompt, kwh, usd)
+        return Compared(engine, speed, low, high, prompt, kwh, usd)
 
     rows = [row(OURS, tokens_per_s, interval, prompt_s)]
     missing = []

@@ -13,7 +13,7 @@ from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError
 from twin.hardware.load import device_names, load_node
 from twin.models.load import load_model
-from twin.study.beside import OURS, beside, spread
+from twin.study.compared import OURS, compared, spread
 from twin.study.fit_for import NO, SURE, fit_for
 from twin.study.runner import Runner
 
@@ -46,7 +46,7 @@ def test_a_wrong_price_is_refused(wrong: float) -> None:
 
 def test_ordinary_engines_stand_next_to_ours_where_their_kernels_are_tabulated() -> None:
     node, low_high = load_node("1xh200"), spread()
-    found = beside(LLAMA, node, 1024, 287, rates_of(node), interval=(280, 300), prompt_s=0.1)
+    found = compared(LLAMA, node, 1024, 287, rates_of(node), interval=(280, 300), prompt_s=0.1)
     assert [row.engine.split()[0] for row in found.rows] == [
         OURS,
         "SGLang",
@@ -60,8 +60,8 @@ def test_ordinary_engines_stand_next_to_ours_where_their_kernels_are_tabulated()
         assert row.usd_per_million is not None
         assert row.usd_per_million > found.rows[0].usd_per_million
     elsewhere = load_node("1xb200")
-    assert len(beside(LLAMA, elsewhere, 1024, 300, rates_of(elsewhere)).rows) == 1
-    other = beside(load_model("gemma-2-2b"), node, 1024, 300, rates_of(node))
+    assert len(compared(LLAMA, elsewhere, 1024, 300, rates_of(elsewhere)).rows) == 1
+    other = compared(load_model("gemma-2-2b"), node, 1024, 300, rates_of(node))
     assert all(":" in reason for reason in other.missing)
 
 
