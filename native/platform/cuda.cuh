@@ -370,6 +370,17 @@ __device__ __forceinline__ void store_four(u32 at, const u32 (&from)[4]) {
                "r"(from[2]), "r"(from[3])
                : "memory");
 }
+// Four neighbouring numbers.
+__device__ __forceinline__ void load_floats(u32 at, float* to) {
+  u32 bits[4];
+  load_four(at, bits);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = bits_as<float>(bits[i]);
+}
+__device__ __forceinline__ void store_floats(u32 at, const float* from) {
+  store_four(at, {bits_as<u32>(from[0]), bits_as<u32>(from[1]), bits_as<u32>(from[2]),
+                  bits_as<u32>(from[3])});
+}
 __device__ __forceinline__ void store_float(u32 at, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory");
 }
@@ -456,12 +467,11 @@ __device__ __forceinline__ int nearest(float x) {
 #include "cuda_prompt.cuh"
 #include "cuda_ring.cuh"
 #include "cuda_scan.cuh"
-#include "cuda_vector.cuh"
+#include "cuda_activation.cuh"
 #include "cuda_cached.cuh"
 
-#include "cuda_quads.cuh"  // behind it, whose packed weights it loads
 #include "cuda_coded.cuh"
-#include "cuda_wide.cuh"
-#include "cuda_tall.cuh"
+#include "cuda_quantised.cuh"
+#include "cuda_split.cuh"
 
 #include "cuda_core.cuh"  // of all of these

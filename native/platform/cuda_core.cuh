@@ -56,32 +56,31 @@ constexpr bool ROLLED = EXPERTS && C != Code::PLAIN && Vector::AHEAD_GROUPS == 0
 template <Code C, class Vector>
 using Rolled = Coding<C, (Coding<C>::PAIR == 1 ? 4 : Vector::PORTIONS > 1 ? 2 : 8)>;
 
+// The layout of an input by its sizes in the plan.
+#define TWIN_LAYOUT(name, each)                                                                  \
+  TeamLayout<Plan::name##_cols, Plan::name##_tile, Plan::name##_vector, Plan::name##_team,       \
+             Plan::name##_ahead_chunks, Plan::name##_ahead_groups, each>
+
 struct Core {
+  using HiddenTeams = TWIN_LAYOUT(hidden, Plan::hidden_cols);
+  using FfnTeams = TWIN_LAYOUT(ffn, EXPERTS ? Experts::WIDTH : Plan::ffn_cols);
+  template <class Layout>
+  using Near = Activation<Layout, InRegisters<Reach::NEAR>>;
+
   // the residual as stages multiply it, normed, and as threads hold it
-  using Normed =
-      TeamVector<Plan::hidden_cols, Plan::hidden_tile, Plan::hidden_vector, Plan::hidden_team,
-                 Plan::hidden_ahead_chunks, Plan::hidden_ahead_groups, RESIDUAL_READS>;
-  using Hidden = Either<Plan::hidden_in_quads, QuadVector<Normed, Plan::hidden_cols>, Normed>;
-  using Heads = TeamVector<Plan::heads_cols, Plan::heads_tile, Plan::heads_vector, Plan::heads_team,
-                           Plan::heads_ahead_chunks, Plan::heads_ahead_groups, Reach::NEAR>;
-  using NarrowFfn = TeamVector<Plan::ffn_cols, Plan::ffn_tile, Plan::ffn_vector, Plan::ffn_team,
-                               Plan::ffn_ahead_chunks, Plan::ffn_ahead_groups, Reach::NEAR,
-                               EXPERTS ? Experts::WIDTH : Plan::ffn_cols>;
-  using WideFfn = WideVector<NarrowFfn::Division, only_code(FFN_CODES)>;
-  using TallFfn = TallVector<NarrowFfn, Plan::ffn_in_registers, Plan::ffn_at_once>;
-  using PlainFfn = Either<(Plan::ffn_at_once < NarrowFfn::PORTIONS), TallFfn, NarrowFfn>;
-  using Ffn = Either<Plan::wide_ffn, WideFfn, PlainFfn>;
-  using Shared = Either<
-      Beside::SHARED,
-      TeamVector<Plan::shared_cols, Plan::shared_tile, Plan::shared_vector, Plan::shared_team,
-                 Plan::shared_ahead_chunks, Plan::shared_ahead_groups, Reach::NEAR>,
-      Ffn>;
-  using Dense = Either<
-      Beside::DENSE,
-      TeamVector<Plan::dense_cols, Plan::dense_tile, Plan::dense_vector, Plan::dense_team,
-                 Plan::dense_ahead_chunks, Plan::dense_ahead_groups, Reach::NEAR>,
-      Ffn>;
-  using Residual = Held<Hidden, Plan::held_on_chip>;
+  using Normed = Activation<HiddenTeams, InRegisters<RESIDUAL_READS>>;
+  using Hidden = Either<
+      Plan::hidden_in_quads,
+      Activation<FoursLayout<HiddenTeams, Plan::hidden_cols>, InRegisters<RESIDUAL_READS>>, Normed>;
+  using Residual = BetweenStages<Hidden, Plan::held_on_chip>;
+  using Heads = Near<TWIN_LAYOUT(heads, Plan::heads_cols)>;
+  using Ffn = Either<
+      Plan::wide_ffn, Activation<FfnTeams, Quantised<only_code(FFN_CODES)>>,
+      Either<(Plan::ffn_at_once < FfnTeams::PORTIONS),
+             Activation<FfnTeams, Split<Plan::ffn_in_registers, Plan::ffn_at_once>>,
+             Near<FfnTeams>>>;
+  using Shared = Either<Beside::SHARED, Near<TWIN_LAYOUT(shared, Plan::shared_cols)>, Ffn>;
+  using Dense = Either<Beside::DENSE, Near<TWIN_LAYOUT(dense, Plan::dense_cols)>, Ffn>;
   using Piece = CachedPiece;
   using TileScan = twin::TileScan<(Plan::scan_heads > facts::TENSOR_HEADS)>;
 
@@ -570,7 +569,7 @@ struct Core {
   __device__ __forceinline__ u32 held() const { return scratch() + 4u * u32(Plan::held); }
   __device__ __forceinline__ u32 scratch() const { return ring.slots + u32(SCRATCH); }
   // Where threads hand each other what they multiply: behind the sums of rows.
-  __device__ __forceinline__ u32 quads() const {
+  __device__ __forceinline__ u32 fours() const {
     return scratch() + 4u * u32(2 * Plan::half_floats);
   }
   // A normed residual as the block's rows are multiplied with it.

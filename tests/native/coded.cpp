@@ -1,7 +1,7 @@
 // What an NVIDIA block makes of a tile of few-bit weights (native/platform/cuda_coded.cuh), thread
 // by thread; FP4 warp by warp, whose threads are the operating system's. Compiled with
 // PACK_ELEMENTS, CODED_AS, COLUMNS, TEAM_WARPS and TEAM_SLICES, and ON_CHIP for an input in the
-// block's memory (cuda_wide.cuh); reads the input [COLUMNS] and a tile
+// block's memory (cuda_quantised.cuh); reads the input [COLUMNS] and a tile
 // of each slice from stdin, the number of rows from the command line, and writes their sums.
 #include <pthread.h>
 
@@ -160,7 +160,7 @@ struct Side;  // of what is exchanged, which no test here gathers
 
 #include "coded.h"
 #include "cuda_coded.cuh"
-#include "cuda_wide.cuh"
+#include "cuda_quantised.cuh"
 
 namespace twin {
 void four_e4m3(u32 word, float (&out)[4]) {
@@ -209,7 +209,7 @@ std::vector<float> sums_of(int rows) {
 
 // The same of an input on the chip.
 std::vector<float> wide_sums(int rows) {
-  using Wide = WideVector<Vector, CODE>;
+  using Wide = Activation<Vector, Quantised<CODE>>;
   using As = typename Wide::As;
   constexpr u32 WHOLE = sizeof chip / 2;
   std::vector<float> sums(rows + As::ROWS, 0.0f);

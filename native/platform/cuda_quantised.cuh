@@ -51,26 +51,26 @@ struct WholePairs {
 
 // The elements of a thread of COUNT portions from `from` on, the sum of all parts, zero where it has
 // none. The loads of a part are under way together.
-template <class Division, int COUNT, int VECTOR, class Core, class Stall>
+template <class Layout, int COUNT, int VECTOR, class Core, class Stall>
 __device__ __forceinline__ bool gather_portions(Core& core, const Source& source, Stall stall,
                                                 int from, float (&sum)[COUNT][VECTOR]) {
   const int me = core.thread(), parts = Plan::ranks == 1 ? 1 : source.parts;
   const auto has = [&](int j) {
-    return from + j < Division::PORTIONS && Division::valid(me, from + j);
+    return from + j < Layout::PORTIONS && Layout::valid(me, from + j);
   };
   bool good = true;
 #pragma unroll 1
   for (int p = 0; p < parts; ++p) {
-    Side<VECTOR, 16, Division::alike(VECTOR / 4)> got[COUNT];
+    Side<VECTOR, 16, Layout::alike(VECTOR / 4)> got[COUNT];
     for (; good;) {
       int late = -1;
 #pragma unroll
       for (int j = 0; j < COUNT; ++j)
         if (has(j))
-          got[j].load(core.warp_thread(), source.at(p) + Division::column(me, from + j), false);
+          got[j].load(core.warp_thread(), source.at(p) + Layout::column(me, from + j), false);
 #pragma unroll
       for (int j = 0; j < COUNT; ++j)
-        if (has(j) && got[j].late()) late = Division::column(me, from + j);
+        if (has(j) && got[j].late()) late = Layout::column(me, from + j);
       if (late < 0 || !source.polled) break;
       good = stall(source.part(p), late);
     }
@@ -89,17 +89,16 @@ __device__ __forceinline__ bool gather_portions(Core& core, const Source& source
 }
 
 // In shared memory from `whole` on: [PORTIONS][words 0 to 3, words 4 to 7, scales, sums][CONSUMERS].
-template <class Division, Code CODE>
-struct WideVector : Division {
-  using Division::VECTOR, Division::PORTIONS;
-  using Division::alike, Division::beyond, Division::column, Division::valid;
+template <class Layout, Code CODE>
+struct Activation<Layout, Quantised<CODE>> : Layout {
+  using Layout::VECTOR, Layout::PORTIONS, Layout::column, Layout::valid;
   static constexpr bool WIDE = true;
   using As = Coding<CODE>;
   static constexpr int AT_ONCE = facts::WIDE_AT_ONCE;  // portions that are gathered together
   static constexpr u32 QUADS = 4 * UNIT_BYTES * CONSUMERS / 4, LAST = 4 * CONSUMERS,
                        BYTES = 2 * QUADS + 2 * LAST;  // of a portion
   static_assert(VECTOR == Portion::VECTOR && VECTOR == 16, "eight words of an input's portion");
-  static_assert(Division::AHEAD_GROUPS == 0, "a tile is taken when its part of the input is");
+  static_assert(Layout::AHEAD_GROUPS == 0, "a tile is taken when its part of the input is");
 
   // Where thread `me` has its first words of portion c.
   __device__ __forceinline__ static u32 place(u32 whole, int me, int c) {
@@ -109,7 +108,7 @@ struct WideVector : Division {
     return whole + u32(c) * BYTES + 2 * QUADS + 4 * u32(me);
   }
 
-  __device__ static WideVector in(float*, int) { return {}; }
+  __device__ static Activation in(float*, int) { return {}; }
 
   // They become whole numbers when they are there.
   template <class Core, class Stall>
@@ -118,7 +117,7 @@ struct WideVector : Division {
 #pragma unroll 1
     for (int c = 0; c < PORTIONS; c += AT_ONCE) {
       float sum[AT_ONCE][VECTOR];
-      good = gather_portions<Division>(core, source, stall, c, sum) && good;
+      good = gather_portions<Layout>(core, source, stall, c, sum) && good;
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
         if (c + j < PORTIONS) put(sum[j], core.whole(), core.thread(), c + j);
@@ -133,7 +132,7 @@ struct WideVector : Division {
 #pragma unroll 1
     for (int c = 0; c < PORTIONS; ++c) {
       if (!valid(core.thread(), c)) continue;
-      const u32 at = As::TENSOR ? Fragments<Division>::scales(core.whole()) +
+      const u32 at = As::TENSOR ? Fragments<Layout>::scales(core.whole()) +
                                       4 * u32(column(core.thread(), c) / VECTOR)
                                 : scale_at(core.whole(), core.thread(), c);
       store_float(at, load_float(at) * by(column(core.thread(), c) / WIDTH_));
@@ -180,7 +179,7 @@ struct WideVector : Division {
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) x.at[0][i] = of[i];
     if constexpr (As::TENSOR) {
-      Fragments<Division>::put(x.at[0], me, c, whole);
+      Fragments<Layout>::put(x.at[0], me, c, whole);
     } else if constexpr (As::WHOLE) {
       Whole<Portion> made;
       made.template set<As::ELEMENT>(x);

@@ -8,26 +8,27 @@ namespace twin {
 
 // Of which the first IN_REGISTERS portions of a thread are in registers.
 // In shared memory from `whole` on: [further portions][fours of a portion][CONSUMERS][16 bytes].
-template <class Near, int IN_REGISTERS, int AT_ONCE>
-struct TallVector : Near {
+template <class Layout, int IN_REGISTERS, int AT_ONCE>
+struct Activation<Layout, Split<IN_REGISTERS, AT_ONCE>>
+    : Activation<Layout, InRegisters<Reach::NEAR>> {
+  using Near = Activation<Layout, InRegisters<Reach::NEAR>>;
   using Near::VECTOR, Near::PORTIONS, Near::at;
   static_assert(Near::AHEAD_GROUPS == 0, "a tile is taken when its part of the input is");
 
   u32 further;  // where the thread has its first four of portion IN_REGISTERS
 
-  __device__ static TallVector in(float*, int) { return {}; }
+  __device__ static Activation in(float*, int) { return {}; }
 
   // A few portions at a time, those in registers too: with all of them under way steps spilled.
   template <class Core, class Stall>
   __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall) {
-    using Its = typename Near::Division;
     if constexpr (IN_REGISTERS < PORTIONS)
       further = core.whole() + u32(core.thread()) * u32(UNIT_BYTES);
     bool good = true;
 #pragma unroll
     for (int c = 0; c < IN_REGISTERS; c += AT_ONCE) {
       float sum[AT_ONCE][VECTOR];
-      good = gather_portions<Its>(core, source, stall, c, sum) && good;
+      good = gather_portions<Layout>(core, source, stall, c, sum) && good;
 #pragma unroll
       for (int j = 0; j < AT_ONCE && c + j < IN_REGISTERS; ++j)
 #pragma unroll
@@ -36,7 +37,7 @@ struct TallVector : Near {
 #pragma unroll 1
     for (int c = IN_REGISTERS; c < PORTIONS; c += AT_ONCE) {
       float sum[AT_ONCE][VECTOR];
-      good = gather_portions<Its>(core, source, stall, c, sum) && good;
+      good = gather_portions<Layout>(core, source, stall, c, sum) && good;
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j)
         if (c + j < PORTIONS) put(c + j, sum[j]);
@@ -73,18 +74,11 @@ struct TallVector : Near {
   }
   __device__ __forceinline__ void get(int c, float (&x)[VECTOR]) const {
 #pragma unroll
-    for (int i = 0; i < VECTOR; i += 4) {
-      u32 bits[4];
-      load_four(place(c, i), bits);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) x[i + j] = bits_as<float>(bits[j]);
-    }
+    for (int i = 0; i < VECTOR; i += 4) load_floats(place(c, i), x + i);
   }
   __device__ __forceinline__ void put(int c, const float (&x)[VECTOR]) const {
 #pragma unroll
-    for (int i = 0; i < VECTOR; i += 4)
-      store_four(place(c, i), {bits_as<u32>(x[i]), bits_as<u32>(x[i + 1]), bits_as<u32>(x[i + 2]),
-                               bits_as<u32>(x[i + 3])});
+    for (int i = 0; i < VECTOR; i += 4) store_floats(place(c, i), x + i);
   }
 };
 

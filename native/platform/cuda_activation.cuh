@@ -1,5 +1,5 @@
-// Activation vectors in the registers of a block's consumer warps, and cached rows in those of a
-// few threads.
+// Activations of a block's consumer warps: in which layout threads have a vector's elements, and how
+// they are computed with in registers.
 #pragma once
 
 namespace twin {
@@ -132,13 +132,13 @@ struct Packed {
   }
 };
 
-// The division of a vector of COLS elements for tiles of TILE columns. Warps form teams of TEAM_; a team takes the
-// tiles of some column slices, and each thread has the VECTOR elements of its columns in each of
-// them. With fewer slices than teams, several teams hold the same slice and take different rows.
+// A vector of COLS elements for tiles of TILE columns, as threads multiply it. Warps form teams of
+// TEAM_; a team takes the tiles of some column slices, and each thread has the VECTOR elements of
+// its columns in each of them. With fewer slices than teams, several teams hold the same slice and take different rows.
 // No slice has columns of two matrices of EACH columns: the last one of each may be narrower.
 template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_PORTIONS_, int AHEAD_GROUPS_,
           int EACH>
-struct TeamDivision {
+struct TeamLayout {
   // of weights taken before a stage's inputs are there
   static constexpr int AHEAD_PORTIONS = AHEAD_PORTIONS_, AHEAD_GROUPS = AHEAD_GROUPS_;
   static constexpr int VECTOR = VECTOR_, TEAM = TEAM_, TEAMS = CONSUMER_WARPS / TEAM;
@@ -227,6 +227,9 @@ struct TeamDivision {
     const int slice = column / TILE, at = column % TILE;
     return slice * TILE + at % VECTOR / 4 * plane(slice) + at / VECTOR * 4;
   }
+  __device__ static int norm_place(int me, int c, int i) {  // of four elements of a thread
+    return begin(slice(me, c)) + i / 4 * plane(slice(me, c)) + local(me) / VECTOR * 4;
+  }
   __device__ static int plane(int slice) {  // floats between a thread's fours
     constexpr int LAST = COLS - (SLICES - 1) * TILE;
     return (LAST == TILE || slice + 1 < SLICES ? TILE : LAST) / VECTOR * 4;
@@ -260,30 +263,66 @@ struct TeamDivision {
   }
 };
 
-// Such a vector in registers.
-template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_PORTIONS_, int AHEAD_GROUPS_,
-          Reach REACH, int EACH = COLS>
-struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AHEAD_GROUPS_, EACH> {
-  using Division =
-      TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AHEAD_GROUPS_, EACH>;
-  using Division::VECTOR, Division::PORTIONS, Division::PACK;
-  using Division::alike, Division::column, Division::local, Division::row_group, Division::stride,
-      Division::valid;
+// A narrow residual of COLS elements, four to a thread. Several threads of a block hold the same
+// columns of it, or some hold none, while they multiply; `Team` is the layout of that. So each thread
+// gathers, adds and norms four neighbours that no other has, and all take what they multiply from
+// shared memory. When each requested all that it multiplies, all blocks waited longer for the few
+// lines that every one of them polls: 7 % of a step of Qwen3-0.6B on an H200.
+template <class Team, int COLS>
+struct FoursLayout {
+  static constexpr int VECTOR = 4, APART = VECTOR * CONSUMERS,
+                       PORTIONS = (COLS + APART - 1) / APART;
+  static_assert(COLS % VECTOR == 0, "tiles have eights of columns");
+  static_assert(Team::PORTIONS == 1 || Team::FOLDED,
+                "all that a thread multiplies is taken behind one barrier");
+
+  __device__ static int norm_place(int column) { return column; }
+  __device__ static int norm_place(int me, int c, int) { return column(me, c); }
+  __device__ static int column(int me, int c) { return VECTOR * me + APART * c; }
+  __device__ static bool valid(int me, int c) { return COLS % APART == 0 || column(me, c) < COLS; }
+  __device__ static constexpr int row_group(int) { return 0; }
+
+  // Where a column lies in shared memory. Of threads that multiply eights all first fours lie side by
+  // side, then their second ones, fold after fold, so that loads and stores meet no bank twice. Where
+  // some threads have no columns, three of three models took an H200 0 to 1.6 % longer so.
+  __device__ static int shared_place(int column) {
+    if constexpr (Team::VECTOR == VECTOR || !(Team::FOLDED || Team::FULL)) return column;
+    constexpr int FOLD = Team::FOLDED ? Team::FOLD : COLS,
+                  PLANE = (FOLD / 2 + facts::BANKS - 1) / facts::BANKS * facts::BANKS +
+                          facts::SKEW_FLOATS;
+    if constexpr (!Team::FOLDED) return column / VECTOR % 2 * PLANE + column / Team::VECTOR * VECTOR;
+    return (column / FOLD * 2 + column / VECTOR % 2) * PLANE + column % FOLD / Team::VECTOR * VECTOR;
+  }
+};
+
+// A vector of a block's consumers: the Layout says which elements a thread has, the Home where they
+// lie.
+template <class Layout, class Home>
+struct Activation;
+
+// Homes. In registers; REACH: whose words are gathered.
+template <Reach REACH>
+struct InRegisters {};
+// The first COUNT portions of a thread in registers, the others in shared memory (cuda_split.cuh).
+template <int COUNT, int AT_ONCE>
+struct Split {};
+// In shared memory, quantised, before weights of one low-bit format (cuda_quantised.cuh).
+template <Code CODE>
+struct Quantised {};
+
+// Portions of elements in registers.
+template <class Layout_>
+struct Elements : Layout_ {
+  using Layout = Layout_;
+  using Layout::VECTOR, Layout::PORTIONS;
+  using Layout::column, Layout::norm_place, Layout::row_group, Layout::valid;
 
   alignas(16) float at[PORTIONS][VECTOR];
 
-  __device__ static TeamVector in(float*, int) { return {}; }
-
-  using Factors = TeamVector;
-  using Division::norm_place;
-  __device__ static int norm_place(int me, int c, int i) {
-    return Division::begin(Division::slice(me, c)) + i / 4 * Division::plane(Division::slice(me, c)) +
-           local(me) / VECTOR * 4;
-  }
   template <class Core>
   // ones where there are none
-  __device__ static __forceinline__ Factors factors(Core& core, const float* from) {
-    TeamVector x;
+  __device__ static __forceinline__ Elements factors(Core& core, const float* from) {
+    Elements x;
 #pragma unroll
     for (int c = 0; c < PORTIONS; ++c)
 #pragma unroll
@@ -295,6 +334,73 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
       }
     return x;
   }
+
+  // this = keep * this + scale * x
+  template <class Core>
+  __device__ __forceinline__ void add(Core&, float keep, const Elements& x, float scale) {
+#pragma unroll
+    for (int c = 0; c < PORTIONS; ++c)
+#pragma unroll
+      for (int i = 0; i < VECTOR; ++i) at[c][i] = keep * at[c][i] + scale * x.at[c][i];
+  }
+
+  // The sum of squares over the block, in two halves with a barrier of the caller's between them.
+  template <class Core>
+  __device__ __forceinline__ const float* begin_squares(Core& core) const {
+    float sum = 0;
+#pragma unroll
+    for (int c = 0; c < PORTIONS; ++c)
+      if (valid(core.thread(), c) && row_group(core.thread()) == 0)
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) sum += at[c][i] * at[c][i];
+    return core.begin_sum(sum);
+  }
+  template <class Core>
+  __device__ static __forceinline__ float end_squares(Core& core, const float* begun) {
+    return core.end_sum(begun);
+  }
+
+  template <class Core>
+  __device__ __forceinline__ void scaled(Core& core, const Elements& x, float by,
+                                         const Elements& factor) {
+#pragma unroll
+    for (int c = 0; c < PORTIONS; ++c)
+#pragma unroll
+      for (int i = 0; i < VECTOR; ++i)
+        at[c][i] = valid(core.thread(), c) ? x.at[c][i] * by * factor.at[c][i] : 0.0f;
+  }
+
+  template <class Core>
+  __device__ __forceinline__ void load_row(Core& core, const u8* row) {
+#pragma unroll
+    for (int c = 0; c < PORTIONS; ++c) {
+      if (!valid(core.thread(), c)) continue;
+      Packed<VECTOR> words;
+      words.load_global_at(row + u64(column(core.thread(), c)) * type_bytes(WEIGHT));
+#pragma unroll
+      for (int i = 0; i < VECTOR; ++i) at[c][i] = words.value(i);
+    }
+  }
+
+  // each(index, element), by one of the threads that hold it.
+  template <class Core, class Each>
+  __device__ __forceinline__ void each(Core& core, Each each) {
+#pragma unroll
+    for (int c = 0; c < PORTIONS; ++c)
+#pragma unroll
+      for (int i = 0; i < VECTOR; ++i)
+        if (valid(core.thread(), c)) each(column(core.thread(), c) + i, at[c][i]);
+  }
+};
+
+template <class Layout_, Reach REACH>
+struct Activation<Layout_, InRegisters<REACH>> : Elements<Layout_> {
+  using Layout = Layout_;
+  using Layout::VECTOR, Layout::PORTIONS, Layout::PACK, Layout::column, Layout::valid;
+  using Elements<Layout>::at;
+  using Factors = Elements<Layout>;
+
+  __device__ static Activation in(float*, int) { return {}; }
 
   // The scope is chosen once, not at each load.
   template <class Core, class Stall>
@@ -315,7 +421,7 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
 #pragma unroll 1
     for (int p = 0; p < parts && good; ++p) {
       // all under way before the first is looked at
-      Side<VECTOR, 16, alike(VECTOR / 4)> got[PORTIONS];
+      Side<VECTOR, 16, Layout::alike(VECTOR / 4)> got[PORTIONS];
       for (;;) {
         int late = -1;  // the column
 #pragma unroll
@@ -356,7 +462,7 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
     bool good = true;
 #pragma unroll 1
     for (int p = 0, end = 1; p < Plan::ranks && good; p = end, end += AT_ONCE) {
-      Side<VECTOR, 16, alike(VECTOR / 4)> got[AT_ONCE][PORTIONS];
+      Side<VECTOR, 16, Layout::alike(VECTOR / 4)> got[AT_ONCE][PORTIONS];
       const auto asked = [&](int j) { return p + j < end && p + j < Plan::ranks; };
       for (;;) {
         int late = -1, place = 0;
@@ -387,63 +493,6 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
         }
     }
     return good;
-  }
-
-  // this = keep * this + scale * x
-  template <class Core>
-  __device__ __forceinline__ void add(Core&, float keep, const TeamVector& x, float scale) {
-#pragma unroll
-    for (int c = 0; c < PORTIONS; ++c)
-#pragma unroll
-      for (int i = 0; i < VECTOR; ++i) at[c][i] = keep * at[c][i] + scale * x.at[c][i];
-  }
-
-  // The sum of squares over the block, in two halves with a barrier of the caller's between them.
-  template <class Core>
-  __device__ __forceinline__ const float* begin_squares(Core& core) const {
-    float sum = 0;
-#pragma unroll
-    for (int c = 0; c < PORTIONS; ++c)
-      if (valid(core.thread(), c) && row_group(core.thread()) == 0)
-#pragma unroll
-        for (int i = 0; i < VECTOR; ++i) sum += at[c][i] * at[c][i];
-    return core.begin_sum(sum);
-  }
-  template <class Core>
-  __device__ static __forceinline__ float end_squares(Core& core, const float* begun) {
-    return core.end_sum(begun);
-  }
-
-  template <class Core>
-  __device__ __forceinline__ void scaled(Core& core, const TeamVector& x, float by,
-                                         const Factors& factor) {
-#pragma unroll
-    for (int c = 0; c < PORTIONS; ++c)
-#pragma unroll
-      for (int i = 0; i < VECTOR; ++i)
-        at[c][i] = valid(core.thread(), c) ? x.at[c][i] * by * factor.at[c][i] : 0.0f;
-  }
-
-  template <class Core>
-  __device__ __forceinline__ void load_row(Core& core, const u8* row) {
-#pragma unroll
-    for (int c = 0; c < PORTIONS; ++c) {
-      if (!valid(core.thread(), c)) continue;
-      Packed<VECTOR> words;
-      words.load_global_at(row + u64(column(core.thread(), c)) * type_bytes(WEIGHT));
-#pragma unroll
-      for (int i = 0; i < VECTOR; ++i) at[c][i] = words.value(i);
-    }
-  }
-
-  // each(index, element), by one of the threads that hold it.
-  template <class Core, class Each>
-  __device__ __forceinline__ void each(Core& core, Each each) {
-#pragma unroll
-    for (int c = 0; c < PORTIONS; ++c)
-#pragma unroll
-      for (int i = 0; i < VECTOR; ++i)
-        if (valid(core.thread(), c)) each(column(core.thread(), c) + i, at[c][i]);
   }
 
   // Each element times by(index / WIDTH), which is asked for once where a thread's neighbours share
@@ -486,10 +535,10 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       const int c = from + i / PACKS;
-      first[i] = (Division::ALL_LOOK ? Division::nearest(core.thread(), c)
+      first[i] = (Layout::ALL_LOOK ? Layout::nearest(core.thread(), c)
                                      : column(core.thread(), c)) +
                  i % PACKS * PACK;
-      here[i] = Division::ALL_LOOK ? Division::looks(core.thread(), c) : valid(core.thread(), c);
+      here[i] = Layout::ALL_LOOK ? Layout::looks(core.thread(), c) : valid(core.thread(), c);
       out[i] = &at[c][i % PACKS * PACK];
     }
     const bool good = make(first, here, out);
@@ -509,8 +558,8 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
   __device__ static __forceinline__ void load(int me, int c, u32 from, int rows,
                                               Packed<VECTOR> (&words)[MOST]) {
     constexpr bool INSIDE = Plan::pieces_inside;
-    const u32 apart = u32(stride(me, c)),
-              at_thread = from + u32((valid(me, c) ? local(me, c) : 0) * type_bytes(WEIGHT));
+    const u32 apart = u32(Layout::stride(me, c)),
+              at_thread = from + u32((valid(me, c) ? Layout::local(me, c) : 0) * type_bytes(WEIGHT));
 #pragma unroll
     for (int r = 0; r < MOST; ++r)
       words[r].load_shared_at(at_thread + u32(INSIDE || r < rows ? r : rows - 1) * apart);
@@ -533,6 +582,68 @@ struct TeamVector : TeamDivision<COLS, TILE, VECTOR_, TEAM_, AHEAD_PORTIONS_, AH
   }
 };
 
+template <class Team, int COLS, Reach REACH>
+struct Activation<FoursLayout<Team, COLS>, InRegisters<REACH>> : Elements<FoursLayout<Team, COLS>> {
+  using Layout = FoursLayout<Team, COLS>;
+  using Layout::VECTOR, Layout::PORTIONS, Layout::column, Layout::shared_place, Layout::valid;
+  using Elements<Layout>::at;
+  using Factors = Elements<Layout>;
+  using Multiplied = Activation<Team, InRegisters<REACH>>;
+
+  __device__ static Activation in(float*, int) { return {}; }
+
+  // Of one part: such models run on one GPU.
+  template <class Core, class Stall>
+  __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall) {
+    static_assert(Plan::ranks == 1, "other GPUs' parts are not added up here");
+    const int me = core.thread();
+    bool good = true;
+    Pack<VECTOR> got[PORTIONS];
+    for (;;) {  // all under way before the first is looked at
+      int late = -1;
+#pragma unroll
+      for (int c = 0; c < PORTIONS; ++c)
+        if (valid(me, c)) got[c] = load_pack<VECTOR, 4 * VECTOR>(source.at(0) + column(me, c));
+#pragma unroll
+      for (int c = 0; c < PORTIONS; ++c)
+        if (valid(me, c) && missing(got[c])) late = column(me, c);
+      if (late < 0 || !source.polled) break;
+      good = stall(source.part(0), late);
+      if (!good) break;
+    }
+    core.barrier();  // threads that were apart go on together
+#pragma unroll
+    for (int c = 0; c < PORTIONS; ++c)
+#pragma unroll
+      for (int i = 0; i < VECTOR; ++i) at[c][i] = valid(me, c) ? got[c].at[i] : 0.0f;
+    return good;
+  }
+
+  // What each thread multiplies, by way of shared memory. Between two such ways lies a barrier behind
+  // the first one's loads: that of a block's products, or one of its own where it has no rows.
+  template <class Core>
+  __device__ __forceinline__ Multiplied spread(Core& core, bool rows) const {
+    const auto place = [&](int column) { return core.fours() + 4u * u32(shared_place(column)); };
+    const int me = core.thread();
+#pragma unroll
+    for (int c = 0; c < PORTIONS; ++c)
+      if (valid(me, c)) store_floats(place(column(me, c)), at[c]);
+    core.barrier();
+    Multiplied made;
+#pragma unroll
+    for (int c = 0; c < Team::PORTIONS; ++c)
+#pragma unroll
+      for (int i = 0; i < Team::VECTOR; i += VECTOR) {
+        u32 bits[VECTOR] = {};
+        if (Team::valid(me, c)) load_four(place(Team::column(me, c) + i), bits);
+#pragma unroll
+        for (int j = 0; j < VECTOR; ++j) made.at[c][i + j] = bits_as<float>(bits[j]);
+      }
+    if (!rows) core.barrier();
+    return made;
+  }
+};
+
 // Weights of a warp's first rows of a stage, taken from the ring while the stage's inputs are not
 // there yet: the ring then has room for what comes after them. PORTIONS of a row group, of
 // ROWS_AT_ONCE rows each; several groups where each is one portion.
@@ -545,9 +656,9 @@ struct Ahead {
 };
 
 // A vector between the stages that use it: in registers, too. In shared memory it costs a slot of
-// the ring. There it lies where few-bit weights leave it no registers (`held_on_chip` in teams.py).
-template <class Vector, bool ON_CHIP>
-struct Held {
+// the ring. There it lies where low-bit weights leave it no registers (`Home.SHARED` in homes.py).
+template <class Vector, bool SHARED>
+struct BetweenStages {
   Vector vector;
 
   template <class Core>
@@ -560,7 +671,7 @@ struct Held {
   }
 };
 template <class Vector>
-struct Held<Vector, true> {
+struct BetweenStages<Vector, true> {
   static constexpr int FOUR = 4;
 
   template <class Core>
@@ -569,12 +680,7 @@ struct Held<Vector, true> {
 #pragma unroll
     for (int c = 0; c < Vector::PORTIONS; ++c)
 #pragma unroll
-      for (int i = 0; i < Vector::VECTOR; i += FOUR) {
-        u32 bits[FOUR];
-        load_four(place(core, c, i), bits);
-#pragma unroll
-        for (int j = 0; j < FOUR; ++j) x.at[c][i + j] = bits_as<float>(bits[j]);
-      }
+      for (int i = 0; i < Vector::VECTOR; i += FOUR) load_floats(place(core, c, i), x.at[c] + i);
     return x;
   }
   template <class Core>
@@ -583,8 +689,7 @@ struct Held<Vector, true> {
     for (int c = 0; c < Vector::PORTIONS; ++c)
 #pragma unroll
       for (int i = 0; i < Vector::VECTOR; i += FOUR)
-        store_four(place(core, c, i), {bits_as<u32>(x.at[c][i]), bits_as<u32>(x.at[c][i + 1]),
-                                       bits_as<u32>(x.at[c][i + 2]), bits_as<u32>(x.at[c][i + 3])});
+        store_floats(place(core, c, i), x.at[c] + i);
   }
 
  private:
