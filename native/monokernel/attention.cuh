@@ -6,7 +6,7 @@
 
 namespace twin {
 
-constexpr int PARTIAL = HEAD_DIM + facts::PARTIAL_EXTRA;  // on the chip: outputs, maximum, sum
+constexpr int PARTIAL = HEAD_DIM + facts::PARTIAL_EXTRA;  // in shared memory: outputs, maximum, sum
 static_assert(facts::PARTIAL_EXTRA == 2,
               "PARTIAL_EXTRA in twin/plan/types.py: a maximum and a sum");
 
@@ -106,7 +106,7 @@ constexpr int SCANNERS = Core::warp_threads() / Core::POSITION_THREADS;  // of a
 
 // Where a byte of a cached row lies in it: rows that follow each other begin in other banks, where
 // the tensor cores load eight at once.
-__device__ __forceinline__ int twisted(int row, int byte) {
+__device__ __forceinline__ int swizzled(int row, int byte) {
   return Core::TENSOR_SCAN ? byte ^ (row & 7) << 4 : byte;
 }
 
@@ -137,7 +137,7 @@ struct Partial {
     }
   }
 
-  // `queries` lie on the chip, [heads][HEAD_DIM].
+  // `queries` lie in shared memory, [heads][HEAD_DIM].
   template <class Rows>
   __device__ TWIN_APART void scan(Block& b, const float* queries, int heads, const Rows& rows) {
     constexpr int POSITIONS = sizeof(rows.held);
@@ -185,7 +185,7 @@ struct Partial {
     }
   }
 
-  // Into [HEADS][PARTIAL] on the chip; all scanners hold the same.
+  // Into [HEADS][PARTIAL] in shared memory; all scanners hold the same.
   __device__ __forceinline__ void put(Block& b, float* rows) const {
     if (b.core.warp_thread() >= Core::POSITION_THREADS) return;
     TWIN_UNROLL
@@ -263,7 +263,7 @@ struct Scan : Item {
   static constexpr int HEADS = Core::SCAN_HEADS;
   using Sets = HeadSets<HEADS>;
   using TileScan = typename Core::TileScan;
-  // partial results of a set on the chip: of the warps that share its positions
+  // partial results of a set in shared memory: of the warps that share its positions
   static constexpr int WARPS = Core::TENSOR_SCAN ? TileScan::PARTIALS : Sets::WARPS;
   // are there more of these, which meet before?
   static constexpr bool MEET = Core::TENSOR_SCAN && WARPS < TileScan::WARPS;
@@ -282,10 +282,10 @@ struct Scan : Item {
   static_assert(!Core::CACHE_IN_RING || Sets::COUNT == Sets::AT_ONCE,
                 "what came through the ring is there once");
 
-  const u8* fresh;  // the newest key and value, on the chip
-  // on the chip: a logit without a value for each query head of the first split; null: none
+  const u8* fresh;  // the newest key and value, in shared memory
+  // in shared memory: a logit without a value for each query head of the first split; null: none
   const float* sinks;
-  // from memory: to look at next, and after that; of the block's first item asked for before the
+  // from memory: to look at next, and after that; of the block's first item requested before the
   // queries were there
   Rows rows, next;
 
@@ -376,8 +376,9 @@ struct Scan : Item {
     }
   }
 
-  // The same by products of its warps with all of a set's heads, of which the first is the KV head's
-  // `first_head`th; into rows `row` and on of `found`. True: the last tile has not been left.
+  // The same by products of its warps with all of a set's heads, of which the first is the KV
+  // head's `first_head`th; into rows `row` and on of `found`. True: the last tile has not been
+  // left.
   template <class Core>
   __device__ __forceinline__ bool look_at_tiles(Core& core, const float* queries, int first_head,
                                                 int heads, int me, float* found, int row) {
@@ -420,7 +421,7 @@ struct Scan : Item {
   __device__ __forceinline__ void append(Block& b) {
     if (newest < 0 || !fresh) return;
     TWIN_EACH(i, ROW / 2) {
-      const int to = twisted(newest, 2 * i) / 2;
+      const int to = swizzled(newest, 2 * i) / 2;
       reinterpret_cast<u16*>(TWIN_GLOBAL(keys) + u64(newest) * ROW)[to] =
           reinterpret_cast<const u16*>(fresh)[i];
       reinterpret_cast<u16*>(TWIN_GLOBAL(values) + u64(newest) * ROW)[to] =
@@ -430,7 +431,7 @@ struct Scan : Item {
   }
 
   // All query heads of the item; store(word, value) for each of Outputs::WORDS. `merged` is
-  // PARTIALS times PARTIAL on the chip.
+  // PARTIALS times PARTIAL in shared memory.
   template <class Store>
   __device__ __forceinline__ void attend(Block& b, const float* queries, bool prefetched,
                                          float* merged, Store store) {
@@ -467,7 +468,8 @@ struct Scan : Item {
     }
   }
 
-  // Where a warp's partial results of head h of those on the chip lie: element d; maximum and sum.
+  // Where a warp's partial results of head h of those in shared memory lie: element d; maximum and
+  // sum.
   template <class C = Core>  // others have no such places
   __device__ __forceinline__ static int place(int warp, int h, int d) {
     if constexpr (C::TENSOR_SCAN)

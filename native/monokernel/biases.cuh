@@ -1,5 +1,5 @@
-// What a stage adds beside its products: biases of rows, of experts' rows, and sinks of a softmax.
-// A thread asks for its first ones before the stage's inputs are there: looked up behind the sums
+// What a stage adds next to its products: biases of rows, of experts' rows, and sinks of a softmax.
+// A thread requests its first ones before the stage's inputs are there: looked up behind the sums
 // they would be waited for.
 #pragma once
 
@@ -44,8 +44,8 @@ struct OutputBias<true> : Bias {
 };
 
 // Biases of a model whose experts have some: of rows, and of the chosen experts' pairs of a gate
-// and of what passes it, which follow each other. Of its first row or pair a thread has them before the
-// weights are there, and nothing else: wide vectors leave few registers.
+// and of what passes it, which follow each other. Of its first row or pair a thread has them before
+// the weights are there, and nothing else: wide vectors leave few registers.
 struct FirstBias {
   static constexpr bool ANY = Additions::EXPERT_BIAS;
 

@@ -1,4 +1,4 @@
-// One block: where it stands in the step, and its memory on the chip.
+// One block: where it stands in the step, and its memory in shared memory.
 #pragma once
 
 #include "../platform/platform.h"
@@ -18,7 +18,7 @@ struct Launch {
 struct Progress {
   int step;
   int token;  // of this step
-  // by the last SAMPLE: a keeper hands it out while the next step's EMBED writes `token`
+  // by the last SAMPLE: a scheduler warp hands it out while the next step's EMBED writes `token`
   int chosen;
   int stop;        // the token before it was the last one
   u32 grid_local;  // arrivals of this rank's blocks that the grid barrier has waited for
@@ -27,7 +27,7 @@ struct Progress {
 };
 
 static_assert((sizeof(Progress) + 15) / 16 * 16 == facts::PROGRESS_BYTES,
-              "PROGRESS_BYTES in twin/kernel/layout.py is another");
+              "PROGRESS_BYTES in twin/schedule/memory.py is another");
 
 struct Block {
   Core core;

@@ -1,4 +1,4 @@
-// Buckets of logits, and whole numbers that a block's threads add up: their sums do not depend on
+// Buckets of logits, and integers that a block's threads add up: their sums do not depend on
 // who adds first.
 #pragma once
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "handoff.cuh"
-#include "lots.cuh"
+#include "row_batches.cuh"
 
 namespace twin {
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ constexpr bool routed(int kind) {
 struct Choice {
   int* expert;    // [TOP_K]
   float* weight;  // [TOP_K]
-  // choices so far, for loaders; behind it how many of them each loader has asked for
+  // choices so far, for loaders; behind it how many of them each loader has requested
   u32* made;
 };
 

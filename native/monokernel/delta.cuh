@@ -5,8 +5,8 @@
 //   S = d S;  S += k (w (v - S^T k))^T;  out = S^T q
 //
 // Both products are made in one pass over the state, since (S + k u^T)^T q = S^T q + (k.q) u. The
-// norm over a head's outputs is applied by who multiplies them: an item publishes its columns, gated
-// and scaled, and the sum of their squares before that.
+// norm over a head's outputs is applied by who multiplies them: an item publishes its columns,
+// gated and scaled, and the sum of their squares before that.
 #pragma once
 
 #include "attention.cuh"
@@ -113,7 +113,7 @@ struct StatePart {
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + exp32(-x)); }
 
-// log(1 + exp(x)); what exp(x) loses beside one is below 1e-4 of a time step.
+// log(1 + exp(x)); what exp(x) loses next to one is below 1e-4 of a time step.
 __device__ __forceinline__ float time_step(float x) {
   if (x > Recurrent::FAR) return x;
   const float small = exp32(x);
@@ -323,7 +323,7 @@ __device__ __forceinline__ bool gather_states(Block& b, int index, const Stage& 
   return !b.core.any(!good);
 }
 
-// A block's states are asked for before its stage's inputs are there.
+// A block's states are requested before its stage's inputs are there.
 template <class Stage>
 __device__ __forceinline__ bool delta(Block& b, int index, const Stage& stage) {
   if constexpr (Delta::ANY) {
@@ -351,9 +351,9 @@ __device__ __forceinline__ bool delta(Block& b, int index, const Stage& stage) {
 
 // ---- who reads it -------------------------------------------------------------------------------
 
-// A head's sum of squares. Of threads side by side that have outputs of one head each asks for some
+// A head's sum of squares. Of threads side by side that have outputs of one head each requests some
 // of its items, and they add up what they found: all blocks poll these few words, and waited for
-// them where each thread asked for all. Of few items the exchanges take longer, 0.6 us of 5,120
+// them where each thread requested all. Of few items the exchanges take longer, 0.6 us of 5,120
 // columns.
 template <class Vector>
 struct Squares {
@@ -413,9 +413,9 @@ __device__ __forceinline__ void hand_on(Block& b, const Out& out) {
   b.core.barrier();
 }
 
-// x = the items' outputs, each head's divided by its length. The loads of a thread's outputs, and of
-// sums of squares, are under way before the first is looked at. Of threads that hold the same
-// columns one asks for them.
+// x = the items' outputs, each head's divided by its length. The loads of a thread's outputs, and
+// of sums of squares, are under way before the first is looked at. Of threads that hold the same
+// columns one requests them.
 template <class Vector>
 __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& stage, Vector& x) {
   const Read& read = b.plan.reads_at(stage.first_read);

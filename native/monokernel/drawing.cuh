@@ -6,8 +6,8 @@
 namespace twin {
 
 constexpr int LISTED = facts::SAMPLE_LISTED;  // logits that are compared one by one
-constexpr int HELD = facts::SAMPLE_HELD;      // of a bucket, on the chip
-constexpr int PROBES = 16, ADDERS = 16;       // buckets asked for at once; threads of each
+constexpr int HELD = facts::SAMPLE_HELD;      // of a bucket, in shared memory
+constexpr int PROBES = 16, ADDERS = 16;       // buckets requested at once; threads of each
 
 static_assert(PROBES * PROBES == BUCKETS, "a bucket is found in two rounds");
 static_assert(facts::FOUND_FLOATS + LEVEL * BUCKETS <= facts::PROBED_FLOATS,
@@ -15,7 +15,7 @@ static_assert(facts::FOUND_FLOATS + LEVEL * BUCKETS <= facts::PROBED_FLOATS,
 static_assert(LISTED * 16 == LEVEL * BUCKETS * 4, "a list takes the room of the buckets");
 
 struct Share {   // one block of one rank, in the order of the vocabulary
-  double scale;  // of its weights beside those of the best logit of all
+  double scale;  // of its weights next to those of the best logit of all
   u32 kept[2];   // the mass of what is kept
   float best;    // its best logit
   int down;      // that one's bucket, from the best one of all
@@ -26,7 +26,7 @@ struct Share {   // one block of one rank, in the order of the vocabulary
 };
 
 struct Tally {
-  double mass;  // beside the best logit's weight
+  double mass;  // next to the best logit's weight
   int count;
 };
 
@@ -82,7 +82,7 @@ struct Drawing {
         opened(-1),
         there(0),
         needed(0) {
-    static_assert(sizeof(Share) == 4 * facts::SHARE_FLOATS, "SHARE_FLOATS in layout.py is another");
+    static_assert(sizeof(Share) == 4 * facts::SHARE_FLOATS, "SHARE_FLOATS in memory.py is another");
   }
 
   __device__ __forceinline__ void put(int number, const Pack<SUMMARY>& said) const {

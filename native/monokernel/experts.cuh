@@ -67,7 +67,7 @@ __device__ __forceinline__ bool shared_down(Block& b, int index, const Stage& st
   if constexpr (Beside::SHARED) {
     Core::Shared x = Core::Shared::in(b.input, stage.cols);
     const Span own = b.plan.owned_of(stage.owned, b.block);
-    auto ahead = b.core.take_ahead<Core::Shared>(stage, own, true);
+    auto ahead = b.core.prefetch<Core::Shared>(stage, own, true);
     if (!gather_vector(b, index, b.plan.reads_at(stage.first_read), x)) return false;
     begin(b, index, stage);
     float* const kept = kept_of(b.plan, b.scratch);
@@ -93,7 +93,7 @@ template <class Stage>
 __device__ __forceinline__ bool routed_down(Block& b, int index, const Stage& stage) {
   if constexpr (Experts::ANY) {
     Core::Ffn x = Core::Ffn::in(b.input, stage.cols);
-    auto ahead = b.core.take_ahead<Core::Ffn>(stage, b.plan.owned_of(stage.owned, b.block), true);
+    auto ahead = b.core.prefetch<Core::Ffn>(stage, b.plan.owned_of(stage.owned, b.block), true);
     const Span own = b.plan.owned_of(stage.owned, b.block);
     const SumBias bias(b, stage, own);
     if (!gather_vector(b, index, b.plan.reads_at(stage.first_read), x)) return false;

@@ -48,7 +48,7 @@ __device__ __forceinline__ void dot_tiles(Block& b, const Stage& stage, const Ve
 
 // Calls emit(element, sums of its `unit` rows times the factor) once for each element of the block,
 // in row order per thread. `ahead`: weights of the first rows that were taken from the ring before
-// x was there. factor() is asked for behind a barrier.
+// x was there. factor() is requested behind a barrier.
 //
 // Rows are taken in batches whose partial sums fit one half of the scratch: within a batch warps
 // take tiles without any barrier, then each row's parts are added in a fixed order, so the result
@@ -61,7 +61,7 @@ __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Wor
   float by = 1.0f;
   int begin = own.lo;  // as the kernels of experts were measured; without, they are as large
   if constexpr (Experts::ANY) TWIN_KEEP(begin);
-  b.core.become_whole(stage, x, ahead);
+  b.core.quantise(stage, x, ahead);
   TWIN_ONCE
   for (int lo = own.lo; lo < own.hi; lo += stage.batch) {
     const int batch = stage.batch, hi = least(lo + batch, own.hi);
@@ -87,9 +87,9 @@ __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Wor
 }
 
 // Walks the tiles of stages first..last-1 in the order in which they are consumed, for a platform
-// whose loader fills the ring: fill(bytes, late) for each tile of a matrix, `late` where the LM head's
-// own window counts; cached(stage) for what a stage reads of the cache, experts(stage, rows) for what
-// it multiplies of experts. Ends early when one says so.
+// whose loader fills the ring: fill(bytes, late) for each tile of a matrix, `late` where the LM
+// head's own window counts; cached(stage) for what a stage reads of the cache, experts(stage, rows)
+// for what it multiplies of experts. Ends early when one says so.
 template <class Fill, class Cached, class Chosen>
 __device__ bool stream_stages(const Plan& plan, int block, int first, int last, bool with_head,
                               Fill fill, Cached cached, Chosen experts) {

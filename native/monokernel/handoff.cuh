@@ -214,31 +214,32 @@ __device__ __forceinline__ void reset(const Plan& plan, const RankMemory& memory
 }
 
 // All reads have succeeded: from here on the block owes nothing to others' pace. What it publishes
-// next may be seen only after its resets: `cleared` waits for them where a keeper makes them.
+// next may be seen only after its resets: `cleared` waits for them where a scheduler warp makes
+// them.
 __device__ __forceinline__ void begin(Block& b, int index, const Stage& stage) {
   if constexpr (TRACE) {
     b.core.barrier();
     mark(b, index, 0);
   }
   b.core.begin();
-  if constexpr (!Core::KEEPER) {
+  if constexpr (!Core::SCHEDULER) {
     reset(b.plan, b.memory, b.block, b.at.step, stage,
           [&](float* at, int count) { b.core.fill(at, count, SENTINEL); });
     if (stage.resets) publish_fence(stage.pushes);
   }
 }
 
-// Does the keeper sum the late parts while consumers are in other stages? It polls, so only where
-// hand-offs are sentinels.
-__device__ __forceinline__ bool keeper_sums(const Plan& plan) {
-  return Core::KEEPER && plan.resident && plan.handoff == int(HandOff::SENTINEL) &&
+// Does the scheduler warp sum the late parts while consumers are in other stages? It polls, so only
+// where hand-offs are sentinels.
+__device__ __forceinline__ bool scheduler_sums(const Plan& plan) {
+  return Core::SCHEDULER && plan.resident && plan.handoff == int(HandOff::SENTINEL) &&
          plan.kinds >> int(StageKind::REDUCE) & 1;
 }
 
-// The stage that a block's consumers run next: they pass by what the keeper does, without a look
-// at it.
+// The stage that a block's consumers run next: they pass by what the scheduler warp does, without a
+// look at it.
 __device__ __forceinline__ int next_stage(const Plan& plan, int index) {
-  if (!keeper_sums(plan)) return index + 1;
+  if (!scheduler_sums(plan)) return index + 1;
   TWIN_KEEP(index);  // its row is addressed here, not kept through the stage
   return plan.stages_at(index).next;
 }

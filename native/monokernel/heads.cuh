@@ -15,14 +15,14 @@ __device__ __forceinline__ int rope_of(const Plan& plan, const Stage& stage) {
   return Family::ROPE_BY_LAYER ? stage.rope : plan.rope;
 }
 
-// A norm's weights and its factor times one head on the chip, by one warp.
+// A norm's weights and its factor times one head in shared memory, by one warp.
 __device__ __forceinline__ void weigh_head(Block& b, float* head, const float* weight, float by) {
   for (int d = b.core.warp_thread(); d < HEAD_DIM; d += b.core.warp_threads())
     head[d] *= by * weight[d];
   b.core.warp_sync();
 }
 
-// RMSNorm of one head on the chip by one warp.
+// RMSNorm of one head in shared memory by one warp.
 __device__ __forceinline__ void norm_head(Block& b, float* head, const float* weight) {
   float squares = 0;
   for (int d = b.core.warp_thread(); d < HEAD_DIM; d += b.core.warp_threads())
@@ -72,7 +72,7 @@ struct Pairs {
     return first(b, k) + (b.plan.interleaved ? 1 : HALF);
   }
 
-  // From exchange memory or constants: asked for at once, in the order of the program.
+  // From exchange memory or constants: requested at once, in the order of the program.
   __device__ __forceinline__ void load(const Block& b, const float* at) {
     // one address, from which the others are a constant apart
     const float* const from = at + first(b, 0);
@@ -135,7 +135,7 @@ struct Pairs {
   }
 };
 
-// An element of query `number` of those on the chip, [heads][HEAD_DIM], as the scan wants it.
+// An element of query `number` of those in shared memory, [heads][HEAD_DIM], as the scan wants it.
 template <class Core>
 __device__ __forceinline__ void put_query(const Core&, float* heads, int number, int d,
                                           float value) {

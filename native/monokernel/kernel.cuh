@@ -50,7 +50,7 @@ __device__ __forceinline__ bool compute(Block& b, int index, const Stage& stage)
     case StageKind::DOWN: return has(b, StageKind::DOWN) && down(b, index, stage);
     case StageKind::SAMPLE: return has(b, StageKind::SAMPLE) && sample(b, index, stage);
     case StageKind::REDUCE:
-      return has(b, StageKind::REDUCE) && !keeper_sums(b.plan) && sum_late_parts(b, index, stage);
+      return has(b, StageKind::REDUCE) && !scheduler_sums(b.plan) && sum_late_parts(b, index, stage);
     case StageKind::COLLECTIVE: return has(b, StageKind::COLLECTIVE) && collective(b, index, stage);
     case StageKind::LANE_MEAN: return has(b, StageKind::LANE_MEAN) && lane_mean(b, index, stage);
     case StageKind::STREAM: return has(b, StageKind::STREAM) && stream(b, index, stage);

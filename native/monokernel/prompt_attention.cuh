@@ -58,15 +58,15 @@ struct CachedRow {
     slot = place.page * plan.page + position % plan.page;
     row = cache + (u64(place.split * 2 + value) * u64(plan.item_positions) + u64(slot)) * ROW;
   }
-  __device__ __forceinline__ u8* at(int byte) const { return row + twisted(slot, byte); }
+  __device__ __forceinline__ u8* at(int byte) const { return row + swizzled(slot, byte); }
 };
 // The same of a byte of the key, or ROW behind it of the value.
 __device__ __forceinline__ u8* cached(const Plan& plan, u8* cache, int position, int byte) {
   return CachedRow(plan, cache, position, byte >= ROW).at(byte % ROW);
 }
 
-// Numbers that a thread copies onto the chip at once, and how many such loads it has under way:
-// each wait for one is a second-level cache's latency.
+// Numbers that a thread copies into shared memory at once, and how many such loads it has under
+// way: each wait for one is a second-level cache's latency.
 constexpr int COPY_PACK = HALF % 4 == 0 ? 4 : 1, COPIES = 4;
 
 // at(i) for i in 0, COPY_PACK, .. below `count`: where COPY_PACK neighbours lie. They go to `to`.
@@ -160,16 +160,16 @@ __device__ __forceinline__ void prepare_tasks(Block& b, const Stage& stage, cons
   b.core.barrier();
 }
 
-// What a thread looks at together; on the chip a position costs no wait, so that registers are the
-// limit.
+// What a thread looks at together; in shared memory a position costs no wait, so that registers are
+// the limit.
 struct Near {
   static constexpr int POSITIONS = Core::POSITIONS < 4 ? 4 : Core::POSITIONS;
   Core::Piece key[POSITIONS], value[POSITIONS];
   bool held[POSITIONS];
 };
 
-// Positions first..first+count-1, whose keys and values lie on the chip from `rows` on, for the
-// query heads of a warp that sees from..to-1. `share` warps take them in turn.
+// Positions first..first+count-1, whose keys and values lie in shared memory from `rows` on, for
+// the query heads of a warp that sees from..to-1. `share` warps take them in turn.
 __device__ __forceinline__ void scan_rows(Block& b, Partial<Core::HEADS>& partial,
                                           const float* queries, int heads, const u8* rows,
                                           int first, int count, int from, int to, int share) {
@@ -198,9 +198,9 @@ __device__ __forceinline__ float sink_of(const Block& b, const Stage& stage, int
   return b.memory.constants[stage.sinks + head];
 }
 
-// Softmax of the tasks' query heads over what each sees. Cached keys and values come onto the chip
-// tiles ahead, once for all warps; each warp takes a token's HEADS query heads, or shares their
-// positions with others.
+// Softmax of the tasks' query heads over what each sees. Cached keys and values come into shared
+// memory tiles ahead, once for all warps; each warp takes a token's HEADS query heads, or shares
+// their positions with others.
 __device__ __forceinline__ void attend_tasks(Block& b, const Stage& stage, const Pass& pass,
                                              const Tasks& tasks, u8* cache, const Attending& chip,
                                              float* out) {

@@ -9,8 +9,8 @@
 
 namespace twin {
 
-// What a block needs on the chip while it chooses, for a token of each warp at once; routing_floats
-// in twin/kernel/prompt.py counts the same.
+// What a block needs in shared memory while it chooses, for a token of each warp at once;
+// routing_floats in twin/kernel/prompt.py counts the same.
 struct Routing {
   float* rows;     // [warps][hidden] normed, FP32
   float* logits;   // [warps][COUNT]
@@ -51,7 +51,7 @@ struct Scored {
         row(stage.rows < Experts::COUNT ? expert % stage.rows : expert) {}
 };
 
-// Logits and choices of `together` tokens whose normed rows lie on the chip: the block's from
+// Logits and choices of `together` tokens whose normed rows lie in shared memory: the block's from
 // number `done` on.
 __device__ __forceinline__ void choose_experts(Block& b, const Stage& stage, int tokens, int done,
                                                int together, const Routing& chip) {

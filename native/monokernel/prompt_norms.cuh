@@ -41,8 +41,8 @@ __device__ __forceinline__ void weigh(Pack<NORM_PACK>& x, float by, const float*
     x.at[j] *= by * weight[Core::Hidden::norm_place(at + j / 4 * 4) + j % 4];
 }
 
-// What a module adds to the residual, where that is normed. `begin`: by all threads of the block, of
-// a token's columns start, start + step, .. below `end`; `group` warps share the token, behind
+// What a module adds to the residual, where that is normed. `begin`: by all threads of the block,
+// of a token's columns start, start + step, .. below `end`; `group` warps share the token, behind
 // `warps_before` others; `sums` has room for one of each warp.
 template <class S>
 struct NormedRead {
@@ -87,8 +87,8 @@ struct NormedRead {
 };
 
 // The residual of this block's tokens after the stage's reads, and its norm as the stage's input.
-// The block's warps divide its tokens among them; `sums` on the chip holds a sum of squares of each
-// warp. A router's stage also chooses their experts.
+// The block's warps divide its tokens among them; `sums` in shared memory holds a sum of squares of
+// each warp. A router's stage also chooses their experts.
 __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const Pass& pass,
                                            float* sums) {
   const int hidden = b.plan.hidden, warps = b.core.warps(),

@@ -1,4 +1,4 @@
-// The sampler's numbers: the order of logits, its random number, weights beside the best logit.
+// The sampler's numbers: the order of logits, its random number, weights next to the best logit.
 #pragma once
 
 #include "handoff.cuh"
@@ -58,7 +58,7 @@ struct Heat {
     return whole - (float(whole) > at);
   }
 
-  // A logit's weight beside that of the best one, 2**39. So few bits that the weights of 2**24
+  // A logit's weight next to that of the best one, 2**39. So few bits that the weights of 2**24
   // tokens fit 64; so many that a weight has those of FP32 down to 2**-15.
   __device__ TWIN_APART u64 weight(float logit, float best) const {
     const float weight = exp32(float(double(logit - best) * by));

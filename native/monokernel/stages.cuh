@@ -9,7 +9,7 @@
 
 namespace twin {
 
-// Does this step's LM head count? While a prompt is read, only its last position asks for a token.
+// Does this step's LM head count? While a prompt is read, only its last position requests a token.
 __device__ __forceinline__ bool head_needed(const Request& wanted, int step) {
   return wanted.every_position || step >= wanted.forced - 1;
 }
@@ -19,7 +19,7 @@ __device__ __forceinline__ float norm_factor(const Block& b, float squares) {
   return inverse_root(squares / float(b.plan.hidden) + b.plan.norm_eps);
 }
 
-// The weights of the norm of what a module adds to the residual: asked for before that is there.
+// The weights of the norm of what a module adds to the residual: requested before that is there.
 template <class Stage>
 __device__ __forceinline__ auto added_weight(Block& b, const Stage& stage) {
   if constexpr (Family::NORMS_AFTER) {
@@ -75,7 +75,7 @@ __device__ TWIN_APART bool publish_summary(Block& b, const Stage& stage, const W
   const Pack<SUMMARY> said =
       summarize(b, head_logits(b), work.own.hi - work.own.lo, first + work.own.lo);
   if (b.core.thread() != 0) return true;
-  if constexpr (!Core::KEEPER) publish_fence(stage.pushes);
+  if constexpr (!Core::SCHEDULER) publish_fence(stage.pushes);
   order_logits(b.launch.request);
   const int at = b.plan.owned_of(work.out.value->owned, b.block).lo;
   TWIN_UNROLL
@@ -136,7 +136,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   const Work work = work_of(b, stage, gated ? 2 : 1);
   const Output& out = work.out;
   const bool needed = !head || head_needed(b.launch.request, b.at.step);
-  auto ahead = b.core.take_ahead<Core::Normed>(stage, work.own, needed);
+  auto ahead = b.core.prefetch<Core::Normed>(stage, work.own, needed);
   // behind it: its fence would wait for them
   const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));
   const Bias bias(b, stage, work.own);
@@ -272,7 +272,7 @@ __device__ __forceinline__ bool take_heads(Block& b, int index, const Stage& sta
 __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) {
   Core::Heads x = Core::Heads::in(b.input, stage.cols);
   const Work work = work_of(b, stage, 1);
-  auto ahead = b.core.take_ahead<Core::Heads>(stage, work.own, true);
+  auto ahead = b.core.prefetch<Core::Heads>(stage, work.own, true);
   const OutputBias<Additions::OUTPUT_BIAS> bias(b, stage, work.own);
   if (!take_heads(b, index, stage, x)) return false;
   begin(b, index, stage);
@@ -283,7 +283,7 @@ __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) 
 
 __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {
   Core::Dense x = Core::Dense::in(b.input, stage.cols);
-  auto ahead = b.core.take_ahead<Core::Dense>(stage, b.plan.owned_of(stage.owned, b.block), true);
+  auto ahead = b.core.prefetch<Core::Dense>(stage, b.plan.owned_of(stage.owned, b.block), true);
   for (int i = stage.first_read; i < stage.first_read + stage.reads; ++i)
     if (!gather_vector(b, index, b.plan.reads_at(i), x)) return false;
   begin(b, index, stage);
@@ -311,7 +311,7 @@ __device__ __forceinline__ bool collective(Block& b, int index, const Stage& sta
 }
 
 // The other ranks' parts of what this block owns of a module's output, for all blocks of the rank.
-// Consumers come here only where no keeper makes such sums (`keeper_sums`).
+// Consumers come here only where no scheduler warp makes such sums (`scheduler_sums`).
 __device__ __forceinline__ bool sum_late_parts(Block& b, int index, const Stage& stage) {
   if (!gather_spans(b, index, b.plan.reads_at(stage.first_read), b.scratch)) return false;
   begin(b, index, stage);
@@ -478,8 +478,8 @@ __device__ __forceinline__ bool sample(Block& b, int index, const Stage& stage) 
   }
   b.at.token = b.at.chosen = token;
   if (stage.publishes >= 0) publish(b, output_of(b, stage), 0, float(token));
-  // the keeper delivers while the next step has begun
-  const bool later = Core::KEEPER && b.plan.resident;
+  // the scheduler warp delivers while the next step has begun
+  const bool later = Core::SCHEDULER && b.plan.resident;
   if (!later && delivers(b.plan, b.rank, b.block)) deliver(b.launch, b.at.step, token);
   return true;
 }
@@ -492,7 +492,7 @@ __device__ __forceinline__ bool stream(Block& b, int index, const Stage& stage) 
   x.each(b.core, [](int, float& value) { value = 1.0f; });
   float sum = 0;
   const Work work = {b.plan.owned_of(stage.owned, b.block), 1, {}};
-  auto ahead = b.core.take_ahead<Core::Normed>(stage, work.own, true);
+  auto ahead = b.core.prefetch<Core::Normed>(stage, work.own, true);
   const bool done =
       multiply(b, stage, work, x, ahead, unscaled, [&](int, float total, float) { sum += total; });
   if (b.core.thread() == 0) b.at.checksum += sum;

@@ -1,6 +1,6 @@
-// How a stage's weights are stored: in the plan's weight type, or as codes of few bits with the
-// scales of their blocks behind a tile's codes (twin/kernel/coded.py). The generated header says
-// which of them a plan has: CODES has a bit for each.
+// How a stage's weights are stored: in the plan's weight type, or as codes of few bits each with
+// the scales of their blocks behind a tile's codes (twin/kernel/coded.py). The generated header
+// says which of them a plan has: CODES has a bit for each.
 #pragma once
 
 namespace twin {

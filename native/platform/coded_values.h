@@ -1,5 +1,5 @@
-// What codes of few bits and the scales behind them mean, one by one, for platforms that decode
-// them to FP32. Behind coded.h and load_element.
+// What codes of few bits each and the scales behind them mean, one by one, for platforms that
+// decode them to FP32. Behind coded.h and load_element.
 #pragma once
 
 namespace twin {

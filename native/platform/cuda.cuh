@@ -20,7 +20,7 @@ namespace twin {
 constexpr int CONSUMER_WARPS = Plan::consumer_warps;
 constexpr int CONSUMERS = 32 * CONSUMER_WARPS;
 // one of its threads needs 300 cycles a tile
-constexpr int KEEPER_WARP = CONSUMER_WARPS, LOADER_WARP = CONSUMER_WARPS + 1, LOADERS = 2;
+constexpr int SCHEDULER_WARP = CONSUMER_WARPS, LOADER_WARP = CONSUMER_WARPS + 1, LOADERS = 2;
 // side warps: a warp group of its own, so that registers can be moved to the others
 constexpr int THREADS = CONSUMERS + 128;
 // of each thread until the groups trade them; never more than the block was given
@@ -346,9 +346,9 @@ __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32
       : "memory");
 }
 
-// ---- whole numbers ------------------------------------------------------------------------------
+// ---- integers ------------------------------------------------------------------------------
 
-// Sixteen bytes of the chip.
+// Sixteen bytes of shared memory.
 __device__ __forceinline__ void load_four(u32 at, u32* to) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -420,7 +420,7 @@ __device__ __forceinline__ u32 of_thread(u32 value, u32 thread) {
 __device__ __forceinline__ float of_thread(float value, u32 thread) {
   return bits_as<float>(of_thread(bits_as<u32>(value), thread));
 }
-__device__ __forceinline__ float thread_beside(float value) {
+__device__ __forceinline__ float of_neighbour(float value) {
   return of_thread(value, thread_of_warp() ^ 1u);
 }
 // d += A * B of a warp, signed bytes: 16 rows, 32 columns; B has eight columns (PTX ISA, "Matrix

@@ -1,5 +1,5 @@
-// Activations of a block's consumer warps: in which layout threads have a vector's elements, and how
-// they are computed with in registers.
+// Activations of a block's consumer warps: in which layout threads have a vector's elements, and
+// how they are computed with in registers.
 #pragma once
 
 namespace twin {
@@ -16,7 +16,7 @@ struct Constant {  // known where it is compiled
 // now those. The code for either is there twice, which costs registers.
 enum class Reach { NEAR, FAR, EITHER };
 
-// The sum of a source's parts at elements first..first+N-1, polled where the protocol asks for it.
+// The sum of a source's parts at elements first..first+N-1, polled where the protocol requests it.
 // The loads of several parts are under way before the first is looked at.
 // Whoever reads so reads few words, or other GPUs' (probes): one scope serves all of them.
 template <int N, class Stall>
@@ -134,8 +134,9 @@ struct Packed {
 
 // A vector of COLS elements for tiles of TILE columns, as threads multiply it. Warps form teams of
 // TEAM_; a team takes the tiles of some column slices, and each thread has the VECTOR elements of
-// its columns in each of them. With fewer slices than teams, several teams hold the same slice and take different rows.
-// No slice has columns of two matrices of EACH columns: the last one of each may be narrower.
+// its columns in each of them. With fewer slices than teams, several teams hold the same slice and
+// take different rows. No slice has columns of two matrices of EACH columns: the last one of each
+// may be narrower.
 template <int COLS, int TILE, int VECTOR_, int TEAM_, int AHEAD_PORTIONS_, int AHEAD_GROUPS_,
           int EACH>
 struct TeamLayout {
@@ -264,10 +265,10 @@ struct TeamLayout {
 };
 
 // A narrow residual of COLS elements, four to a thread. Several threads of a block hold the same
-// columns of it, or some hold none, while they multiply; `Team` is the layout of that. So each thread
-// gathers, adds and norms four neighbours that no other has, and all take what they multiply from
-// shared memory. When each requested all that it multiplies, all blocks waited longer for the few
-// lines that every one of them polls: 7 % of a step of Qwen3-0.6B on an H200.
+// columns of it, or some hold none, while they multiply; `Team` is the layout of that. So each
+// thread gathers, adds and norms four neighbours that no other has, and all take what they multiply
+// from shared memory. When each requested all that it multiplies, all blocks waited longer for the
+// few lines that every one of them polls: 7 % of a step of Qwen3-0.6B on an H200.
 template <class Team, int COLS>
 struct FoursLayout {
   static constexpr int VECTOR = 4, APART = VECTOR * CONSUMERS,
@@ -282,9 +283,9 @@ struct FoursLayout {
   __device__ static bool valid(int me, int c) { return COLS % APART == 0 || column(me, c) < COLS; }
   __device__ static constexpr int row_group(int) { return 0; }
 
-  // Where a column lies in shared memory. Of threads that multiply eights all first fours lie side by
-  // side, then their second ones, fold after fold, so that loads and stores meet no bank twice. Where
-  // some threads have no columns, three of three models took an H200 0 to 1.6 % longer so.
+  // Where a column lies in shared memory. Of threads that multiply eights all first fours lie side
+  // by side, then their second ones, fold after fold, so that loads and stores meet no bank twice.
+  // Where some threads have no columns, three of three models took an H200 0 to 1.6 % longer so.
   __device__ static int shared_place(int column) {
     if constexpr (Team::VECTOR == VECTOR || !(Team::FOLDED || Team::FULL)) return column;
     constexpr int FOLD = Team::FOLDED ? Team::FOLD : COLS,
@@ -417,7 +418,7 @@ struct Activation<Layout_, InRegisters<REACH>> : Elements<Layout_> {
     constexpr bool ALL = Plan::ranks == 1 || REACH == Reach::FAR;
     const int me = core.thread(), parts = ALL ? Plan::ranks : source.parts;
     bool good = true;
-    // One part after the other: who waits for two asks for twice as many words again and again.
+    // One part after the other: who waits for two requests twice as many words again and again.
 #pragma unroll 1
     for (int p = 0; p < parts && good; ++p) {
       // all under way before the first is looked at
@@ -495,7 +496,7 @@ struct Activation<Layout_, InRegisters<REACH>> : Elements<Layout_> {
     return good;
   }
 
-  // Each element times by(index / WIDTH), which is asked for once where a thread's neighbours share
+  // Each element times by(index / WIDTH), which is requested once where a thread's neighbours share
   // it: a weight for each took as many registers as the vector.
   template <int WIDTH, class Core, class By>
   __device__ __forceinline__ void times(Core& core, By by) {
@@ -515,8 +516,8 @@ struct Activation<Layout_, InRegisters<REACH>> : Elements<Layout_> {
     }
   }
 
-  // make(first columns, which of them to look at, where they go) of all packs of a thread; beside
-  // few-bit weights those of one portion after the other: with all of them under way steps spilled
+  // make(first columns, which of them to look at, where they go) of all packs of a thread; next to
+  // low-bit weights those of one portion after the other: with all of them under way steps spilled
   // up to 1,260 bytes.
   template <class Core, class Make>
   __device__ __forceinline__ bool packs(Core& core, Make make) {
@@ -619,8 +620,9 @@ struct Activation<FoursLayout<Team, COLS>, InRegisters<REACH>> : Elements<FoursL
     return good;
   }
 
-  // What each thread multiplies, by way of shared memory. Between two such ways lies a barrier behind
-  // the first one's loads: that of a block's products, or one of its own where it has no rows.
+  // What each thread multiplies, by way of shared memory. Between two such ways lies a barrier
+  // behind the first one's loads: that of a block's products, or one of its own where it has no
+  // rows.
   template <class Core>
   __device__ __forceinline__ Multiplied spread(Core& core, bool rows) const {
     const auto place = [&](int column) { return core.fours() + 4u * u32(shared_place(column)); };

@@ -17,10 +17,11 @@ __device__ __forceinline__ float reciprocal(float x) {
 }
 
 // A block takes ROWS query rows of one KV head: all query heads of neighbouring tokens. Each warp
-// has 16 of them, and looks at tiles of positions that come onto the chip once for all warps. A
-// thread keeps rows thread / 4 and 8 more of its warp's.
+// has 16 of them, and looks at tiles of positions that come into shared memory once for all warps.
+// A thread keeps rows thread / 4 and 8 more of its warp's.
 struct PassScan {
-  // Outputs of wider heads leave no registers for their queries, which are looked up on the chip.
+  // Outputs of wider heads leave no registers for their queries, which are looked up in shared
+  // memory.
   static constexpr bool KEPT = HEAD_DIM <= facts::KEPT_HEAD;
   // positions that come together
   static constexpr int TILE = KEPT ? facts::PASS_SCAN_POSITIONS : facts::PASS_WIDE_POSITIONS;
@@ -37,7 +38,7 @@ struct PassScan {
   static_assert(!Plan::tensor_pass || bytes <= Plan::prompt_bytes, "the plan counts the same");
 
   int thread;
-  u32 asked;  // where the warp's queries lie on the chip
+  u32 asked;  // where the warp's queries lie in shared memory
   u32 query[KEPT ? STEPS : 1][4];
   float output[2 * STEPS][4];
   float most[2], total[2];  // of scores in powers of two

@@ -1,11 +1,11 @@
-// Weights of few bits times a block's activations, in the registers of its consumer warps. A piece
-// is what a thread has of a tile at once: some loads of 16 bytes, whatever the format. A load of
-// four bits is two rows of as many columns as one of eight bits has.
+// Weights of few bits each times a block's activations, in the registers of its consumer warps. A
+// piece is what a thread has of a tile at once: some loads of 16 bytes, whatever the format. A load
+// of four bits is two rows of as many columns as one of eight bits has.
 #pragma once
 
 namespace twin {
 
-// ---- a stage's input as whole numbers -----------------------------------------------------------
+// ---- a stage's input as integers -----------------------------------------------------------
 
 constexpr float MOST_WHOLE = 32512.0f;  // 127 * 256: the high byte stays within its sign
 constexpr float LEAST_WHOLE = 1e-30f;   // of less, MOST / x would overflow: taken for zero
@@ -109,7 +109,7 @@ struct Coding {
   static constexpr int AT_ONCE = AT_ONCE_;
   static constexpr Element ELEMENT = code_element(C);
   static constexpr bool SCALED = C != Code::PLAIN;
-  // multiplied as whole numbers: by tensor cores, or a thread for itself
+  // multiplied as integers: by tensor cores, or a thread for itself
   static constexpr bool TENSOR = SCALED && ELEMENT == Element::E2M1,
                         WHOLE = SCALED && (ELEMENT == Element::INT8 || ELEMENT == Element::INT4);
   static constexpr int LOADED = 8 * UNIT_BYTES / code_bits(C);  // weights of a load
@@ -286,8 +286,8 @@ struct CodedPiece {
 };
 
 // Calls use(Coding<code>{}) with that of the stage, one of those that AMONG has a bit for. Where it
-// has a single one, nothing is asked: a vector's elements may then leave their registers once they
-// are whole numbers.
+// has a single one, nothing is requested: a vector's elements may then leave their registers once
+// they are integers.
 template <u32 AMONG, int NUMBER = facts::CODE_KINDS, class Stage, class Use>
 __device__ __forceinline__ void with_coding(const Stage& stage, Use use) {
   constexpr u32 OTHERS = AMONG & ((1u << NUMBER) - 1u);
@@ -301,8 +301,8 @@ __device__ __forceinline__ void with_coding(const Stage& stage, Use use) {
   }
 }
 
-// What a stage's batches have in common: the weights that were taken ahead, in the order in which
-// they are multiplied, and the input as whole numbers, made once it is there.
+// What a stage's batches have in common: the weights that were prefetched, in the order in which
+// they are multiplied, and the input as integers, made once it is there.
 template <class Vector>
 struct Begun {
   static constexpr int PORTIONS = Vector::AHEAD_PORTIONS, GROUPS = Vector::AHEAD_GROUPS;

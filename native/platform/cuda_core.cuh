@@ -1,11 +1,11 @@
-// One block on NVIDIA: what its consumers, loaders and keeper tell each other, and what
+// One block on NVIDIA: what its consumers, loaders and scheduler warp tell each other, and what
 // consumers ask of it.
 #pragma once
 
 namespace twin {
 
 constexpr int MOST_ROWS = 1 << 20;  // of a tile
-constexpr int MOST_RESETS = 32;  // spans of a stage that the keeper looks up in advance
+constexpr int MOST_RESETS = 32;  // spans of a stage that the scheduler warp looks up in advance
 
 struct Words {  // of exchange memory
   float* at;
@@ -14,15 +14,15 @@ struct Words {  // of exchange memory
 
 // What warps of a block tell each other, in shared memory.
 struct Signals {
-  Words resets[MOST_RESETS];  // the keeper's own
-  u64 go;                     // consumers -> keeper: the stage's reads have succeeded
-  u64 done;                   // keeper -> consumers: its resets are visible; lies behind `go`
+  Words resets[MOST_RESETS];  // the scheduler warp's own
+  u64 go;                     // consumers -> scheduler warp: the stage's reads have succeeded
+  u64 done;                   // scheduler warp -> consumers: its resets are visible; lies behind `go`
   // one value of each warp; the two take turns, so that one barrier a sum is enough
   u64 met[2][CONSUMER_WARPS];
   u64 left;       // consumers -> side warps: they are done, and what they wrote may be read
   u16 lost;       // a wait was given up
   u16 told;       // the host wants the generation to end
-  int delivered;  // the keeper's own
+  int delivered;  // the scheduler warp's own
   u32 scanned;    // consumers -> loaders: stages of attention that have appended
 };
 
@@ -70,9 +70,9 @@ struct Core {
   // the residual as stages multiply it, normed, and as threads hold it
   using Normed = Activation<HiddenTeams, InRegisters<RESIDUAL_READS>>;
   using Hidden = Either<
-      Plan::hidden_in_quads,
+      Plan::residual_by_fours,
       Activation<FoursLayout<HiddenTeams, Plan::hidden_cols>, InRegisters<RESIDUAL_READS>>, Normed>;
-  using Residual = BetweenStages<Hidden, Plan::held_on_chip>;
+  using Residual = BetweenStages<Hidden, Plan::residual_shared>;
   using Heads = Near<TWIN_LAYOUT(heads, Plan::heads_cols)>;
   using Ffn = Either<
       Plan::wide_ffn, Activation<FfnTeams, Quantised<only_code(FFN_CODES)>>,
@@ -98,15 +98,15 @@ struct Core {
   static constexpr int SCAN_HEADS = Plan::scan_heads;   // and in a step
   static constexpr int SPLITS = facts::SPLITS_AT_ONCE;  // of a head, looked at together
   static constexpr int POSITION_THREADS = CachedPiece::THREADS;
-  static constexpr bool KEEPER = true;         // a warp of its own makes the resets
+  static constexpr bool SCHEDULER = true;         // a warp of its own makes the resets
   static constexpr bool CACHE_IN_RING = true;  // loaders bring cached keys and values
   static constexpr bool EXPERTS_IN_RING = true;
   static constexpr int CACHE_TILE = Plan::cache_tile;     // positions of a tile
   static constexpr bool APART = PEERS;  // ranks have GPUs of their own
   static constexpr bool TENSOR_SCAN = Plan::tensor_scan;  // they are looked at by TileScan
 
-  // Where a block's scratch begins, behind its ring; a probe's behind its input as well. Models keep
-  // vectors in registers.
+  // Where a block's scratch begins, behind its ring; a probe's behind its input as well. Models
+  // keep vectors in registers.
   static constexpr int SCRATCH = Plan::ring_slots * Plan::slot_bytes +
                                  (Plan::probe ? up16(4 * Plan::input_floats) : 0);
 
@@ -136,7 +136,7 @@ struct Core {
   __device__ static void warp_sync() { __syncwarp(); }
   __device__ static void settle() {}
 
-  // ---- the keeper -------------------------------------------------------------------------------
+  // ---- the scheduler warp -------------------------------------------------------------------------------
 
   // It is never more than a stage behind: a parity tells no more.
   __device__ __forceinline__ void begin() {
@@ -230,7 +230,7 @@ struct Core {
     return sum;
   }
 
-  // Adds to a word that the block's threads share on the chip; what it held.
+  // Adds to a word that the block's threads share in shared memory; what it held.
   __device__ __forceinline__ static u32 count(u32* at, u32 by) {
     u32 held;
     asm volatile("atom.relaxed.cta.shared.add.u32 %0, [%1], %2;"
@@ -240,7 +240,7 @@ struct Core {
     return held;
   }
   // Words of this rank's memory that the block wrote: read back past the first-level cache, they
-  // lie where all blocks look. As the keeper does with resets.
+  // lie where all blocks look. As the scheduler warp does with resets.
   __device__ __forceinline__ void confirm(const float* words, int count) const {
     constexpr int AT_ONCE = 4;
     for (int i = 4 * thread(); i < count; i += 4 * CONSUMERS * AT_ONCE) {
@@ -299,7 +299,7 @@ struct Core {
   };
 
   template <class Vector>
-  __device__ __forceinline__ auto take_ahead(const Stage& stage, Span own, bool wanted) {
+  __device__ __forceinline__ auto prefetch(const Stage& stage, Span own, bool wanted) {
     if constexpr (CODED) {
       Begun<Vector> begun = {};
       with_coding<codes_by<Vector>()>(
@@ -397,7 +397,7 @@ struct Core {
   }
 
   // Rows lo..hi-1 of a stage's matrix times x: [Vector::PARTS][batch] sums. Each team takes its
-  // tiles in turn. Pieces of one portion that were taken ahead have code of their own; of more,
+  // tiles in turn. Pieces of one portion that were prefetched have code of their own; of more,
   // what a layer runs would not fit the instruction cache then.
   template <class Vector>
   __device__ __forceinline__ void dot_tiles(const Stage& stage, const Vector& x, int lo, int hi,
@@ -425,7 +425,7 @@ struct Core {
     }
   }
 
-  // ---- tiles of few-bit weights, and of the plan's weight type beside them: each step as above
+  // ---- tiles of low-bit weights, and of the plan's weight type next to them: each step as above
 
   // The codes of matrices that multiply such a vector; inputs of the same shape are of one type.
   template <class Vector>
@@ -517,8 +517,8 @@ struct Core {
     }
   }
 
-  // The same of an input on the chip, whose tiles have no more rows than are multiplied at once
-  // (`teams_of` in teams.py refuses others).
+  // The same of an input in shared memory, whose tiles have no more rows than are multiplied at
+  // once (`teams_of` in teams.py refuses others).
   template <class Vector, class At>
   __device__ __forceinline__ void dot_wide(const At& at, u32 base, float* to) {
     using As = typename Vector::As;
@@ -546,10 +546,10 @@ struct Core {
         dot_coded_tiles(coding, stage, x, hi - lo, sums, batch, begun);
     });
   }
-  // The input becomes whole numbers before its first batch: in the loop over batches it would lie
-  // beside them, to be asked for again, and the loop be there twice.
+  // The input is quantised before its first batch: in the loop over batches it would lie
+  // next to them, to be requested again, and the loop be there twice.
   template <class Vector, class Ahead>
-  __device__ __forceinline__ void become_whole(const Stage& stage, const Vector& x,
+  __device__ __forceinline__ void quantise(const Stage& stage, const Vector& x,
                                                Ahead& begun) const {
     if constexpr (CODED)
       with_coding<codes_by<Vector>()>(stage, [&](auto coding) {
@@ -692,7 +692,7 @@ struct Core {
 
   // ---- cached keys and values -------------------------------------------------------------------
 
-  // The next tile is theirs. Each warp asks for it once, and leaves it.
+  // The next tile is theirs. Each warp requests it once, and leaves it.
   __device__ __forceinline__ const u8* cache_tile() const {
     return reinterpret_cast<const u8*>(__cvta_shared_to_generic(ring.acquire(ring.tile)));
   }

@@ -47,7 +47,7 @@ struct Decoder {
     constexpr Element ELEMENT = code_element(CODE);
     if constexpr (BITS == 4) {
       const u32 code = word[row * 2 + column / 8] >> 4 * (column % 8) & 15u;
-      // whole numbers in the last bits of 2^23: a conversion takes four times as long
+      // integers in the last bits of 2^23: a conversion takes four times as long
       if constexpr (ELEMENT == Element::INT4) return bits_as<float>(0x4B000000u | code) - 0x1p23f;
       return coded_value(ELEMENT, code);
     } else {

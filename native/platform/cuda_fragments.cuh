@@ -1,8 +1,9 @@
-// FP4 on the tensor cores: 16 rows of a tile times some of its columns, as whole numbers (IMMA,
+// FP4 on the tensor cores: 16 rows of a tile times some of its columns, as integers (IMMA,
 // m16n8k32). An input is two signed bytes an element, high and low, in the block's shared memory.
 // Of the eight columns of a product's right side, two hold these of one group of the tile's columns
-// and zeros elsewhere: so a product keeps four groups apart, whose sums are scaled when all four are
-// complete. That is a chain: one product of 64 columns where a group has 16, two where it has 32.
+// and zeros elsewhere: so a product keeps four groups apart, whose sums are scaled when all four
+// are complete. That is a chain: one product of 64 columns where a group has 16, two where it has
+// 32.
 //
 // Thread l of a warp loads columns of two neighbouring rows, those of pair l / 4; a product's sums
 // come to thread l as those of the same two rows, of group l % 4.
@@ -33,7 +34,7 @@ struct Fragments {
     return whole + u32(Plan::whole_units) * 2 * UNIT;
   }
   __device__ __forceinline__ static u32 zeros(u32 whole) {
-    // whole_floats in twin/kernel/layout.py
+    // whole_floats in twin/schedule/memory.py
     static_assert(4 * Plan::whole + Plan::whole_units * (2 * UNIT + 4) + UNIT <= 4 * Plan::scratch_floats,
                   "the input and its zeros fit the scratch");
     static_assert(Plan::whole_units % 4 == 0, "zeros are loaded sixteen bytes at a time");
@@ -55,8 +56,8 @@ struct Fragments {
       strange += x[i] * 0.0f;
     }
     if constexpr (UNITS == 2) {
-      most = fmaxf(most, thread_beside(most));
-      strange += thread_beside(strange);
+      most = fmaxf(most, of_neighbour(most));
+      strange += of_neighbour(strange);
     }
     const float by = most > LEAST_WHOLE ? MOST_WHOLE / most : 0.0f;
     u32 high[4], low[4];
@@ -193,7 +194,7 @@ struct Fragments {
     const u32 lane = thread_of_warp();
     const bool odd = lane & 1u;
     // of two neighbours one has the first row's sum, the other the second one's
-    float total = (odd ? sum[1] : sum[0]) + thread_beside(odd ? sum[0] : sum[1]);
+    float total = (odd ? sum[1] : sum[0]) + of_neighbour(odd ? sum[0] : sum[1]);
     total += of_thread(total, lane ^ 2u);
     const int row = int(its.row + (lane & 1u));
     if (its.quarter < 2 && row < rows) to[row] = total;

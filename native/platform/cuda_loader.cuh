@@ -74,7 +74,7 @@ struct ExpertStream {
 
   // Waits for the choice of the next layer, or of the same once more.
   __device__ __forceinline__ bool chosen(bool next) const {
-    // layers whose experts were asked for
+    // layers whose experts were requested
     const int mine = 2 * Experts::TOP_K + 1 + int(threadIdx.x / 32 - LOADER_WARP);
     const u32 asked = look(mine) + u32(next);
     if (next) asm volatile("st.shared.u32 [%0], %1;" ::"r"(word(mine)), "r"(asked) : "memory");
@@ -119,7 +119,7 @@ struct ExpertStream {
     return (Shape::expert_cols + Shape::tile_cols - 1) / Shape::tile_cols * Shape::tile_cols;
   }
 
-  // The same of few-bit weights and of what stands beside them: a tile with its scales lies in one
+  // The same of low-bit weights and of what stands next to them: a tile with its scales lies in one
   // piece, of one expert. `Shape` says what all such stages have in common: side warps have too few
   // registers for what a table says of it.
   template <class Shape>
@@ -208,7 +208,7 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
     more = stream_stages(
         plan, block, 0, Plan::stage_count, head_needed(launch.request, step), fill,
         [&](const Stage& stage) { return cache(stage, step, step > 0); }, chosen);
-    // looked up again beside experts of few bits, where it found no registers
+    // looked up again next to experts of few bits each, where it found no registers
     if constexpr (CODED && Experts::ANY)
       from = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
     else from = stream;

@@ -22,7 +22,7 @@ static_assert(Shared::bytes <= SHARED_BYTES,
               "the plan's ring and vectors exceed a block's shared memory: use fewer ring slots");
 static_assert(Shared::bytes == TWIN_SHARED_BYTES, "the driver asks for what the kernel divides");
 static_assert(Ring::STEP == facts::BARRIER_BYTES,
-              "twin/kernel/layout.py counts the bytes of the ring's barriers");
+              "twin/schedule/memory.py counts the bytes of the ring's barriers");
 static_assert(sizeof(Launch) == 16 + MAX_RANKS * sizeof(RankMemory) + sizeof(Request),
               "the launch is shared with Python");
 static_assert(Plan::window_slots <= Plan::ring_slots, "the window lies inside the ring");
@@ -73,7 +73,7 @@ __device__ void keep(Block& b, bool store) {
 
 }  // namespace twin
 
-#include "cuda_keeper.cuh"
+#include "cuda_scheduler.cuh"
 #include "cuda_loader.cuh"
 
 namespace twin {
@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
   extern __shared__ __align__(128) u8 shared[];
   Signals& signals = *reinterpret_cast<Signals*>(shared + Shared::signals);
   Progress& progress = *reinterpret_cast<Progress*>(shared + Shared::progress);
-  // Each group of warps asks for these itself: a value that both hold is spilled for both where the
+  // Each group of warps requests these itself: a value that both hold is spilled for both where the
   // side warps' few registers are full.
   const auto worker = [] {
     int number;
@@ -177,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(SIDE_REGISTERS));
     const int me = worker(), rank = first_rank + me / Plan::blocks, block = me % Plan::blocks;
     const RankMemory& memory = launch.ranks[rank];
-    if (!PASSES && threadIdx.x / 32 == KEEPER_WARP)
+    if (!PASSES && threadIdx.x / 32 == SCHEDULER_WARP)
       keep_house(launch, memory, rank, block, signals, progress, first, last);
     if (!PASSES && threadIdx.x >= 32 * LOADER_WARP &&
         threadIdx.x < 32 * (LOADER_WARP + LOADERS) && threadIdx.x % 32 == 0) {

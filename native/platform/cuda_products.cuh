@@ -6,7 +6,7 @@ namespace twin {
 
 // ---- products of a warp group: 64 rows of A, N rows of B, 16 columns ----------------------------
 
-// Where a product finds rows of 128 bytes whose 16-byte units are twisted by the row
+// Where a product finds rows of 128 bytes whose 16-byte units are swizzled by the row
 // (`unit ^ row % 8`), eight rows in 1,024 bytes that begin at a multiple of as much: a matrix
 // descriptor with the 128-byte swizzle (PTX ISA, "Matrix Descriptor Format").
 __device__ __forceinline__ u64 twisted_rows(u32 at) {

@@ -15,8 +15,8 @@ constexpr int PIECE_COLUMNS = 8;  // 16 bytes of 16-bit activations
 constexpr int STEP_COLUMNS = facts::PASS_STEP_COLUMNS;
 constexpr int STEP_BYTES = 2 * STEP_COLUMNS;  // of a row: what a descriptor twists
 static_assert(STEP_BYTES == 128, "twisted_rows: rows of 128 bytes");
-constexpr int MOST_STEPS = facts::PASS_MOST_STEPS;  // on the chip
-constexpr int ALIGNED = 1024;                       // of eight twisted rows
+constexpr int MOST_STEPS = facts::PASS_MOST_STEPS;  // in shared memory
+constexpr int ALIGNED = 1024;                       // of eight swizzled rows
 constexpr int SECTOR_ROWS = 8;                      // whose sums fill one, in FP32
 
 // Of a plan with passes; one token a pass is never read in them.
@@ -112,7 +112,7 @@ struct SharedRows {
 static_assert(sizeof(SharedRows) <= facts::PASS_ROWS_BYTES,
               "ROWS_BYTES in twin/kernel/prompt.py is too small");
 
-// How a block keeps steps of so many rows on the chip, with up to 64 tokens or 128.
+// How a block keeps steps of so many rows in shared memory, with up to 64 tokens or 128.
 template <int WIDE>
 struct Steps {
   // between two barriers: copies of a few rows take less time than a barrier and a product
@@ -374,7 +374,7 @@ struct Chunk {
     prefetch_weights(from, bytes < MOST ? bytes : MOST);
   }
 
-  // ---- few-bit weights --------------------------------------------------------------------------
+  // ---- low-bit weights --------------------------------------------------------------------------
 
   // Where a block has a stage's rows once they are decoded, [rows][cols] of the weight type. Stages
   // that follow each other without a meeting between them have different places: a neighbour may
@@ -437,7 +437,7 @@ struct Chunk {
     }
   }
 
-  // Logits of the tokens whose rows lie on the chip at `x`, [tokens][COUNT]; row(expert): the
+  // Logits of the tokens whose rows lie in shared memory at `x`, [tokens][COUNT]; row(expert): the
   // router's weights. A warp takes EXPERTS experts and all tokens at once.
   template <class Block, class Row>
   __device__ __forceinline__ static void score(Block& b, const float* x, int tokens, float* logits,
@@ -583,38 +583,38 @@ struct Chunk {
                                  long(b.block) * b.plan.prompt_normed_floats);
   }
 
-  // A lot's few-bit weights on their way to the second-level cache.
-  template <class Block, class Stage, class Lot>
-  __device__ __forceinline__ void prefetch_lot(Block& b, const Stage& stage,
-                                                   const Lot& lot,
+  // A batch's low-bit weights on their way to the second-level cache.
+  template <class Block, class Stage, class RowBatch>
+  __device__ __forceinline__ void prefetch_batch(Block& b, const Stage& stage,
+                                                   const RowBatch& batch,
                                                    const u8* weights) const {
     if constexpr (CODED)
       if (me == 0)
-        each_group(b, stage, lot, [&](int, int rows, auto lies) {
+        each_group(b, stage, batch, [&](int, int rows, auto lies) {
           prefetch_weights(weights + u64(lies(0)) * UNIT_BYTES,
                            u32(stage.expert_group * rows / stage.tile_rows) * UNIT_BYTES);
         });
   }
 
-  // A lot's few-bit weights as rows of the weight type, one after the other. Two warps take a
+  // A batch's low-bit weights as rows of the weight type, one after the other. Two warps take a
   // tile: loads of several tiles are under way together.
-  template <class Block, class Stage, class Lot>
-  __device__ __forceinline__ void decode_lot(Block& b, const Stage& stage,
-                                                 const Lot& lot, const u8* weights) const {
+  template <class Block, class Stage, class RowBatch>
+  __device__ __forceinline__ void decode_batch(Block& b, const Stage& stage,
+                                                 const RowBatch& batch, const u8* weights) const {
     constexpr int TEAM = 64, TEAMS = CONSUMERS / TEAM;
     if constexpr (CODED) {
       const int cols = stage.expert_cols;
       u8* const to = decoded_lot(b);
       with_decoder(stage, [&](auto decoder) {
         int number = 0;
-        each_group(b, stage, lot, [&](int row, int rows, auto lies) {
+        each_group(b, stage, batch, [&](int row, int rows, auto lies) {
 #pragma unroll 1
           for (int col = 0, slice = 0; col < cols; col += stage.tile_cols, ++slice)
             if (number++ % TEAMS == me / TEAM)
               decltype(decoder)::tile(
                   weights + u64(lies(slice)) * UNIT_BYTES, rows,
                   cols - col < stage.tile_cols ? cols - col : stage.tile_cols,
-                  to + (long(row - lot.lo) * cols + col) * type_bytes(WEIGHT), cols, me % TEAM,
+                  to + (long(row - batch.lo) * cols + col) * type_bytes(WEIGHT), cols, me % TEAM,
                   TEAM);
         });
       });
@@ -622,12 +622,12 @@ struct Chunk {
   }
 
   // emit(entry, element, sum of its first row, sum of its last row), or of two single rows as
-  // `multiply` does, for each entry of an expert and each element of a lot of its rows. An entry's
-  // input is its token's, or with one row to an
-  // element its own. Sums begin with the rows' biases, where there are some.
-  template <int UNIT, class Block, class Stage, class Lot, class Emit>
+  // `multiply` does, for each entry of an expert and each element of a batch of its rows. An
+  // entry's input is its token's, or with one row to an element its own. Sums begin with the rows'
+  // biases, where there are some.
+  template <int UNIT, class Block, class Stage, class RowBatch, class Emit>
   __device__ __forceinline__ void multiply_entries(Block& b, const Stage& stage, const float* x,
-                                                   int expert, const Lot& lot,
+                                                   int expert, const RowBatch& batch,
                                                    const u8* weights, const float* biases,
                                                    Emit emit) {
     if constexpr (WEIGHT != Type::FP32) {
@@ -636,8 +636,8 @@ struct Chunk {
       b.core.barrier();  // the rows are there, and who used the memory before has left it
       if (me == 0) {
         SharedRows& all = rows();
-        all.first = b.block, all.members = 1, all.lo = lot.lo;
-        for (int m = 0; m < MEMBERS; ++m) all.end[m] = lot.hi, all.start[m] = 0;
+        all.first = b.block, all.members = 1, all.lo = batch.lo;
+        for (int m = 0; m < MEMBERS; ++m) all.end[m] = batch.hi, all.start[m] = 0;
         all.from = CODED ? decoded_lot(b) : weights, all.cols = stage.expert_cols;
         all.tile_cols = CODED ? stage.expert_cols : stage.tile_cols, all.height = 8;
         all.expert_rows = CODED ? 0 : stage.expert_rows;
@@ -655,7 +655,7 @@ struct Chunk {
 
   // ---- activations ------------------------------------------------------------------------------
 
-  // 16-bit: tiles of tokens, in each steps of columns, in each rows of 128 bytes, twisted as a
+  // 16-bit: tiles of tokens, in each steps of columns, in each rows of 128 bytes, swizzled as a
   // descriptor reads them. A number too large for a half becomes the largest one.
   __device__ static long offset(int columns, int token, int column) {
     const int steps = (columns + STEP_COLUMNS - 1) / STEP_COLUMNS, row = token % TILE_TOKENS;
@@ -724,7 +724,7 @@ struct Chunk {
     copies_arrived<LEFT>();
   }
 
-  // A thread's part of a position on the chip, in wide loads.
+  // A thread's part of a position in shared memory, in wide loads.
   template <class Core, class Piece>
   __device__ static __forceinline__ void load(const Core& core, Piece& piece, const u8* row) {
     const u8* at = row + core.warp_thread() % Piece::THREADS * Piece::BYTES;
@@ -829,12 +829,12 @@ struct Chunk {
     arrange<UNIT>(all);
   }
 
-  // Of short passes, where registers hold no more beside the rest of a pass.
+  // Of short passes, where registers hold no more next to the rest of a pass.
   static constexpr int WIDEST = TILE_TOKENS > GROUP_TOKENS ? 256 : 128,
                        WIDER = WIDEST < 192 ? WIDEST : 192;
 
-  // How many rows a block takes together: so that the fewest rows and tokens come onto the chip,
-  // `least` of them.
+  // How many rows a block takes together: so that the fewest rows and tokens come into shared
+  // memory, `least` of them.
   template <int MOST>
   __device__ static int width_of(int rows, int tokens, int& least) {
     constexpr int WIDTHS[] = {32, 64, 128, 192, 256};

@@ -1,6 +1,6 @@
-// A stage's input before few-bit weights that is too wide for registers (`wide_ffn` in teams.py): a
+// A stage's input before low-bit weights that is too wide for registers (`wide_ffn` in teams.py): a
 // feed-forward's, or that of experts' columns side by side. It is gathered a few slices at a time
-// and lies in the block's shared memory as whole numbers of 16 bits. A thread takes its part of a
+// and lies in the block's shared memory as integers of 16 bits. A thread takes its part of a
 // slice from there when it multiplies the slice's tile, so that the products' code is there once,
 // however many slices a team has: with elements in registers, of 18,000 columns on steps spilled,
 // and a layer was larger than the instruction cache. Tensor cores find theirs where they always do
@@ -15,7 +15,7 @@ struct Portion {
   float at[PORTIONS][VECTOR];
 };
 
-// Elements that are multiplied as FP32: whole numbers of 16 bits, two to a word, and 2^15 more.
+// Elements that are multiplied as FP32: integers of 16 bits, two to a word, and 2^15 more.
 struct WholePairs {
   static constexpr float RAISED = 32768.0f, MAGIC = 0x1p23f;  // MAGIC + n has n in its last bits
   u32 word[Portion::VECTOR / 2];
@@ -49,8 +49,8 @@ struct WholePairs {
   }
 };
 
-// The elements of a thread of COUNT portions from `from` on, the sum of all parts, zero where it has
-// none. The loads of a part are under way together.
+// The elements of a thread of COUNT portions from `from` on, the sum of all parts, zero where it
+// has none. The loads of a part are under way together.
 template <class Layout, int COUNT, int VECTOR, class Core, class Stall>
 __device__ __forceinline__ bool gather_portions(Core& core, const Source& source, Stall stall,
                                                 int from, float (&sum)[COUNT][VECTOR]) {
@@ -88,7 +88,8 @@ __device__ __forceinline__ bool gather_portions(Core& core, const Source& source
   return good;
 }
 
-// In shared memory from `whole` on: [PORTIONS][words 0 to 3, words 4 to 7, scales, sums][CONSUMERS].
+// In shared memory from `whole` on: [PORTIONS][words 0 to 3, words 4 to 7, scales,
+// sums][CONSUMERS].
 template <class Layout, Code CODE>
 struct Activation<Layout, Quantised<CODE>> : Layout {
   using Layout::VECTOR, Layout::PORTIONS, Layout::column, Layout::valid;
@@ -110,7 +111,7 @@ struct Activation<Layout, Quantised<CODE>> : Layout {
 
   __device__ static Activation in(float*, int) { return {}; }
 
-  // They become whole numbers when they are there.
+  // They are quantised when they are there.
   template <class Core, class Stall>
   __device__ __forceinline__ bool gather(Core& core, const Source& source, Stall stall) {
     bool good = true;
@@ -173,7 +174,7 @@ struct Activation<Layout, Quantised<CODE>> : Layout {
     }
   };
 
-  // A thread's part of slice c becomes whole numbers, where it looks for them.
+  // A thread's part of slice c is quantised, where it looks for them.
   __device__ __forceinline__ static void put(const float (&of)[VECTOR], u32 whole, int me, int c) {
     Portion x;
 #pragma unroll

@@ -21,8 +21,8 @@ constexpr u32 power_of_two(u32 least) {
 // that tile is at most TURN back: two rounds of the teams, where the last portion is not of all
 // teams. Its loader copied it after the slots of all its tiles until then had been left, and after
 // the other loader's tile ODD back had arrived. So all tiles from SLOTS + TURN + ODD back on have
-// been used, and with so many barriers or more, barrier n % BARRIERS is in the phase of tile n or in
-// that before it. They are a power of two: each tile that a warp looks for is divided by it.
+// been used, and with so many barriers or more, barrier n % BARRIERS is in the phase of tile n or
+// in that before it. They are a power of two: each tile that a warp looks for is divided by it.
 struct Ring {
   static constexpr u32 SLOTS = u32(Plan::ring_slots), WINDOW = u32(Plan::window_slots),
                        HEAD_WINDOW = u32(Plan::head_window_slots),

@@ -14,7 +14,7 @@ __device__ __forceinline__ u32 packed(float first, float second, bool lost) {
   return lost ? packed<KV>(first - high, second - higher) : word;
 }
 
-// Part of an item on the chip: its keys, its values, and the newest of each where it is one of
+// Part of an item in shared memory: its keys, its values, and the newest of each where it is one of
 // them.
 struct CacheTile {
   const u8 *keys, *values, *fresh;
@@ -39,19 +39,20 @@ struct TileScan {
   // two slots of a ring, so warps meet before.
   static constexpr int PARTIALS = WIDE ? facts::WIDE_PARTIALS : WARPS;
   static constexpr bool MEET = PARTIALS < WARPS;
-  static_assert((WARPS & (WARPS - 1)) == 0, "twin/kernel/scan.py: warps take turns by a mask");
-  static_assert(WARPS % PARTIALS == 0, "twin/kernel/scan.py: as many warps meet each time");
+  static_assert((WARPS & (WARPS - 1)) == 0, "twin/schedule/scan.py: warps take turns by a mask");
+  static_assert(WARPS % PARTIALS == 0, "twin/schedule/scan.py: as many warps meet each time");
   static_assert(POSITIONS == 16 && facts::TENSOR_HEADS == 4,
-                "twin/plan/splits.py: an m16n8k16 product has 16 positions and 4 heads twice");
+                "twin/schedule/splits.py: an m16n8k16 product has 16 positions and 4 heads twice");
   static constexpr int BYTES = HEAD_DIM * type_bytes(KV);  // of a key
 
-  // Queries of wider heads are looked up on the chip for each product: in registers they spilled.
+  // Queries of wider heads are looked up in shared memory for each product: in registers they
+  // spilled.
   static constexpr bool KEPT = HEAD_DIM <= facts::KEPT_HEAD;
 
   static constexpr int CHAINS = 4;  // of products that do not await each other
 
   int thread;  // of the warp
-  u32 asked, unit;  // on the chip: the query row of which a thread has the address, and where in it
+  u32 asked, unit;  // in shared memory: the query row of which a thread has the address, and where in it
   u32 query[KEPT ? STEPS * PARTS : 1][2];
   float output[STEPS][4];
   float most[2], total[2];
@@ -60,26 +61,26 @@ struct TileScan {
     return __shfl_xor_sync(0xFFFFFFFFu, v, threads);
   }
 
-  // How the units, 16 bytes, of a query's row are twisted, as those of cached rows are: eight rows
+  // How the units, 16 bytes, of a query's row are swizzled, as those of cached rows are: eight rows
   // that a warp loads together begin in other banks. Untwisted, each load took eight turns.
-  __device__ __forceinline__ static int twist(int head, int lost) { return (head + 4 * lost) & 7; }
+  __device__ __forceinline__ static int swizzle(int head, int lost) { return (head + 4 * lost) & 7; }
 
-  // Element d of a query, its KV head's `number`th, into [2][HEAD_DIM] of 16 bits: rounded, and what
-  // that loses.
+  // Element d of a query, its KV head's `number`th, into [2][HEAD_DIM] of 16 bits: rounded, and
+  // what that loses.
   __device__ __forceinline__ static void store_query(float* head, int number, int d, float value) {
     u16* const to = reinterpret_cast<u16*>(head);
-    to[d ^ twist(number, 0) << 3] = u16(packed(value, value, false));
-    to[HEAD_DIM + (d ^ twist(number, 1) << 3)] = u16(packed(value, value, true));
+    to[d ^ swizzle(number, 0) << 3] = u16(packed(value, value, false));
+    to[HEAD_DIM + (d ^ swizzle(number, 1) << 3)] = u16(packed(value, value, true));
   }
 
-  // `queries` lie on the chip, as they were stored, from their KV head's `first`th on. Columns beyond
-  // `heads` are the last one's again, for nothing.
+  // `queries` lie in shared memory, as they were stored, from their KV head's `first`th on. Columns
+  // beyond `heads` are the last one's again, for nothing.
   __device__ __forceinline__ TileScan(const float* queries, int first, int heads, int thread)
       : thread(thread) {
     const int column = thread % 8, lost = column / HEADS,
               head = column % HEADS < heads ? column % HEADS : heads - 1;
     asked = u32(__cvta_generic_to_shared(queries + head * HEAD_DIM)) + u32(lost * BYTES);
-    unit = u32(thread / 8 ^ twist(first + head, lost));
+    unit = u32(thread / 8 ^ swizzle(first + head, lost));
     if constexpr (KEPT) {
 #pragma unroll
       for (int pair = 0; pair < STEPS / 2; ++pair)
@@ -104,19 +105,19 @@ struct TileScan {
     for (int i = 0; i < 4; ++i) to[i / 2 * PARTS + part][i % 2] = both[i];
   }
 
-  // Where a row begins, and how its 16-byte units are twisted: a thread's own.
+  // Where a row begins, and how its 16-byte units are swizzled: a thread's own.
   struct Row {
-    u32 at, twist;
+    u32 at, swizzle;
 
     __device__ __forceinline__ Row(const CacheTile& tile, const u8* rows, const u8* fresh,
                                    int row) {
       const int held = row < tile.count ? row : 0;  // numbers, also where nothing is held
       const bool near = held == tile.here;
       at = u32(__cvta_generic_to_shared(near ? fresh : rows + held * BYTES));
-      twist = near ? 0u : u32(tile.first + held) & 7u;
+      swizzle = near ? 0u : u32(tile.first + held) & 7u;
     }
     __device__ __forceinline__ u32 unit(int number) const {
-      return at + ((u32(number) ^ twist) << 4);
+      return at + ((u32(number) ^ swizzle) << 4);
     }
   };
 
@@ -210,8 +211,8 @@ struct TileScan {
     total[1] = over_positions(total[1]);
   }
 
-  // Where partial results lie on the chip: [rows][HEAD_DIM] outputs, behind them [rows][2] maxima and
-  // sums; a row is a head of a warp.
+  // Where partial results lie in shared memory: [rows][HEAD_DIM] outputs, behind them [rows][2]
+  // maxima and sums; a row is a head of a warp.
   struct Found {
     float* outputs;
     float* ends;

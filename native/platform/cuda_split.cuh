@@ -1,5 +1,5 @@
 // A feed-forward's input, or that of experts' columns side by side, that is too wide for registers
-// before weights that are not few-bit. It is gathered a few slices at a time (`ffn_at_once` in
+// before weights that are not low-bit. It is gathered a few slices at a time (`ffn_at_once` in
 // teams.py). The first slices stay in registers, and those for which there are none
 // (`ffn_in_registers`) lie in the block's shared memory as they are.
 #pragma once

@@ -16,8 +16,8 @@
 #define TWIN_SAME(number) __builtin_amdgcn_readfirstlane(number)
 
 namespace twin {
-// The compiler would take generic loads and stores, which count as those of local memory as well and
-// end in no order: every wait for one load would be a wait for all. A number between the two
+// The compiler would take generic loads and stores, which count as those of local memory as well
+// and end in no order: every wait for one load would be a wait for all. A number between the two
 // pointers, else it undoes the casts.
 template <class T>
 __device__ __forceinline__ T* in_memory(T* at) {
@@ -280,7 +280,7 @@ struct Core {
   static constexpr int HEADS = 1, SCAN_HEADS = 1;
   static constexpr int SPLITS = 4;  // of a head, looked at together
   static constexpr int POSITION_THREADS = Piece::THREADS;
-  static constexpr bool KEEPER = false;
+  static constexpr bool SCHEDULER = false;
   static constexpr bool CACHE_IN_RING = false;
   static constexpr bool EXPERTS_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
@@ -381,12 +381,12 @@ struct Core {
     *known = now;
   }
   template <class Vector>
-  __device__ static Nothing take_ahead(const Stage&, Span, bool) {
+  __device__ static Nothing prefetch(const Stage&, Span, bool) {
     return {};
   }
   template <class Vector>
-  __device__ static void become_whole(const Stage&, const Vector&, Nothing) {}
-  __device__ static void chunk_whole(const Stage&, const float*, int) {}
+  __device__ static void quantise(const Stage&, const Vector&, Nothing) {}
+  __device__ static void quantise_chunk(const Stage&, const float*, int) {}
   __device__ static void chunk_done() {}
   __device__ static const MemoryVector& normed(const MemoryVector& x, Span) { return x; }
 

@@ -22,10 +22,10 @@ static_assert(THREADS == TWIN_THREADS, "the driver launches as many threads as a
 
 // ---- which of the GPU's blocks it is ------------------------------------------------------------
 
-// Nobody promises how blocks are dealt to dies, so each tells all others where it is. `told` [blocks
-// of the GPU] holds -1 where nobody has: a word that is there is its own flag. A block's number is
-// how many come before it, by die and then as the hardware counts them, so no two have the same and
-// neighbours share a die. -1: some block did not say where it is.
+// Nobody promises how blocks are dealt to dies, so each tells all others where it is. `told`
+// [blocks of the GPU] holds -1 where nobody has: a word that is there is its own flag. A block's
+// number is how many come before it, by die and then as the hardware counts them, so no two have
+// the same and neighbours share a die. -1: some block did not say where it is.
 constexpr bool BY_DIE = TWIN_BY_DIE;
 constexpr int GPU_BLOCKS = Plan::blocks * Plan::ranks_per_gpu;
 static_assert(!BY_DIE || GPU_BLOCKS <= THREADS, "a thread looks at one word of them");

@@ -1,9 +1,9 @@
-// GGUF's blocks on the host. A tile interleaves BLOCK_ROWS rows: for each block of columns the words
-// of these rows' codes and narrow scales, [word][row], then numbers in FP16 (twin/models/codes/gguf.py). So
-// a vector holds a word, four codes, of as many rows as it has lanes; lanes are never added up, and a
-// row's sum has the same order on every machine.
+// GGUF's blocks on the host. A tile interleaves BLOCK_ROWS rows: for each block of columns the
+// words of these rows' codes and narrow scales, [word][row], then numbers in FP16
+// (twin/models/codes/gguf.py). So a vector holds a word, four codes, of as many rows as it has
+// lanes; lanes are never added up, and a row's sum has the same order on every machine.
 //
-// A stage's inputs are whole numbers of 16 bits, scaled by the largest of their 32 neighbours
+// A stage's inputs are integers of 16 bits, scaled by the largest of their 32 neighbours
 // (`Inputs`), so each is off by at most 1 in 65,000 of that one. Products and sums of a group are
 // exact; its scale, and what groups add up to, are FP32.
 #pragma once
@@ -21,8 +21,8 @@ constexpr int INPUT_GROUP = 32;      // columns that share a scale of the inputs
 constexpr int LARGEST_INPUT = 32639;  // whose upper and lower halves, both signed, are bytes
 
 // The machine's product of four codes of a lane, unsigned bytes, and four inputs. Where it takes
-// bytes alone, `a` has the upper halves of the inputs and `b` the lower ones; else `a` the first and
-// the third as 16 bits, `b` the second and the fourth.
+// bytes alone, `a` has the upper halves of the inputs and `b` the lower ones; else `a` the first
+// and the third as 16 bits, `b` the second and the fourth.
 #if (defined(__AVX512VNNI__) && VECTOR_BYTES == 64) || (defined(__AVXVNNI__) && VECTOR_BYTES == 32)
 constexpr bool BYTE_PRODUCTS = true;
 #else
@@ -85,11 +85,11 @@ __forceinline__ void add_products(vint& a, vint& b, vu32 codes, u32 xa, u32 xb) 
 
 __forceinline__ vint both(vint a, vint b) { return BYTE_PRODUCTS ? (a << 8) + b : a + b; }
 
-// Inputs of a stage as whole numbers, of one token or several.
+// Inputs of a stage as integers, of one token or several.
 struct Inputs {
   const u32 *a, *b;     // [columns / 4] as add_products takes them
   const float* scale;   // [columns / INPUT_GROUP]
-  const int* sum;       // [columns / 16] of the whole numbers
+  const int* sum;       // [columns / 16] of the integers
   const float* weight;  // [columns / 16] the same times the scale
 
   Inputs from(int column) const {
@@ -250,9 +250,9 @@ struct Blocks32 {
   }
 };
 
-// 256 columns in groups of 32, each with a scale and what is taken off in six bits, multiples of two
-// numbers in FP16: Q4_K, Q5_K. Fields: codes (of each 64 columns i and i + 32 in byte i); fifth bits
-// (of column 32 * g + i in bit g of byte i); twelve bytes of scales; the two numbers.
+// 256 columns in groups of 32, each with a scale and what is taken off in six bits, multiples of
+// two numbers in FP16: Q4_K, Q5_K. Fields: codes (of each 64 columns i and i + 32 in byte i); fifth
+// bits (of column 32 * g + i in bit g of byte i); twelve bytes of scales; the two numbers.
 template <int BITS>
 struct BlocksOfSixBits {
   static constexpr int COLUMNS = 256, CODES = 128, FIFTHS = BITS == 5 ? 32 : 0,

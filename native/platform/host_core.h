@@ -61,7 +61,7 @@ struct Core {
   static constexpr int SCAN_HEADS = GROUP;      // and in a step
   static constexpr int SPLITS = 4;              // of a head, looked at together
   static constexpr int POSITION_THREADS = 1;    // threads that share a cached position
-  static constexpr bool KEEPER = false;         // no keeper makes the resets
+  static constexpr bool SCHEDULER = false;         // no scheduler warp makes the resets
   static constexpr bool CACHE_IN_RING = false;  // cached keys and values are read where they lie
   static constexpr bool EXPERTS_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
@@ -100,19 +100,19 @@ struct Core {
   void cleared() {}
   bool told_to_leave(const int* abort) { return load_host(abort); }
   template <class Vector>
-  Nothing take_ahead(const Stage&, Span, bool) {
+  Nothing prefetch(const Stage&, Span, bool) {
     return {};
   }
-  // What this thread's stage multiplies as whole numbers, where its weights are GGUF's blocks.
+  // What this thread's stage multiplies as integers, where its weights are GGUF's blocks.
   static InputRoom& inputs() {
     static thread_local InputRoom room;
     return room;
   }
-  static void become_whole(const Stage& stage, const MemoryVector& x, Nothing) {
+  static void quantise(const Stage& stage, const MemoryVector& x, Nothing) {
     if (in_blocks(code_of(stage))) inputs().make(x.at, x.count, 1);
   }
   // The same of a prompt chunk, [tokens][columns]; `dot_coded` looks there until `chunk_done`.
-  static void chunk_whole(const Stage& stage, const float* x, int tokens) {
+  static void quantise_chunk(const Stage& stage, const float* x, int tokens) {
     if (in_blocks(code_of(stage))) inputs().make(x, stage.cols, tokens), inputs().open = true;
   }
   static void chunk_done() { inputs().open = false; }
@@ -125,7 +125,7 @@ struct Core {
     }
     dot_memory_tiles(*this, stage, x, lo, hi, sums, batch);
   }
-  // Tiles of GGUF's blocks times inputs that are whole numbers already.
+  // Tiles of GGUF's blocks times inputs that are integers already.
   struct BlockTiles {
     Core& core;
     Ring& ring;
@@ -168,7 +168,7 @@ struct Core {
     for (; r < rows; ++r) dot_rows<1>(w + r * stride, cols, x, sums + r, ring.ahead);
   }
 
-  // The same of a tile of few-bit weights, whose scales lie behind it.
+  // The same of a tile of low-bit weights, whose scales lie behind it.
   void dot_coded(Code code, const u8* w, int rows, int cols, const float* x, float* sums) {
     if (code == Code::PLAIN) return dot_tile(w, rows, cols, x, sums);
     if (in_blocks(code)) {

@@ -32,7 +32,7 @@ struct Chunk {
     for (int i = 0; i < PACK; ++i) store(x, columns, token, column + i, pack.at[i]);
   }
 
-  // Cached keys and values onto the chip, and from there.
+  // Cached keys and values into shared memory, and from there.
   static constexpr int COPY_BYTES = 4;
   __device__ static void copy(u8* to, const u8* from) {
     *reinterpret_cast<u32*>(to) = *reinterpret_cast<const u32*>(from);
@@ -110,24 +110,24 @@ struct Chunk {
     b.core.barrier();
   }
 
-  template <class Block, class Stage, class Lot>
-  __device__ void prefetch_lot(Block&, const Stage&, const Lot&, const u8*) const {}
-  template <class Block, class Stage, class Lot>
-  __device__ void decode_lot(Block&, const Stage&, const Lot&, const u8*) const {}
+  template <class Block, class Stage, class RowBatch>
+  __device__ void prefetch_batch(Block&, const Stage&, const RowBatch&, const u8*) const {}
+  template <class Block, class Stage, class RowBatch>
+  __device__ void decode_batch(Block&, const Stage&, const RowBatch&, const u8*) const {}
 
   // emit(entry, element, sum of its first row, sum of its last row) for each entry of an expert and
-  // each element of a lot of its rows. An entry's input is its token's, or with one row to an
+  // each element of a batch of its rows. An entry's input is its token's, or with one row to an
   // element its own. Sums begin with the rows' biases, where there are some.
-  template <int UNIT, class Block, class Stage, class Lot, class Emit>
+  template <int UNIT, class Block, class Stage, class RowBatch, class Emit>
   __device__ void multiply_entries(Block& b, const Stage& stage, const float* x, int expert,
-                                   const Lot& lot, const u8* weights, const float* biases,
+                                   const RowBatch& batch, const u8* weights, const float* biases,
                                    Emit emit) {
     const int* const begin = begins(b);
     const int* const order = begin + Experts::COUNT + 1;
     const int cols = stage.expert_cols, end = begin[expert + 1];
     float* const mine = b.scratch + b.core.warp() * 2 * stage.tile_rows;
     float* const tile = mine + stage.tile_rows;
-    each_group(b, stage, lot, [&](int row, int rows, auto place) {
+    each_group(b, stage, batch, [&](int row, int rows, auto place) {
       for (int at = begin[expert] + b.core.warp(); at < end; at += b.core.warps()) {
         const int entry = order[at];
         const float* from = x + long(UNIT == 1 ? entry : entry / Experts::TOP_K) * cols;
@@ -164,7 +164,7 @@ struct Chunk {
   __device__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens, Ready ready,
                            Emit emit) {
     if (!ready()) return false;
-    b.core.chunk_whole(stage, x, tokens);
+    b.core.quantise_chunk(stage, x, tokens);
     const Span own = b.plan.owned_of(stage.owned, b.block);
     const int apart = tokens * stage.tile_rows;
     float* const mine = b.scratch + b.core.warp() * apart;

@@ -145,7 +145,7 @@ __device__ void dot_memory_tiles(Core& core, const Stage& stage, const MemoryVec
 
 // The same of a stage of experts, whose tiles lie where the choice says: [experts][column
 // slices][rows][columns of a slice] from `first` on. Its rows are those of all chosen experts one
-// below the other, or its columns side by side. In a plan with few-bit weights tiles lie where
+// below the other, or its columns side by side. In a plan with low-bit weights tiles lie where
 // place(row, rows, column slice) says, in units.
 template <class Core, class Stage, class Place>
 __device__ void dot_expert_tiles(Core& core, const Stage& stage, const u8* first, const int* chosen,

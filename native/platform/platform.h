@@ -1,4 +1,5 @@
-// The one place that chooses a platform. The interface is documented in README.md beside this file.
+// The one place that chooses a platform. The interface is documented in README.md next to this
+// file.
 #pragma once
 
 #include "facts.h"

@@ -6,12 +6,12 @@
 #define TWIN_APART __forceinline__  // of large functions that are called at several places
 #endif
 
-// What lies in the device's memory, not on the chip: AMD's compiler asks.
+// What lies in the device's memory, not in shared memory: AMD's compiler asks.
 #ifndef TWIN_GLOBAL
 #define TWIN_GLOBAL(at) (at)
 #endif
-// A number that all threads of a warp have alike: AMD's compiler then keeps it, and what is looked up
-// by it, in scalar registers.
+// A number that all threads of a warp have alike: AMD's compiler then keeps it, and what is looked
+// up by it, in scalar registers.
 #ifndef TWIN_SAME
 #define TWIN_SAME(number) (number)
 #endif

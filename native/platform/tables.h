@@ -1,5 +1,5 @@
-// Tables that are compiled in: the generated header has the runs of their words (twin/kernel/runs.py),
-// which the compiler expands.
+// Tables that are compiled in: the generated header has the runs of their words
+// (twin/kernel/runs.py), which the compiler expands.
 #pragma once
 
 namespace twin {
@@ -25,9 +25,9 @@ struct Table {
 #define TWIN_ROWS_2048(table, i) TWIN_ROWS_1024(table, i) TWIN_ROWS_1024(table, i + 1024)
 #define TWIN_ROWS_4096(table, i) TWIN_ROWS_2048(table, i) TWIN_ROWS_2048(table, i + 2048)
 
-// `count, distance, step`: so many words, each `step` more than the word `distance` before; distance
-// 0: so many words follow. A row's FIELDS words are neighbours, or else those of a column are. Of
-// SETS sets those of one lie together, in the table those of a block.
+// `count, distance, step`: so many words, each `step` more than the word `distance` before;
+// distance 0: so many words follow. A row's FIELDS words are neighbours, or else those of a column
+// are. Of SETS sets those of one lie together, in the table those of a block.
 template <class Row, int ROWS, int FIELDS, bool BY_ROW, int SETS, class Word, int NUMBERS>
 constexpr Table<Row, ROWS> table(const Word (&runs)[NUMBERS]) {
   Word words[ROWS * FIELDS] = {};

@@ -50,7 +50,7 @@ struct Region {
   u64 at, size;
 };
 
-// The computer's own memory: whoever leaves what was lent to the kernel is told so.
+// The computer's own memory: whoever leaves what was lent to the kernel gets so.
 struct Memory : Store {
   std::vector<Region> regions;
   void check(u64 at, u32 count) const {

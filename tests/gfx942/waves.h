@@ -146,7 +146,7 @@ inline uint64_t clock_10ns() {
     bool valid;                                      \
     return waves::exchange(given, lane, valid);      \
   }(value)
-#define __builtin_amdgcn_readfirstlane(value) (value)  // asked of what all lanes have
+#define __builtin_amdgcn_readfirstlane(value) (value)  // requested of what all lanes have
 #define __builtin_amdgcn_sched_barrier(which) ((void)0)
 #define __builtin_amdgcn_fdot2(a, b, sum, clamp)                                        \
   waves::dot2(reinterpret_cast<const _Float16*>(&a), reinterpret_cast<const _Float16*>(&b), sum)

@@ -173,7 +173,7 @@ def test_other_devices_keep_neither_there(node: str) -> None:
 
 
 def test_the_twin_counts_a_round_of_loads_for_each_slice_of_the_heads_outputs() -> None:
-    """`packs` in cuda_vector.cuh: beside few-bit weights one slice after the other."""
+    """`packs` in cuda_activation.cuh: beside few-bit weights one slice after the other."""
     rounds = []
     for heads in (32, 40):  # one slice of a team, and two
         plan = planned("int8", 5120, heads, 17_408)

@@ -1,9 +1,9 @@
 // The products of a prompt pass as an NVIDIA block makes them (native/platform/cuda_prompt.cuh),
 // with every thread an OS thread. Tensor-core instructions are computed by their definition; a copy
 // is made only when its group is awaited, so that a read that comes too early finds what was there
-// before. Compiled with CHUNK (tokens), STORED (FP16 or BF16); for few-bit weights that are decoded
-// first (cuda_decode.cuh) with CODED_AS (a bit for each code), and for experts with HELD (of a layer)
-// and CHOICES.
+// before. Compiled with CHUNK (tokens), STORED (FP16 or BF16); for low-bit weights that are decoded
+// first (cuda_decode.cuh) with CODED_AS (a bit for each code), and for experts with HELD (of a
+// layer) and CHOICES.
 #include <pthread.h>
 
 #include <cstdlib>
@@ -78,7 +78,7 @@ struct Span {
 };
 struct Stage {
   int owned, cols, tile_cols, tile_rows, unit, kind;
-  int code, row_bytes, last_bytes, row_scales, last_scales;  // of few-bit weights
+  int code, row_bytes, last_bytes, row_scales, last_scales;  // of low-bit weights
   int bias, expert_page, expert_units, expert_rows, expert_cols, expert_group, expert_apart;
 };
 
@@ -200,7 +200,7 @@ float4 load_once(const float* at) {
 float __shfl_xor_sync(u32, float, int) { return 0; }
 
 // Products as PTX defines them, made when their group is awaited: rows of 128 bytes, their 16-byte
-// units twisted by the row.
+// units swizzled by the row.
 struct Product {
   u32 a, b;  // where rows begin
   float* sums;
@@ -219,7 +219,7 @@ void products_sent() {
   committed.push_back(begun);
   begun.clear();
 }
-float twisted(u32 at, int row, int column) {
+float swizzled(u32 at, int row, int column) {
   // a later product of the same rows begins within the first
   const u32 start = at / 1024 * 1024, byte = at % 1024 + u32(column) * 2;
   u16 bits;
@@ -234,7 +234,7 @@ void make(const Product& product) {
     const int row = thread / 32 % 4 * 16 + thread % 32 / 4 + i / 2 % 2 * 8,
               column = i / 4 * 8 + thread % 4 * 2 + i % 2;
     for (int k = 0; k < 16; ++k)
-      product.sums[i] += twisted(product.a, row, k) * twisted(product.b, column, k);
+      product.sums[i] += swizzled(product.a, row, k) * swizzled(product.b, column, k);
   }
 }
 template <int LEFT>
@@ -263,7 +263,7 @@ void four_e4m3(u32 word, float (&out)[4]) {
 #include "../../native/platform/cuda_decode.cuh"
 #include "../../native/platform/cuda_prompt.cuh"
 
-#include "../../native/monokernel/lots.cuh"
+#include "../../native/monokernel/row_batches.cuh"
 
 namespace {
 
@@ -304,7 +304,7 @@ struct Spans {
   int blocks;
   const Span* own;
   const Start* starts;
-  int prompt_lot, prompt_owners, hidden;
+  int prompt_batch, prompt_owners, hidden;
   const Span& owned_of(int, int block) const { return own[block]; }
   const Start& streams_at(int block) const { return starts[block]; }
 };
@@ -316,7 +316,8 @@ struct Block {
   float* input;
 };
 
-// walk(machine) by every thread of a block, whose memory on the chip has numbers that are none.
+// walk(machine) by every thread of a block, whose memory in shared memory has numbers that are
+// none.
 template <class Walk>
 void run_block(Walk walk) {
   Machine made;
@@ -336,7 +337,7 @@ void run_block(Walk walk) {
 // Sums of each element's first and last row, [tokens][elements] each, of all blocks' rows,
 // spans[blocks][2]; `x` is [tokens][cols]. `stream` holds each block's rows as they are packed,
 // from page starts[block] on, twice: the second time is what counts, with the first one's leavings
-// on the chip. `coding`: code, row_bytes, last_bytes, row_scales, last_scales.
+// in shared memory. `coding`: code, row_bytes, last_bytes, row_scales, last_scales.
 template <int UNIT>
 void multiply_all(const u8* stream, const float* x, int tokens, int blocks, const int* spans,
                   const int* starts, int cols, int tile_cols, int tile_rows, const int* coding,
@@ -410,8 +411,8 @@ extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int
 // A routed stage of all blocks. `x` is [tokens][cols], or, with one row to an element, an input for
 // each entry; `choices` [tokens][experts, weights][CHOICES]. `shape`: rows and columns of an
 // expert, columns and rows of a tile, units of an expert, of a whole row group, and between blocks;
-// `spans` as above, of each block's rows in an expert. `first`, `last`: sums of each element's rows,
-// [entries][elements], added to what is there: each is made once.
+// `spans` as above, of each block's rows in an expert. `first`, `last`: sums of each element's
+// rows, [entries][elements], added to what is there: each is made once.
 template <int UNIT>
 void multiply_entries(const u8* weights, const float* x, const float* choices, int tokens,
                       int blocks, const int* spans, const int* shape, const int* coding,

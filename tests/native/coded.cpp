@@ -1,4 +1,4 @@
-// What an NVIDIA block makes of a tile of few-bit weights (native/platform/cuda_coded.cuh), thread
+// What an NVIDIA block makes of a tile of low-bit weights (native/platform/cuda_coded.cuh), thread
 // by thread; FP4 warp by warp, whose threads are the operating system's. Compiled with
 // PACK_ELEMENTS, CODED_AS, COLUMNS, TEAM_WARPS and TEAM_SLICES, and ON_CHIP for an input in the
 // block's memory (cuda_quantised.cuh); reads the input [COLUMNS] and a tile
@@ -94,7 +94,7 @@ T of_thread(T value, u32 from) {
   warp->threads[lane][0] = bits_as<u32>(value);
   return together([&] { return bits_as<T>(warp->threads[from % 32][0]); });
 }
-float thread_beside(float value) { return of_thread(value, lane ^ 1u); }
+float of_neighbour(float value) { return of_thread(value, lane ^ 1u); }
 int signed_byte(u32 word, int i) { return (signed char)(word >> 8 * i); }
 // PTX ISA, "Matrix Fragments for mma.m16n8k32"
 void multiply_bytes(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -207,7 +207,7 @@ std::vector<float> sums_of(int rows) {
   return sums;
 }
 
-// The same of an input on the chip.
+// The same of an input in shared memory.
 std::vector<float> wide_sums(int rows) {
   using Wide = Activation<Vector, Quantised<CODE>>;
   using As = typename Wide::As;

@@ -1,8 +1,8 @@
 // A scan of cached keys and values as four warps of an NVIDIA block make it
 // (native/platform/cuda_scan.cuh), every thread one of the operating system's. Tensor-core
 // instructions are computed by their definition. Compiled with HEADDIM, STORED (FP16 or BF16) and
-// WIDE_SCAN, 1 for sets of up to eight heads. Says how far the result lies from softmax attention in
-// double precision, for every number of positions, and what it read that no position holds.
+// WIDE_SCAN, 1 for sets of up to eight heads. Says how far the result lies from softmax attention
+// in double precision, for every number of positions, and what it read that no position holds.
 #include <pthread.h>
 
 #include <atomic>
@@ -178,9 +178,9 @@ double error(int from, int to, bool newest, int tile, int heads) {
   }
   for (int p = from; p < to; ++p)
     for (int d = 0; d < HEAD_DIM; ++d) {
-      const int twisted = (2 * d) ^ (p & 7) << 4, row = (p - from) % tile;
+      const int swizzled = (2 * d) ^ (p & 7) << 4, row = (p - from) % tile;
       u8* const at = p < cached
-                         ? shared + size_t((p - from) / tile * 2 * tile + row) * ROW + twisted
+                         ? shared + size_t((p - from) / tile * 2 * tile + row) * ROW + swizzled
                          : fresh + 2 * d;
       const u16 k = stored(key[p][d]), v = stored(value[p][d]);
       memcpy(at, &k, 2);

@@ -24,7 +24,7 @@ HOST = {
     "PASS_TILE_BYTES": f"TILE_BYTES in {PROMPT}",
     "LINE_FLOATS": f"LINE_FLOATS in {PROMPT}",
     "PARTIAL_EXTRA": "PARTIAL_EXTRA in twin/plan/types.py",
-    "PROGRESS_BYTES": "PROGRESS_BYTES in twin/kernel/layout.py",
+    "PROGRESS_BYTES": "PROGRESS_BYTES in twin/schedule/memory.py",
 }
 DEVICE = {  # what a CPU compiles of the platform of GPUs
     "PASS_STEP_COLUMNS": "twisted_rows: rows of 128 bytes",

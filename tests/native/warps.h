@@ -120,7 +120,7 @@ struct Core {
   static constexpr int SCAN_HEADS = GROUP < 4 ? GROUP : 4;
   static constexpr int SPLITS = 4;  // of a head, looked at together
   static constexpr int POSITION_THREADS = Piece::THREADS;
-  static constexpr bool KEEPER = false;
+  static constexpr bool SCHEDULER = false;
   static constexpr bool CACHE_IN_RING = false;
   static constexpr bool EXPERTS_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
@@ -139,8 +139,8 @@ struct Core {
   void barrier() { team->all.wait(); }
   void warp_sync() { team->warps[warp()].wait(); }
   void settle() {}
-  static void become_whole(const Stage&, const MemoryVector&, Nothing) {}
-  static void chunk_whole(const Stage&, const float*, int) {}
+  static void quantise(const Stage&, const MemoryVector&, Nothing) {}
+  static void quantise_chunk(const Stage&, const float*, int) {}
   static void chunk_done() {}
   static const MemoryVector& normed(const MemoryVector& x, Span) { return x; }
 
@@ -184,7 +184,7 @@ struct Core {
   void cleared() {}
   bool told_to_leave(const int* abort) { return load_host(abort); }
   template <class Vector>
-  Nothing take_ahead(const Stage&, Span, bool) {
+  Nothing prefetch(const Stage&, Span, bool) {
     return {};
   }
   void dot_tiles(const Stage& stage, const MemoryVector& x, int lo, int hi, float* sums, int batch,

@@ -39,7 +39,7 @@ def planned(model: str, **chosen: object) -> Plan:
 
 
 def columns(team: Team) -> list[int]:
-    """The columns that the threads of all teams hold, as TeamVector in cuda_vector.cuh divides
+    """The columns that the threads of all teams hold, as TeamLayout in cuda_activation.cuh divides
     them: group 0 only.
     """
     held = []
@@ -86,7 +86,7 @@ def test_a_warp_holds_every_column_in_folds(cols: int) -> None:
 
 @pytest.mark.parametrize("cols", [512, 1024, 1032, 1152, 1280])
 def test_threads_hand_each_other_eights_without_meeting_a_bank_twice(cols: int) -> None:
-    """Written again as `chip_place` in cuda_quads.cuh has it."""
+    """Written again as `shared_place` in cuda_activation.cuh has it."""
     spec = replace(load_model("llama-3.2-1b"), hidden=cols)
     slot = -(-16 * cols // 128) * 128 if 1024 < cols <= 1280 else 16384
     plan = plan_for(spec, load_node("1xh200"), context=64, max_context=256, slot_bytes=slot)
@@ -113,7 +113,7 @@ def test_threads_hand_each_other_eights_without_meeting_a_bank_twice(cols: int) 
 
 @pytest.mark.parametrize("model", [*MODELS, "llama-3.2-1b@int8", "qwen3-8b@fp8-128x128"])
 def test_norms_weights_lie_where_threads_look_for_them(model: str) -> None:
-    """Written again as `norm_place` in cuda_vector.cuh has it."""
+    """Written again as `norm_place` in cuda_activation.cuh has it."""
     schedule = schedule_of(planned(model))
     team = schedule.of_warps().teams["hidden"]
     given = np.arange(team.cols, dtype=np.float32)
@@ -150,7 +150,7 @@ def test_narrow_models_on_one_gpu_gather_each_word_once(
     assert schedule_of(plan).by_fours == quads
     # behind the sums of rows, and in the block's memory
     sizes = layout(plan).sizes
-    assert sizes["hidden_in_quads"] == quads
+    assert sizes["residual_by_fours"] == quads
     assert sizes["scratch_floats"] >= 2 * sizes["half_floats"] + (hidden if quads else 0)
 
 
@@ -204,7 +204,7 @@ def test_rows_that_a_team_does_not_take_at_once_are_refused() -> None:
 def test_only_a_teams_last_slice_is_missing_or_short(
     shape: tuple[int, int, int], ragged: int
 ) -> None:
-    """The kernel asks nothing of the others (`inner` in cuda_vector.cuh)."""
+    """The kernel asks nothing of the others (`inner` in cuda_activation.cuh)."""
     grains, slices, warps = shape
     tile = grains * COLUMN_STEP
     team = team_of(tile * slices - ragged % grains * COLUMN_STEP, tile, warps)

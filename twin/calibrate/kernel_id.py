@@ -117,9 +117,9 @@ def _by_fours(plan: Plan) -> bool:
 SPLITS = "splits-at-once"
 # What changed for some plans, by name: the plans whose speed it changed.
 CHANGES: Mapping[str, Callable[[Plan], bool]] = {
-    # narrow residuals on one NVIDIA GPU by fours of each thread (cuda_quads.cuh): -2 to -15 %
+    # narrow residuals on one NVIDIA GPU by fours of each thread (cuda_activation.cuh): -2 to -15 %
     "residual-by-fours": _by_fours,
-    # all slices of a round of splits requested at once (ALL_LOOK in cuda_vector.cuh): up to -8 %
+    # all slices of a round of splits requested at once (ALL_LOOK in cuda_activation.cuh): up to -8 %
     SPLITS: _splits_in_turn,
 }
 

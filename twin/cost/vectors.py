@@ -16,7 +16,7 @@ from twin.units import picoseconds
 ROUND_BYTES = QUAD_BYTES * WARP * TEAM_WARPS  # of spans, by all threads
 # attention's splits; half of those where a thread holds several portions
 PARTS_AT_ONCE = 4
-PACK_ELEMENTS = 8  # of one attention head, at most: TeamVector::PACK in cuda_vector.cuh
+PACK_ELEMENTS = 8  # of one attention head, at most: TeamLayout::PACK in cuda_activation.cuh
 
 
 def gather_cost(
@@ -57,7 +57,7 @@ def span_rounds(elements: int, *, parts: int, at_once: int, polled: bool) -> int
 
 
 def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int, together: int = 1) -> int:
-    """Rounds in which a block of warps gathers a whole vector, as cuda_vector.cuh: all its elements
+    """Rounds in which a block of warps gathers a whole vector, as cuda_activation.cuh: all its elements
     at once, of several parts the first, and then `together` of the others.
 
     Of attention's partial outputs (`splits` > 0) too, a few splits at once (combine.cuh).
@@ -81,7 +81,7 @@ def splits_together(matrix: Matrix | None) -> int:
 
 def portion_rounds(matrix: Matrix | None) -> int:
     """Of a thread's column slices whose parts of splits are loaded one after the other (`packs` in
-    cuda_vector.cuh).
+    cuda_activation.cuh).
     """
     return vector_portions(matrix) if matrix and matrix.pack > PACK_ELEMENTS else 1
 
@@ -110,7 +110,7 @@ def vector_chunks(matrix: Matrix) -> int:
 def vector_bytes(matrix: Matrix, *, aligned: int, element: int = FP32_BYTES) -> int:
     """What a block of warps loads from L2 for a whole vector of `element` bytes each, in sectors: a
     thread's elements lie side by side, so each load of up to `aligned` bytes a thread takes as
-    many sectors as if neighbours did not share them (they do, since `Side` in cuda_vector.cuh:
+    many sectors as if neighbours did not share them (they do, since `Side` in cuda_activation.cuh:
     requests counted, not sectors). Teams that hold the same columns load them again.
     """
     team = vector_team(matrix)

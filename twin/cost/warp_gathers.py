@@ -53,7 +53,7 @@ class WarpGathers(Gathers):
 
     def by_fours_of(self, stage: Stage) -> bool:
         """Does each thread gather four elements of its input that no other loads
-        (cuda_quads.cuh)?
+        (cuda_activation.cuh)?
         """
         return self.by_fours and stage.kind in self.plan.kinds_by_input["hidden"]
 
@@ -193,6 +193,6 @@ class WarpGathers(Gathers):
 
     @property
     def _parts_at_once(self) -> int:
-        """Of a span, as source_sum (cuda_vector.cuh)."""
+        """Of a span, as source_sum (cuda_activation.cuh)."""
         several = self.plan.options.gpus > 1 and self.plan.spec is not None
         return 1 if several else vectors.PARTS_AT_ONCE

@@ -110,7 +110,7 @@ def _prompt_sizes(schedule: Schedule, prompt: Prompt) -> dict[str, int]:
         "prompt_router": prompt.router,
         "prompt_entries": prompt.entries,
         "prompt_order": prompt.order,
-        "prompt_lot": passes.batch if passes else 0,
+        "prompt_batch": passes.batch if passes else 0,
         "prompt_owners": passes.owners if passes else 1,
         "tensor_pass": int(passes is not None and passes.tensor),
     }

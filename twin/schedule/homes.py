@@ -17,8 +17,8 @@ from twin.schedule.products import tensor_products, whole_products
 from twin.schedule.teams import VECTORS, Team
 
 # column slices of which a thread keeps its elements in registers before few-bit weights; of more
-# they lie in the block's memory (cuda_wide.cuh). Integers next to them take as many again, and
-# tensor cores look for theirs there anyway.
+# they lie in the block's memory (cuda_quantised.cuh). Integers next to them take as many again,
+# and tensor cores look for theirs there anyway.
 REGISTER_PORTIONS, WHOLE_PORTIONS = 4, 2
 WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
 # before other weights, elements of a thread of a feed-forward's input: at most in registers and
@@ -34,9 +34,9 @@ class Home(Enum):
 
     REGISTERS = "registers"
     # in registers, but each thread gathers four neighbours, and all take what they multiply from
-    # shared memory (cuda_quads.cuh)
+    # shared memory (cuda_activation.cuh)
     BY_FOURS = "registers, by fours"
-    SHARED = "shared memory"  # Held in cuda_vector.cuh
+    SHARED = "shared memory"  # Held in cuda_activation.cuh
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Residual:
 class FeedForward:
     """The input of down projections."""
 
-    in_memory: bool  # all of it, before few-bit weights of one format (cuda_wide.cuh)
-    in_registers: int  # column slices; those of the others lie in shared memory (cuda_tall.cuh)
+    in_memory: bool  # all of it, before few-bit weights of one format (cuda_quantised.cuh)
+    in_registers: int  # column slices; those of the others lie in shared memory (cuda_split.cuh)
     at_once: int  # column slices that are gathered together into registers
     rounds: int  # in which all of it is gathered, wherever it lies
 
@@ -58,7 +58,7 @@ class FeedForward:
 @dataclass(frozen=True, slots=True)
 class NormOrder:
     """How threads load the weights of a residual's norm, `norm_place` in
-    native/platform/cuda_vector.cuh: of each slice of `tile` columns the first four of every thread,
+    native/platform/cuda_activation.cuh: of each slice of `tile` columns the first four of every thread,
     then the next four of every thread. 0: as they are, where a thread has four neighbours, and
     where no warps share rows.
     """
@@ -140,7 +140,7 @@ def _by_fours(plan: Plan, team: Team) -> bool:
 
 
 def _exchange_floats(team: Team) -> int:
-    """As `chip_place` in native/platform/cuda_quads.cuh."""
+    """As `shared_place` in native/platform/cuda_activation.cuh."""
     if team.vector == min(VECTORS) or not (team.folds > 1 or team.full):
         return team.cols
     half = (FOLD_COLUMNS if team.folds > 1 else team.cols) // 2

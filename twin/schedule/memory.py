@@ -57,9 +57,9 @@ class OfWarps:
     exchange: int = 0  # where threads hand over their fours, behind the sums of rows
     combined: int = 0  # where threads that hold the same columns combine attention's splits
     # the residual between the stages that use it, where few-bit weights leave it no registers (Held
-    # in cuda_vector.cuh)
+    # in cuda_activation.cuh)
     held: int = 0
-    # what of an input is too wide for registers (cuda_wide.cuh, cuda_tall.cuh), or an input that
+    # what of an input is too wide for registers (cuda_quantised.cuh, cuda_split.cuh), or an input that
     # tensor cores multiply as whole numbers (cuda_fragments.cuh)
     whole: int = 0
     whole_units: int = 0  # of PACK elements, in `whole`: those that tensor cores multiply

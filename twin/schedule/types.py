@@ -116,7 +116,7 @@ class Schedule:
 
     @property
     def by_fours(self) -> bool:
-        """Is a narrow residual gathered by fours of each thread (cuda_quads.cuh)?"""
+        """Is a narrow residual gathered by fours of each thread (cuda_activation.cuh)?"""
         return self.warps is not None and self.warps.residual.home is Home.BY_FOURS
 
     def prefetch(self, kind: StageKind) -> Prefetch | None:

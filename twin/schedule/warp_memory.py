@@ -12,7 +12,7 @@ from twin.schedule.products import tensor_products
 from twin.schedule.scan import CacheScan
 from twin.schedule.types import WarpSchedule
 
-HEAD_PACK, NARROW_PACK = 8, 4  # of one attention head: PACK in cuda_vector.cuh
+HEAD_PACK, NARROW_PACK = 8, 4  # of one attention head: PACK in cuda_activation.cuh
 
 
 def needs_of(
@@ -89,8 +89,8 @@ def warp_sizes(plan: Plan, warps: WarpSchedule, scan: CacheScan) -> dict[str, in
         "wide_ffn": int(warps.ffn.in_memory),
         "ffn_in_registers": warps.ffn.in_registers,
         "ffn_at_once": warps.ffn.at_once,
-        "held_on_chip": int(warps.residual.home is Home.SHARED),
-        "hidden_in_quads": int(warps.residual.home is Home.BY_FOURS),
+        "residual_shared": int(warps.residual.home is Home.SHARED),
+        "residual_by_fours": int(warps.residual.home is Home.BY_FOURS),
         "parts_together": warps.parts_together(portions, coded=plan.coded),
     }
     kinds = {stage.kind for stage in plan.stages}
@@ -118,8 +118,8 @@ NO_WARPS = dict.fromkeys(
         "wide_ffn",
         "ffn_in_registers",
         "ffn_at_once",
-        "held_on_chip",
-        "hidden_in_quads",
+        "residual_shared",
+        "residual_by_fours",
         "parts_together",
         *(
             f"{use}_{what}"

@@ -4,7 +4,7 @@
 
 namespace twin {
 
-// Where a tile of few-bit weights of experts lies, in units from its expert's first
+// Where a tile of low-bit weights of experts lies, in units from its expert's first
 // (twin/kernel/experts.py). `first`: of the block's rows in each expert, where it has rows of its
 // own.
 template <class Stage>
@@ -19,35 +19,35 @@ __device__ __forceinline__ u32 coded_place(const Stage& stage, int block, int fi
 }
 
 // Rows of an expert that a block multiplies together.
-struct Lot {
-  int owner, owners;  // blocks whose rows they are, in few-bit weights; 0: they share row groups
+struct RowBatch {
+  int owner, owners;  // blocks whose rows they are, in low-bit weights; 0: they share row groups
   int lo, hi;
 };
 
-// Do tiles of an expert's few-bit weights begin with each block's first row?
+// Do tiles of an expert's low-bit weights begin with each block's first row?
 template <class Stage>
 __device__ __forceinline__ constexpr bool owned_tiles(const Stage& stage) {
   return CODED && stage.kind == int(StageKind::ROUTED_DOWN);
 }
 
 template <class Block, class Stage>
-__device__ __forceinline__ int lot_rows(const Block& b, const Stage& stage) {
-  const int groups = b.plan.prompt_lot / stage.tile_rows;
+__device__ __forceinline__ int batch_rows(const Block& b, const Stage& stage) {
+  const int groups = b.plan.prompt_batch / stage.tile_rows;
   return (groups ? groups : 1) * stage.tile_rows;
 }
 
-// Lots of an expert.
+// Batches of rows of an expert.
 template <class Block, class Stage>
-__device__ __forceinline__ int lots(const Block& b, const Stage& stage) {
-  const int most = lot_rows(b, stage);
+__device__ __forceinline__ int row_batches(const Block& b, const Stage& stage) {
+  const int most = batch_rows(b, stage);
   return owned_tiles(stage) ? (b.plan.blocks + b.plan.prompt_owners - 1) / b.plan.prompt_owners
                             : (stage.expert_rows + most - 1) / most;
 }
 
 template <class Block, class Stage>
-__device__ __forceinline__ Lot lot(const Block& b, const Stage& stage, int number) {
+__device__ __forceinline__ RowBatch row_batch(const Block& b, const Stage& stage, int number) {
   if (!owned_tiles(stage)) {
-    const int most = lot_rows(b, stage), lo = number * most;
+    const int most = batch_rows(b, stage), lo = number * most;
     return {0, 0, lo, stage.expert_rows - lo < most ? stage.expert_rows : lo + most};
   }
   const int first = number * b.plan.prompt_owners, left = b.plan.blocks - first,
@@ -56,19 +56,19 @@ __device__ __forceinline__ Lot lot(const Block& b, const Stage& stage, int numbe
           b.plan.owned_of(stage.owned, end - 1).hi};
 }
 
-// use(first row, rows, place) for each row group of few-bit weights; place(slice) is where its tile
+// use(first row, rows, place) for each row group of low-bit weights; place(slice) is where its tile
 // lies, in units from the expert's first.
 template <class Block, class Stage, class Use>
 __device__ __forceinline__ void each_group(const Block& b, const Stage& stage,
-                                           const Lot& lot, Use use) {
-  const int high = stage.tile_rows, owners = lot.owners ? lot.owners : 1;
+                                           const RowBatch& batch, Use use) {
+  const int high = stage.tile_rows, owners = batch.owners ? batch.owners : 1;
   TWIN_ONCE
   for (int o = 0; o < owners; ++o) {
-    const int owner = lot.owner + o;
-    const Span own = lot.owners ? b.plan.owned_of(stage.owned, owner)
-                                    : Span{lot.lo, lot.hi};
+    const int owner = batch.owner + o;
+    const Span own = batch.owners ? b.plan.owned_of(stage.owned, owner)
+                                    : Span{batch.lo, batch.hi};
     // of an expert that blocks share the first group begins with its first row
-    const int from = lot.owners ? own.lo : 0;
+    const int from = batch.owners ? own.lo : 0;
     TWIN_ONCE
     for (int row = own.lo; row < own.hi; row += high) {
       const int rows = own.hi - row < high ? own.hi - row : high;
@@ -80,22 +80,22 @@ __device__ __forceinline__ void each_group(const Block& b, const Stage& stage,
   }
 }
 
-// The lots of all experts that some token chose; blocks take them in turn.
+// The batches of rows of all experts that some token chose; blocks take them in turn.
 template <class Stage>
-struct Lots {
+struct RowBatches {
   const Stage& stage;
   int count;   // of an expert
   int expert;  // COUNT: there are no more
   int number;  // from the expert's first on
 
   template <class Block, class Chunk>
-  __device__ Lots(const Block& b, const Chunk& chunk, const Stage& stage)
-      : stage(stage), count(lots(b, stage)), expert(0), number(b.block) {
+  __device__ RowBatches(const Block& b, const Chunk& chunk, const Stage& stage)
+      : stage(stage), count(row_batches(b, stage)), expert(0), number(b.block) {
     find(b, chunk);
   }
   __device__ bool more() const { return expert < Experts::COUNT; }
   template <class Block>
-  __device__ Lot rows(const Block& b) const { return lot(b, stage, number); }
+  __device__ RowBatch rows(const Block& b) const { return row_batch(b, stage, number); }
   template <class Block>
   __device__ const u8* weights(const Block& b) const {
     return b.memory.stream + u64(stage.expert_page) * PAGE_BYTES +
@@ -118,25 +118,25 @@ struct Lots {
 };
 
 // emit(entry, element, sum of its first row, sum of its last row) for each entry, and each element
-// of its expert's rows, whose biases are [experts][rows]. Weights of the next lot come towards the
-// block while it multiplies one.
+// of its expert's rows, whose biases are [experts][rows]. Weights of the next batch come towards
+// the block while it multiplies one.
 template <int UNIT, class Block, class Chunk, class Stage, class Emit>
 __device__ __forceinline__ void multiply_experts(Block& b, Chunk& chunk, const Stage& stage,
                                                  const float* x, Emit emit) {
   const bool biased = Additions::EXPERT_BIAS && stage.bias >= 0;
-  Lots<Stage> at(b, chunk, stage);
-  if (at.more()) chunk.prefetch_lot(b, stage, at.rows(b), at.weights(b));
+  RowBatches<Stage> at(b, chunk, stage);
+  if (at.more()) chunk.prefetch_batch(b, stage, at.rows(b), at.weights(b));
   TWIN_ONCE
   while (at.more()) {
     const int expert = at.expert;
-    const Lot rows = at.rows(b);
+    const RowBatch rows = at.rows(b);
     const u8* const weights = at.weights(b);
     const float* const biases =
         biased ? b.memory.constants + stage.bias + long(expert) * stage.expert_rows : nullptr;
     at.next(b, chunk);
     if (rows.lo == rows.hi) continue;
-    chunk.decode_lot(b, stage, rows, weights);
-    if (at.more()) chunk.prefetch_lot(b, stage, at.rows(b), at.weights(b));
+    chunk.decode_batch(b, stage, rows, weights);
+    if (at.more()) chunk.prefetch_batch(b, stage, at.rows(b), at.weights(b));
     chunk.template multiply_entries<UNIT>(b, stage, x, expert, rows, weights, biases, emit);
   }
 }

@@ -1,4 +1,4 @@
-// The keeper's way through a plan: resets, sums of late parts, tokens, and whether the
+// The scheduler warp's way through a plan: resets, sums of late parts, tokens, and whether the
 // host wants the end.
 #pragma once
 
@@ -35,21 +35,22 @@ __device__ __forceinline__ int load_late_parts(const float* own, int stride, int
   return late;
 }
 
-// The keeper's share of a stage REDUCE (`Stage.late`): the other ranks' parts of what this block
-// owns of a module's output, summed in rank order and published within the rank. False: the wait
-// was given up.
+// The scheduler warp's share of a stage REDUCE (`Stage.late`): the other ranks' parts of what this
+// block owns of a module's output, summed in rank order and published within the rank. False: the
+// wait was given up.
 //
 // Why the order that the proof assumes of a stage holds, although consumers are elsewhere in the
-// plan meanwhile:
-// - What precedes it. The keeper comes here behind `go` of the stage before, so all reads of the
+// plan meanwhile: - What precedes it. The scheduler warp comes here behind `go` of the stage
+// before, so all reads of the
 //   block's stages before have succeeded, and behind its own resets of those stages.
-// - Reads before later resets and publications. The keeper walks the plan in its order, and a sum
+// - Reads before later resets and publications. The scheduler warp walks the plan in its order, and
+// a sum
 //   is stored when all parts of its element were there. Consumers publish in the stage behind only
-//   after `cleared` has seen `done` of that stage, which the keeper arrives at after this one; so
+//   after `cleared` has seen `done` of that stage, which the scheduler warp arrives at after this one; so
 //   whoever sees that publication may rely on this stage's reads.
 // - Reads before this stage's own publication. Of one element, yes; a portion's sums may be seen
 //   while parts of the next portion are awaited. Nobody is misled: those parts' words are reset by
-//   their owner, which is this block's keeper itself, later in its order, and whatever else may
+//   their owner, which is this block's scheduler warp itself, later in its order, and whatever else may
 //   happen to them comes after that reset. (The proof refuses sums of elements that the block does
 //   not own.)
 // - Consumers' polls in the stage behind may begin before this stage ends. The proof grants them
@@ -128,8 +129,8 @@ __device__ __forceinline__ void confirm_spans(Spans span_of, int count, int thre
   }
 }
 
-// A stage REDUCE of late parts, by the keeper. Where a wait was given up, the consumers find a
-// note.
+// A stage REDUCE of late parts, by the scheduler warp. Where a wait was given up, the consumers
+// find a note.
 __device__ __forceinline__ void sum_stage(const Launch& launch, const RankMemory& memory, int rank,
                                           int block, Signals& signals, int step, int index,
                                           int thread) {
@@ -191,16 +192,16 @@ __device__ __forceinline__ void hand_out(const Launch& launch, const Progress& p
   delivered = step;
 }
 
-// The keeper warp: what a stage owes but no other block waits for. It makes the resets once the
-// stage's reads have succeeded, while the consumers compute; hands out tokens; and looks whether
-// the host wants the generation to end.
+// The scheduler warp warp: what a stage owes but no other block waits for. It makes the resets once
+// the stage's reads have succeeded, while the consumers compute; hands out tokens; and looks
+// whether the host wants the generation to end.
 //
 // A reset is done when its words, read back past the first-level cache, have been seen: they lie
 // then where all blocks look. A fence would say the same, but waits for the bulk copies under way
-// and empties the first-level cache. The keeper looks behind `done`, so a block does not wait for
-// it: what it publishes in the stage behind comes after these resets, and the proof asks for no
-// more (happens_before.py). Those of the LM head, and of a plan that is not resident, are seen before
-// `done`.
+// and empties the first-level cache. The scheduler warp looks behind `done`, so a block does not
+// wait for it: what it publishes in the stage behind comes after these resets, and the proof
+// requests no more (happens_before.py). Those of the LM head, and of a plan that is not resident,
+// are seen before `done`.
 __device__ void keep_house(const Launch& launch, const RankMemory& memory, int rank, int block,
                            Signals& signals, const Progress& progress, int first, int last) {
   const Plan& plan = launch.plan;
@@ -217,7 +218,7 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       const Stage& stage = plan.stages_at(index);
       TWIN_KEEP(thread);  // what is made of these is made again in each stage: registers are scarce
       TWIN_KEEP(step);
-      if (keeper_sums(plan) && stage.kind == int(StageKind::REDUCE)) {
+      if (scheduler_sums(plan) && stage.kind == int(StageKind::REDUCE)) {
         sum_stage(launch, memory, rank, block, signals, step, index, thread);
         continue;
       }
