@@ -98,7 +98,7 @@ struct Core {
   static constexpr int SCAN_HEADS = Plan::scan_heads;   // and in a step
   static constexpr int SPLITS = facts::SPLITS_AT_ONCE;  // of a head, looked at together
   static constexpr int POSITION_THREADS = CachedPiece::THREADS;
-  static constexpr bool SCHEDULER = true;         // a warp of its own makes the resets
+  static constexpr bool SCHEDULER = true;      // a warp of its own makes the resets
   static constexpr bool CACHE_IN_RING = true;  // loaders bring cached keys and values
   static constexpr bool EXPERTS_IN_RING = true;
   static constexpr int CACHE_TILE = Plan::cache_tile;     // positions of a tile
@@ -136,7 +136,7 @@ struct Core {
   __device__ static void warp_sync() { __syncwarp(); }
   __device__ static void settle() {}
 
-  // ---- the scheduler warp -------------------------------------------------------------------------------
+  // ---- the scheduler warp -----------------------------------------------------------------------
 
   // It is never more than a stage behind: a parity tells no more.
   __device__ __forceinline__ void begin() {
