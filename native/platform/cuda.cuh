@@ -346,7 +346,7 @@ __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32
       : "memory");
 }
 
-// ---- integers ------------------------------------------------------------------------------
+// ---- integers -----------------------------------------------------------------------------------
 
 // Sixteen bytes of shared memory.
 __device__ __forceinline__ void load_four(u32 at, u32* to) {

@@ -5,7 +5,7 @@
 
 namespace twin {
 
-// ---- a stage's input as integers -----------------------------------------------------------
+// ---- a stage's input as integers ----------------------------------------------------------------
 
 constexpr float MOST_WHOLE = 32512.0f;  // 127 * 256: the high byte stays within its sign
 constexpr float LEAST_WHOLE = 1e-30f;   // of less, MOST / x would overflow: taken for zero

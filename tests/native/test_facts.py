@@ -30,8 +30,8 @@ DEVICE = {  # what a CPU compiles of the platform of GPUs
     "PASS_STEP_COLUMNS": "twisted_rows: rows of 128 bytes",
     "PASS_TILE_TOKENS": "a warp group takes GROUP_TOKENS of a tile",
     "PASS_ROOM_BYTES": "the plan counts the same",
-    "TENSOR_POSITIONS": "twin/plan/splits.py: an m16n8k16 product",
-    "TENSOR_HEADS": "twin/plan/splits.py: an m16n8k16 product",
+    "TENSOR_POSITIONS": "twin/schedule/splits.py: an m16n8k16 product",
+    "TENSOR_HEADS": "twin/schedule/splits.py: an m16n8k16 product",
 }
 
 
