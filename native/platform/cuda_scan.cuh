@@ -62,7 +62,7 @@ struct TileScan {
   }
 
   // How the units, 16 bytes, of a query's row are swizzled, as those of cached rows are: eight rows
-  // that a warp loads together begin in other banks. Untwisted, each load took eight turns.
+  // that a warp loads together begin in other banks. Without that, each load took eight turns.
   __device__ __forceinline__ static int swizzle(int head, int lost) { return (head + 4 * lost) & 7; }
 
   // Element d of a query, its KV head's `number`th, into [2][HEAD_DIM] of 16 bits: rounded, and

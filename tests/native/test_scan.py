@@ -16,9 +16,9 @@ from twin.schedule.splits import SPLITS_AT_ONCE
 
 SOURCE = Path(__file__).resolve().parent / "scan.cpp"
 MUTATIONS = {
-    "rows that are not twisted": (
-        "twist = near ? 0u : u32(tile.first + held) & 7u;",
-        "twist = 0u;",
+    "rows that are not swizzled": (
+        "swizzle = near ? 0u : u32(tile.first + held) & 7u;",
+        "swizzle = 0u;",
     ),
     "the newest among the others": (
         "const bool near = held == tile.here;",
@@ -29,8 +29,8 @@ MUTATIONS = {
         "const int held = row;",
     ),
     "queries without what rounding loses": ("u16(packed(value, value, true))", "0"),
-    "queries that are not twisted": ("return (head + 4 * lost) & 7;", "return 0;"),
-    "what rounding loses twisted as the rounded": ("(head + 4 * lost) & 7", "head & 7"),
+    "queries that are not swizzled": ("return (head + 4 * lost) & 7;", "return 0;"),
+    "what rounding loses swizzled as the rounded": ("(head + 4 * lost) & 7", "head & 7"),
     "no rescaling": ("output[m][h] *= shrink, output[m][2 + h] *= shrink;", ";"),
 }
 

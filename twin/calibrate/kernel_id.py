@@ -119,7 +119,7 @@ SPLITS = "splits-at-once"
 CHANGES: Mapping[str, Callable[[Plan], bool]] = {
     # narrow residuals on one NVIDIA GPU by fours of each thread (cuda_activation.cuh): -2 to -15 %
     "residual-by-fours": _by_fours,
-    # all slices of a round of splits requested at once (ALL_LOOK in cuda_activation.cuh): up to -8 %
+    # all slices of a round of splits requested at once (ALL_LOOK in cuda_activation.cuh): to -8 %
     SPLITS: _splits_in_turn,
 }
 

@@ -57,8 +57,8 @@ def span_rounds(elements: int, *, parts: int, at_once: int, polled: bool) -> int
 
 
 def vector_rounds(matrix: Matrix | None, *, parts: int, splits: int, together: int = 1) -> int:
-    """Rounds in which a block of warps gathers a whole vector, as cuda_activation.cuh: all its elements
-    at once, of several parts the first, and then `together` of the others.
+    """Rounds in which a block of warps gathers a whole vector, as cuda_activation.cuh: all its
+    elements at once, of several parts the first, and then `together` of the others.
 
     Of attention's partial outputs (`splits` > 0) too, a few splits at once (combine.cuh).
     """

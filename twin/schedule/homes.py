@@ -36,7 +36,7 @@ class Home(Enum):
     # in registers, but each thread gathers four neighbours, and all take what they multiply from
     # shared memory (cuda_activation.cuh)
     BY_FOURS = "registers, by fours"
-    SHARED = "shared memory"  # Held in cuda_activation.cuh
+    SHARED = "shared memory"  # BetweenStages in cuda_activation.cuh
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class FeedForward:
 @dataclass(frozen=True, slots=True)
 class NormOrder:
     """How threads load the weights of a residual's norm, `norm_place` in
-    native/platform/cuda_activation.cuh: of each slice of `tile` columns the first four of every thread,
-    then the next four of every thread. 0: as they are, where a thread has four neighbours, and
-    where no warps share rows.
+    native/platform/cuda_activation.cuh: of each slice of `tile` columns the first four of every
+    thread, then the next four of every thread. 0: as they are, where a thread has four neighbours,
+    and where no warps share rows.
     """
 
     tile: int = 0

@@ -59,8 +59,8 @@ class OfWarps:
     # the residual between the stages that use it, where few-bit weights leave it no registers (Held
     # in cuda_activation.cuh)
     held: int = 0
-    # what of an input is too wide for registers (cuda_quantised.cuh, cuda_split.cuh), or an input that
-    # tensor cores multiply as whole numbers (cuda_fragments.cuh)
+    # what of an input is too wide for registers (cuda_quantised.cuh, cuda_split.cuh), or an input
+    # that tensor cores multiply as integers (cuda_fragments.cuh)
     whole: int = 0
     whole_units: int = 0  # of PACK elements, in `whole`: those that tensor cores multiply
 
