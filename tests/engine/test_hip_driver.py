@@ -200,7 +200,7 @@ def test_a_kernel_that_does_not_leave_is_reported(
 
     install(Runtime(kernel=stays))
     engine = opened()
-    with pytest.raises(EngineError, match=r"did not end 0.01 s after it was told to"):
+    with pytest.raises(EngineError, match=r"did not end 0.01 s after the request"):
         engine.generate(PROMPT, max_tokens=4)
     with pytest.raises(EngineError, match="closed"):
         engine.generate(PROMPT, max_tokens=4)

@@ -436,7 +436,7 @@ class CudaEngine(Session):
             for gpu in self._gpus:
                 gpu.usable = False
             raise EngineError(
-                f"the kernel did not end {LEAVE_S:g} s after it had to; end this process to "
+                f"the kernel did not end {LEAVE_S:g} s after the request; end this process to "
                 "free the GPU, and report this"
             )
 
