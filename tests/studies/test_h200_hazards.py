@@ -35,7 +35,7 @@ def access(kind: str, offset: int, file: str, line: int) -> str:
 
 
 COPIED = access("Write", 0x28140, "cuda.cuh", COPY[2])
-TILE = access("Read", 0x10020, "cuda_vector.cuh", READ[2])
+TILE = access("Read", 0x10020, "cuda_activation.cuh", READ[2])
 FLAG = access("Write", 0x22500, "cuda_main.cu", 219)
 
 
@@ -98,7 +98,7 @@ def kernel(read: Place, *, opcode: int = hazards.LDS, copy: int = COPY[2]) -> Ke
     return Kernel(bytes(0x60) + opcode.to_bytes(16, "little") + bytes(0x90), tuple(rows))
 
 
-HERE = Place("cuda_vector.cuh", READ[2], "load_shared_at")
+HERE = Place("cuda_activation.cuh", READ[2], "load_shared_at")
 SCANNED = Place(
     "cuda_copies.cuh", hazards.lines_of("cuda_copies.cuh", "load_transposed")[1], "load_transposed"
 )
