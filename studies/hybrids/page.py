@@ -1,23 +1,35 @@
-"""The table of README.md, from rows.csv: `python studies/hybrids/page.py`. Nothing is simulated."""
+"""The table and the figure of README.md, from rows.csv: `python studies/hybrids/page.py`. Nothing
+is simulated.
+"""
 
 from __future__ import annotations
 
 import csv
 from pathlib import Path
 
-from studies.common.blocks import Stamp, filled, markdown_table
+from studies.common.blocks import Stamp, markdown_table
 from studies.common.inputs import files_digest
-from twin.files import write
+from studies.common.study_page import errors_chart, write_page
+from twin.study.outcome import Bars
 
-PAGE = Path(__file__).with_name("README.md")
-ROWS = PAGE.with_name("rows.csv")
+HERE = Path(__file__).resolve().parent
+ROWS = HERE / "rows.csv"
 FIT = "2026-11-27"  # of an H200, by which the rows were predicted
 HEAD = ("model", "after", "predicted, tokens/s", "p10 to p90", "measured", "off by", "floor")
 
 
+def rows() -> list[dict[str, str]]:
+    with ROWS.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def stamp() -> Stamp:
+    return Stamp(FIT, files_digest([ROWS]))
+
+
 def table() -> str:
     lines = []
-    for row in csv.DictReader(ROWS.open(encoding="utf-8")):
+    for row in rows():
         predicted, speed = float(row["predicted"]), 1e6 / float(row["step_us"])
         span = f"{float(row['p10']):,.4g} to {float(row['p90']):,.4g}"
         off = f"{100 * (predicted / speed - 1):+.1f} %"
@@ -28,9 +40,13 @@ def table() -> str:
     return markdown_table(HEAD, lines)
 
 
+def chart() -> Bars:
+    errors = [float(row["predicted"]) * float(row["step_us"]) / 1e6 - 1 for row in rows()]
+    return errors_chart([f"{row['model']}, {row['after']}" for row in rows()], {"error": errors})
+
+
 def main() -> None:
-    stamp = Stamp(FIT, files_digest([ROWS]))
-    write({PAGE: filled(PAGE.read_text(encoding="utf-8"), lambda _: table(), stamp)})
+    write_page(HERE, stamp(), {"rows": table()}, chart())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from twin.hardware.number import Number
@@ -13,6 +13,7 @@ from twin.units import binary_bytes, format_quantity, format_range, unit_of
 
 FIT = re.compile(r"\((fit of [^()]*)\)")
 HEAD = ("number", "value", "range", "kind", "from")  # a short word: names take the width
+GAP = 2  # between columns
 
 
 @dataclass(slots=True)
@@ -58,8 +59,20 @@ def number_rows(
 def numbers_text(numbers: Mapping[str, Number], width: int) -> str:
     """The table and its sources for a terminal of `width` columns."""
     sources = Sources()
-    rows = number_rows(numbers, sources)
+    rows = list(_broken(number_rows(numbers, sources), width))
     return with_sources(table(HEAD, rows, text_columns=5), sources, width)
+
+
+def _broken(rows: Sequence[Sequence[str]], width: int) -> Iterator[Sequence[str]]:
+    """Names that leave no room for the other columns go over two lines, after their last dot."""
+    others = [max(map(len, column)) for column in list(zip(HEAD, *rows, strict=True))[1:]]
+    room = width - sum(others) - GAP * len(others)
+    for name, *rest in rows:
+        place, dot, last = name.rpartition(".")
+        if len(name) > room and dot:
+            yield (place + dot, *("" for _ in rest))
+            name = f"  {last}"
+        yield (name, *rest)
 
 
 def with_sources(text: str, sources: Sources, width: int) -> str:
