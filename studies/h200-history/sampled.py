@@ -50,7 +50,7 @@ REASONS = [
     "wait",
 ]
 METRIC = "smsp__pcsamp_warps_issue_stalled_"
-SIDE_FILES = ("cuda_loader.cuh", "cuda_keeper.cuh")  # warps that do not multiply
+SIDE_FILES = ("cuda_loader.cuh", "cuda_scheduler.cuh")  # warps that do not multiply
 DEPTH = 3  # places of a row: the innermost, and whose code it was inlined into
 OWN = 2  # places of the kernel's main function alone: what the side warps run between their loops
 

@@ -26,7 +26,7 @@ from twin.data import data_dir
 COPY = ("cuda.cuh", "bulk_copy")  # writes a slot; its bytes complete the slot's `full` barrier
 # of a slot that is there, before an arrival at its `empty` barrier
 READS = (
-    ("cuda_vector.cuh", "load_shared_at"),
+    ("cuda_activation.cuh", "load_shared_at"),
     ("cuda_cached.cuh", "load_near"),
     # by scans on the tensor cores
     ("cuda_copies.cuh", "load_matrices"),
