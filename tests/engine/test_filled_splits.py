@@ -46,3 +46,8 @@ def test_prompts_in_passes_and_steps_find_the_same_cache(kv: DType) -> None:
             return np.array([*made.tokens, *running.logits(TOKENS).argmax(axis=1)])
 
     assert np.array_equal(logits(1), logits(4))
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+def test_blocks_that_scan_own_fewer_rows_of_the_output_projection(rows: int) -> None:
+    assert error(planned(LLAMA, blocks=12, attention_splits=2, scanning_block_rows=rows)) < 1e-5

@@ -179,6 +179,12 @@ def test_dies_hold_neighbours_or_are_dealt_round() -> None:
             "window_splits=5: more than the 4 pages of 16 positions",
         ),
         ({"split_positions": 24}, "split_positions=24: a split takes whole pages of 16 positions"),
+        ({"scanning_block_rows": -1}, "scanning_block_rows=-1: must be at least 0"),
+        (
+            {"scanning_block_rows": 0, "attention_splits": 4},
+            "scanning_block_rows=0: all 2 blocks scan",
+        ),
+        ({"scanning_block_rows": 99}, "scanning_block_rows=99: an equal share of"),
         ({"gpus": 8}, "4 attention heads do not divide over 8 ranks"),
         (
             {"blocks": 8, "gpus": 4, "sampling": Sampling.FULL},

@@ -28,9 +28,6 @@ from twin.text import said
 
 T = TypeVar("T")
 RUNS = "runs"  # in the meta data of a record
-# options of older records: blocks that scan had fewer rows of narrow output projections, which
-# saved 1.4 % of SmolLM2-360M's step and less of others; their runs are planned with equal rows
-GONE = ("scanning_block_rows",)
 ATTENTION, EXPERTS, STORED = "attention", "experts", "stored"  # of a shape that is not dense
 
 
@@ -87,12 +84,11 @@ def shape_of(like: ModelSpec, data: Mapping[str, Any]) -> ModelSpec:
 
 def _read(name: str, one: Mapping[str, Any]) -> Experiment:
     model = one["model"]
-    options = {key: value for key, value in one["options"].items() if key not in GONE}
     spec = load_model(model) if isinstance(model, str) else shaped(model)
     return Experiment(
         name,
         spec,
-        built(Options, options),
+        built(Options, one["options"]),
         one["prompt"],
         one["tokens"],
         one["repeats"],

@@ -192,8 +192,11 @@ def output_projection(
     cols: int,
     *,
     vector: int = 0,
+    beside: tuple[Span, ...] = (),
 ) -> Value:
-    """The output projection's rows over this rank's columns."""
+    """The output projection's rows over this rank's columns. `beside`: items of the blocks that
+    scan before it.
+    """
     return b.rows(
         StageKind.O_PROJ,
         layer,
@@ -201,6 +204,7 @@ def output_projection(
         reads=reads,
         vector=b.options.tokens * vector,
         operations=("o_proj",),
+        beside=beside,
     )
 
 

@@ -14,7 +14,7 @@ from twin.models.formats import Format
 from twin.models.spec import LaneHead, Lanes, ModelSpec
 from twin.plan.catalogue import ROWS
 from twin.plan.coding import Coding
-from twin.plan.spans import spread
+from twin.plan.spans import spread, spread_beside
 from twin.plan.types import (
     Attention,
     Buffer,
@@ -140,13 +140,15 @@ class Builder:
         name: str = "",
         routed: Routed | None = None,
         gate: int | None = None,
+        beside: tuple[Span, ...] = (),
     ) -> Value:
         """A stage that multiplies one or more matrices with the same input; their elements follow
-        each other in one value.
+        each other in one value. `beside`: items of the blocks, of which those that have some own
+        `scanning_block_rows` rows where the plan says so.
 
         Of a kind that sums, ranks push their parts where others read them. The engine's blocks
-        publish something each, but for kinds of FEW_ROWS; where only the twin runs a plan with
-        fewer outputs than blocks, some own none.
+        publish something each, but for kinds of FEW_ROWS and for blocks with items `beside`; where
+        only the twin runs a plan with fewer outputs than blocks, some own none.
         """
         outputs = sum(piece.outputs for piece in pieces)
         if self.attention and kind not in FEW_ROWS and outputs < self.blocks:
@@ -155,7 +157,7 @@ class Builder:
                 f"most {outputs} blocks per rank"
             )
         pushed = pushed or (ROWS[kind].summed and self.exchanged(layer))
-        owned = spread(outputs, self.blocks, self.shift)
+        owned = self._owned(outputs, beside)
         self.shift = (self.shift + outputs) % self.blocks
         matrix, *more = self.matrices(pieces, owned)
         value = self.value(
@@ -182,6 +184,24 @@ class Builder:
         if ROWS[kind].summed:
             self.modules[kind, layer] = value
         return value
+
+    def _owned(self, outputs: int, items: tuple[Span, ...]) -> tuple[Span, ...]:
+        rows = self.options.scanning_block_rows
+        if rows is None or not any(lo < hi for lo, hi in items):
+            return spread(outputs, self.blocks, self.shift)
+        free = sum(lo == hi for lo, hi in items)
+        most = outputs // self.blocks
+        if rows > most:
+            raise PlanError(
+                f"scanning_block_rows={rows}: an equal share of {outputs} rows on {self.blocks} "
+                f"blocks is {most}; use at most that many"
+            )
+        if free == 0:
+            raise PlanError(
+                f"scanning_block_rows={rows}: all {self.blocks} blocks scan, so no block takes "
+                "their rows; use fewer attention_splits, or leave scanning_block_rows out"
+            )
+        return spread_beside(outputs, items, rows, self.shift)
 
     def matrices(self, pieces: Sequence[Piece], owned: tuple[Span, ...]) -> list[Matrix]:
         """Each piece's matrix; `owned` are the blocks' shares of all pieces' outputs one after the

@@ -74,8 +74,11 @@ def _grouped(
     else:
         partials = _attend_scan(b, layer, kind, qkv, heads=heads, kv_heads=kv_heads)
     gated = [b.span(qkv, q + 2 * kv, q + 2 * kv + gate)] if gate else []
+    # in the last layer the proof needs what blocks say that scan: nothing follows that would
+    last = layer + 1 == b.spec.layers
+    scanned = scanned_first(b.attention, kind.window, b.blocks) if b.attention and not last else ()
     reads = [b.whole(partials), *gated]
-    return output_projection(b, layer, weights["o"], reads, q, vector=q + gate)
+    return output_projection(b, layer, weights["o"], reads, q, vector=q + gate, beside=scanned)
 
 
 def _attend_cache(
@@ -93,6 +96,17 @@ def _attend_cache(
             Read(qkv.id, Parts.OWN, tuple((normed,) if lo < hi else () for lo, hi in items))
         )
     return attend(b, layer, items, reads, width + -width % ITEM_WORDS, window=kind.window)
+
+
+@lru_cache(maxsize=64)
+def scanned_first(own: Attention, window: int, blocks: int) -> tuple[Span, ...]:
+    """Of each block its items, if a short context fills one of them: (i, i) of the others."""
+    splits = own.splits_of(window)
+    filled = own.together if own.first_pages else splits
+    return tuple(
+        (lo, hi) if any(item % splits < filled for item in range(lo, hi)) else (lo, lo)
+        for lo, hi in scatter(own.items_of(window), blocks)
+    )
 
 
 @lru_cache(maxsize=256)  # layers that are alike share them

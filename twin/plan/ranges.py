@@ -25,6 +25,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "attention_splits": (1, 65_536),
     "window_splits": (1, 65_536),
     "split_positions": (0, 2**31 - 1),
+    "scanning_block_rows": (0, 65_536),
     "copies": (1, 1024),
     "prompt_chunk": (1, 4096),
     "batch": (1, 1024),

@@ -25,6 +25,24 @@ def spread(count: int, blocks: int, shift: int = 0) -> tuple[Span, ...]:
 
 
 @lru_cache(maxsize=1024)
+def spread_beside(
+    count: int, items: tuple[Span, ...], rows: int, shift: int = 0
+) -> tuple[Span, ...]:
+    """Contiguous spans in block order: `rows` for each block that has items, an equal share of the
+    others for each one that has none, of which the longer ones start at the `shift`th of these.
+    """
+    free = sum(lo == hi for lo, hi in items)
+    rest = spread(count - rows * (len(items) - free), free, shift % free)
+    sizes = iter(hi - lo for lo, hi in rest)
+    spans, lo = [], 0
+    for first, last in items:
+        hi = lo + (rows if first < last else next(sizes))
+        spans.append((lo, hi))
+        lo = hi
+    return tuple(spans)
+
+
+@lru_cache(maxsize=1024)
 def scatter(count: int, blocks: int) -> tuple[Span, ...]:
     """Spans of few items spread evenly over many blocks: item i goes near block i * blocks /
     count.

@@ -132,6 +132,9 @@ class Options:
     split_positions: int | None = None
     # the same in layers with a window; None: as in the others. Another number can only be simulated
     window_splits: int | None = None
+    # rows of the output projection of a block that scans the cache, which the others await, in all
+    # layers but the last; None: as many as the others have
+    scanning_block_rows: int | None = None
     copies: int = 3  # rotating copies of each exchange buffer
     # prompt tokens of one pass over the weights; 1: a prompt is read by ordinary steps
     prompt_chunk: int = 1

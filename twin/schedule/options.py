@@ -40,12 +40,14 @@ SETTLED = (  # fields whose default depends on the model or the node
     "max_context",
     "prompt_chunk",
     "lane_stagger_ns",
+    "scanning_block_rows",
 )
 OF_THE_RING = (
     "slot_bytes",
     "ring_slots",
     "window_slots",
     "head_window_slots",
+    "scanning_block_rows",
 )
 DEFAULT = Options()
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
