@@ -26,7 +26,7 @@ from twin.commands.reference import subparsers
 from twin.engine.save import save_checkpoint
 from twin.engine.tokenizer import make_byte_tokenizer
 from twin.engine.weights import random_weights
-from twin.files import BESIDE
+from twin.files import TEMPORARY
 
 NAME = "command lines"
 ENGINE = ("run", "bench")  # these compile an engine: the few lines that reach it cost a second
@@ -373,7 +373,7 @@ def _judge(
                 f"control characters on the terminal: twin {_said(words)}: "
                 f"{[c for c in text if not c.isprintable()][:20]}"
             )
-    if any(BESIDE in name for name in after):
+    if any(TEMPORARY in name for name in after):
         raise Defect(f"something half-written is left: twin {_said(words)}: {sorted(after)}")
     if code == 2 and _but_results(after) != before:
         raise Defect(

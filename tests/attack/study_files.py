@@ -27,7 +27,7 @@ from tests.command_line import TINY
 from twin.commands.output import LONGEST_MESSAGE
 from twin.engine.save import save_checkpoint
 from twin.engine.weights import random_weights
-from twin.files import BESIDE
+from twin.files import TEMPORARY
 
 NAME = "study files"
 GATE_CASES = 20  # some run a study twice
@@ -412,7 +412,7 @@ def _judge(code: int, out: str, err: str, folder: Path, said: str) -> None:
     strange = [
         place
         for place in places
-        if not place.startswith(("in/", "out/", "store/", "work/out/")) or BESIDE in place
+        if not place.startswith(("in/", "out/", "store/", "work/out/")) or TEMPORARY in place
     ]
     if strange or (code == 2 and any(place.startswith(("out/", "work/out/")) for place in places)):
         raise Defect(f"unwanted files: {sorted(strange) or sorted(places)}: {err[-300:]}\n{said}")

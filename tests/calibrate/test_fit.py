@@ -289,13 +289,12 @@ def test_streams_reach_beyond_the_last_cache_within_a_part_of_the_memory(
 
 def test_each_kind_of_code_that_a_core_decodes_has_a_probe_that_finds_its_rate() -> None:
     node = two_cores()
-    assert node.device.codes is not None
     chosen = [
         p for p in host_probes(limits_of(node), 2, node.device, quick=True) if p.group == "codes"
     ]
     kinds = {family(form.name) for form in DECODED.values()}
     assert {p.name for p in chosen} == {f"codes-{kind}" for kind in kinds}
-    rates = {f"codes.{kind}_bytes_per_s": 1e8 * (2 + at) for at, kind in enumerate(sorted(kinds))}
+    rates = {f"kernel.{kind}_bytes_per_s": 1e8 * (2 + at) for at, kind in enumerate(sorted(kinds))}
     made = apply_fit(
         node, {path: Number(value, Kind.MEASURED, "test") for path, value in rates.items()}
     )

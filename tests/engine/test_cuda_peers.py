@@ -354,5 +354,8 @@ def test_a_gpu_that_does_not_leave_is_said_and_gives_the_process_back(
         control.abort = 1
 
     install(SeveralGpus(2, act))
-    with opened() as engine, pytest.raises(EngineError, match=r"did not end 0\.05 s after it was"):
+    with (
+        opened() as engine,
+        pytest.raises(EngineError, match=r"did not end 0\.05 s after the request"),
+    ):
         engine.generate(PROMPT, max_tokens=4)

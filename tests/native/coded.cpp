@@ -160,6 +160,14 @@ struct Side;  // of what is exchanged, which no test here gathers
 
 #include "coded.h"
 #include "cuda_coded.cuh"
+
+namespace twin {
+template <class Layout, class Home>
+struct Activation;
+template <Code CODE>
+struct Quantised {};
+}  // namespace twin
+
 #include "cuda_quantised.cuh"
 
 namespace twin {

@@ -59,7 +59,7 @@ def test_memory_is_given_back_when_its_loads_have_answered(model: str, name: str
 
 
 @needs_nvdisasm
-def test_weights_taken_ahead_need_their_fence() -> None:
+def test_prefetched_weights_need_their_fence() -> None:
     """Without it, as the kernel once was, sums were wrong on an H200 with six or more slots in
     flight.
     """
@@ -79,9 +79,7 @@ def test_weights_taken_ahead_need_their_fence() -> None:
     assert any("take_plain" in arrival.caller.function for arrival in found)
     # later arrivals of the same stages may overtake them, too
     loads = {load for arrival in found for load in arrival.pending}
-    assert all(
-        any("take_ahead" in place.function for place in kernel.places(load)) for load in loads
-    )
+    assert all(any("prefetch" in place.function for place in kernel.places(load)) for load in loads)
 
 
 # ---- the analysis, on kernels of a few instructions ----------------------------------------------

@@ -174,13 +174,13 @@ def run(args: argparse.Namespace) -> int:
     for name, value in (HOST_DEFAULTS if simple else GPU_DEFAULTS).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    return beside_reference(args, node) if simple else on_gpu(args, node)
+    return next_to_reference(args, node) if simple else on_gpu(args, node)
 
 
 # ---- this computer's CPU, an AMD GPU -------------------------------------------------------------
 
 
-def beside_reference(args: argparse.Namespace, node: Node) -> int:
+def next_to_reference(args: argparse.Namespace, node: Node) -> int:
     from twin.sim.run import simulate  # a GPU machine needs no simulator
 
     given = [name for name in GPU_ONLY if getattr(args, name) is not None]

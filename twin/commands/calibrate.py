@@ -215,7 +215,7 @@ def fit_and_store(
     begin = uncalibrated_node(node.name)
     try:
         pooled = store.pooled(run, also)
-        fit = fit_node(_beside(begin, kept, chosen), probes, pooled, progress())
+        fit = fit_node(_kept_with(begin, kept, chosen), probes, pooled, progress())
     finally:
         done()
     check(fit, pooled, probes, fitted_by(pooled, node), node.name)
@@ -243,7 +243,7 @@ def fit_and_store(
     return fit
 
 
-def _beside(
+def _kept_with(
     begin: Node, kept: tuple[dict[str, Number], dict[str, Any]] | None, groups: Sequence[str]
 ) -> Node:
     """What a fit of some groups begins with: the numbers of the others as they are on file."""

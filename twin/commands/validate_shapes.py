@@ -65,13 +65,13 @@ def chosen(args: argparse.Namespace) -> bool:
     return True
 
 
-def kind_asked(args: argparse.Namespace) -> ModelKind:
+def kind_requested(args: argparse.Namespace) -> ModelKind:
     return ModelKind(args.kind) if args.kind else ModelKind.DENSE
 
 
 def run(args: argparse.Namespace, node: Node) -> int:
     recipe_of(node.device)  # refuses a device that no engine runs on
-    kind = kind_asked(args)
+    kind = kind_requested(args)
     folder = folder_of(node, args.shapes, args.seed, kind)
     check_folder(folder.parent)
     try:
@@ -111,7 +111,7 @@ def advice(args: argparse.Namespace, node: Node, here: str | None) -> str:
         return ""
     again = f"twin validate {node.name} --shapes {args.shapes} --seed {args.seed}"
     again += f" --kind {args.kind}" if args.kind else ""
-    folder = folder_of(node, args.shapes, args.seed, kind_asked(args))
+    folder = folder_of(node, args.shapes, args.seed, kind_requested(args))
     whose = f"{node.gpus} x" if node.gpus > 1 else "a"
     return (
         f"{here}\n\nOn a computer with {whose} {node.device.title}: put {folder} at the same place "

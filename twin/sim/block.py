@@ -121,7 +121,7 @@ class Block:
         self.ring = ring
         self.core = core
         self.scheduler = SchedulerWarp(self) if shared.has_schedulers else None
-        # logs of the sums that the scheduler was asked to make in this step
+        # logs of the sums that the scheduler had to make in this step
         self.sums: deque[list[Segment]] = deque()
         # [step][stage]; only the steps that the machine keeps
         self.log: Sequence[Sequence[Sequence[Segment]]] = []
