@@ -16,7 +16,7 @@ LEFT = (
     *("native/", "tests/", "twin/cost/", "twin/kernel/", "twin/plan/", "twin/proof/"),
     *("twin/schedule/", "twin/engine/cuda.py", "twin/engine/hip_build.py", "twin/engine/host.py"),
     # sources of numbers, and a page that quotes them: results are stamped with their digests
-    *("hwmodels/devices/", "studies/next-gen/results/"),
+    *("hwmodels/devices/", "hwmodels/machines/", "studies/next-gen/results/"),
 )
 NAMES = re.compile(r"`[\w/.]*`")  # of files and of code
 

@@ -164,4 +164,4 @@ def test_the_question_is_asked_as_the_chat_template_has_it(real: Path) -> None:
     jinja2 = pytest.importorskip("jinja2", reason="jinja2 is not installed (comes with extra 'hf')")
     template = jinja2.Template(chat_template(read_gguf(real)))
     messages = [{"role": "user", "content": demo_model.QUESTION}]
-    assert template.render(messages=messages, add_generation_prompt=True) == demo_model.PROMPT
+    assert template.render(messages=messages, add_generation_prompt=True) == demo_model.DIALOGUE

@@ -32,7 +32,7 @@ MOST_FETCH_S = 180.0
 RETRIES = 1
 QUESTION = "What is gravity?"
 # What the chat template of this file makes of a question; a test compares the two.
-PROMPT = (
+DIALOGUE = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
     f"Face<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
 )
@@ -81,7 +81,7 @@ def demo_model(out: Path, show: Show) -> DemoModel:
 def real_model(path: Path) -> DemoModel:
     source = open_source(str(path))
     assert source.tokenizer is not None
-    prompt = source.encode(PROMPT)
+    prompt = source.encode(DIALOGUE)
     title = "SmolLM2-135M-Instruct"
     return DemoModel(
         title, source.spec, source.weights, source.tokenizer, prompt, QUESTION, source.note
