@@ -488,7 +488,7 @@ struct Scan : Item {
                                         Store store) const {
     constexpr int TOGETHER = Outputs::TOGETHER, WORDS = HEAD_DIM / TOGETHER,
                   // of a head's words as many as threads take, the others as far behind them
-                  EACH = WORDS / MERGED_WORDS;
+                  EACH = WORDS > MERGED_WORDS ? WORDS / MERGED_WORDS : 1;
     TWIN_EACH(i, heads * EACH) {
       const int h = i / EACH, d = i % EACH * TOGETHER, ends = Outputs::ENDS + 2 * (head + h);
       float top = LOWEST, total = 0, weight[WARPS], sum[MERGED_WORDS][TOGETHER] = {};
