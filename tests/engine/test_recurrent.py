@@ -322,9 +322,18 @@ def _listed(parts: Iterable[tuple[str, Rows]]) -> dict[str, list[int]]:
 # ---- checkpoints ---------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_in_fp8_blocks_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "coded", "kept"),
+    [
+        ("qwen3-next", {"qkvz"}, {"ba"}),
+        ("qwen3-5-moe", {"qkv", "z", "experts.7.down"}, {"a", "b"}),
+    ],
+)
+def test_a_checkpoint_in_fp8_blocks_is_read(
+    family: str, coded: set[str], kept: set[str], tmp_path: Path
+) -> None:
     """As Qwen ships it: gates, routers and convolutions stay in 16 bits."""
-    config = FAMILIES["qwen3-next"] | {
+    config = FAMILIES[family] | {
         "torch_dtype": "bfloat16",
         "quantization_config": {
             "quant_method": "fp8",
@@ -350,8 +359,8 @@ def test_a_checkpoint_in_fp8_blocks_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     opened = open_checkpoint(tmp_path)
     assert opened.spec.runnable_reason() is None
-    assert {"layers.0.qkvz", "layers.3.q", "layers.0.shared_up"} <= meant.keys()
-    assert not any(name.endswith((".ba", ".conv", ".router")) for name in meant)
+    assert {"layers.3.q", *(f"layers.0.{n}" for n in coded | {"shared_up"})} <= meant.keys()
+    assert not meant.keys() & {f"layers.0.{name}" for name in kept | {"conv", "router"}}
     for name, wanted in meant.items():
         assert np.array_equal(opened.weights[name], wanted), name
     assert opened.weights["layers.0.conv"].shape == (4 * 16 * 2 + 8 * 8, 4)

@@ -129,6 +129,14 @@ class Names:
         }
 
 
+def expert_of(name: str) -> int | None:
+    """Which expert a tensor is of by its canonical name, such as "layers.3.experts.7.up"; None: of
+    no single one.
+    """
+    parts = name.split(".")
+    return int(parts[3]) if len(parts) > 4 and parts[2] == "experts" else None
+
+
 def feed_shape(feed: Feed, hidden: int, name: str) -> tuple[int, ...] | None:
     """Shape of a layer's tensor `name` ("router", "experts.3.gate", ...); None: not of its feed."""
     if isinstance(feed, ExpertFeed):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from twin.models import decoder
 from twin.models.config import Config, rope
 from twin.models.decoder import Tensor
-from twin.models.experts import Names
+from twin.models.experts import Names, expert_of
 from twin.models.feeds import ExpertFeed
 from twin.models.layered import check_experts, feed_of, kinds_of_layers, layered, layout
 from twin.models.mixers import GroupedAttention
@@ -146,7 +146,7 @@ def packed(spec: ModelSpec) -> dict[str, tuple[int, int, int]]:
 
 def canonical(spec: ModelSpec, name: str, array: NDArray[Any]) -> NDArray[Any]:
     """A stored array's part of one expert, as [out, in] or [out]; others as they are."""
-    expert = _expert(name)
+    expert = expert_of(name)
     if expert is None:
         return array
     own: NDArray[Any] = array[expert].T
@@ -156,15 +156,9 @@ def canonical(spec: ModelSpec, name: str, array: NDArray[Any]) -> NDArray[Any]:
 
 def joined(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """The way back, of all parts of a tensor in the order of `tensors`."""
-    if _expert(names[0]) is None:
+    if expert_of(names[0]) is None:
         return arrays[0]
     if "down" in names[0].rpartition(".")[2]:
         return np.stack([array.T for array in arrays])
     pairs = [np.stack(two, axis=1) for two in zip(arrays[0::2], arrays[1::2], strict=True)]
     return np.stack([pair.reshape(-1, *pair.shape[2:]).T for pair in pairs])
-
-
-def _expert(name: str) -> int | None:
-    """Which expert a tensor is of: "layers.3.experts.7.up"."""
-    parts = name.split(".")
-    return int(parts[3]) if len(parts) > 4 and parts[2] == "experts" else None

@@ -18,13 +18,24 @@ from numpy.typing import NDArray
 from twin.models import decoder, qwen3_next
 from twin.models.config import Config
 from twin.models.decoder import Tensor
+from twin.models.experts import expert_of
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import Role
 from twin.models.layered import check_experts, feed_of
 from twin.models.modules import QWEN3_5
 from twin.models.qwen2_moe import NAMES, with_shared
-from twin.models.qwen3_next import hybrid, linear_attention
+from twin.models.qwen3_next import hybrid, linear_attention, stored
 from twin.models.spec import ModelSpec
+
+__all__ = [
+    "NO_PART",
+    "canonical",
+    "from_config",
+    "from_multimodal",
+    "joined",
+    "stored",
+    "tensors",
+]
 
 NO_PART = ("mtp.", "model.visual.")  # how the names of tensors begin that are no part of the model
 _INNER = "language_model."  # of a text model within one that sees images
@@ -63,7 +74,7 @@ def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     """Canonical name -> tensor of a checkpoint."""
     found = qwen3_next.named(spec, decoder.tensors(spec, NAMES), _SPLIT)
     if not _each_expert(spec):
-        found |= dict(_stacked(spec))
+        found |= _stacked(spec)
     inner = "" if spec.family.endswith("_text") else _INNER
     return {
         name: replace(tensor, name=tensor.name.replace("model.", f"model.{inner}", 1))
@@ -95,17 +106,12 @@ def _stacked(spec: ModelSpec) -> dict[str, Tensor]:
 
 def canonical(spec: ModelSpec, name: str, array: NDArray[Any]) -> NDArray[Any]:
     """A stored array's part of one expert; others as Qwen3-Next's."""
-    expert = _expert(name)
+    expert = expert_of(name)
     if expert is None or array.ndim == 2:
         return qwen3_next.canonical(spec, name, array)
     own: NDArray[Any] = array[expert]
     leaf, half = name.rpartition(".")[2], len(own) // 2
     return {"gate": own[:half], "up": own[half:], "down": own}[leaf]
-
-
-def stored(spec: ModelSpec, name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """The way back, of one part."""
-    return qwen3_next.stored(spec, name, array)
 
 
 def joined(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -115,9 +121,3 @@ def joined(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> NDArray[Any]
     if names[0].endswith(".down"):
         return np.stack(arrays)
     return np.stack([np.concatenate(two) for two in zip(arrays[0::2], arrays[1::2], strict=True)])
-
-
-def _expert(name: str) -> int | None:
-    """Which expert a matrix is of: "layers.3.experts.7.up"."""
-    parts = name.split(".")
-    return int(parts[3]) if len(parts) > 4 and parts[2] == "experts" else None
