@@ -94,7 +94,7 @@ def test_gpu_scripts_import_no_simulator() -> None:
     scripts = {
         "few-bits": ["run"],
         "h200-acceptance": ["acceptance", "studies.common.acceptance.sanitizer"],
-        "h200-history": ["tune", "sampled"],
+        "h200-history": ["tune"],
         "h200-traces": ["record"],
         "many-gpus": ["run"],
         "zoo": ["measure"],
