@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from studies.common.acceptance import formats
 from studies.common.acceptance.refusals import broken, refusal_plans, wrong_requests
 from studies.common.acceptance.runs import (
     Failed,
@@ -72,6 +73,26 @@ def parts(bench: Bench, args: argparse.Namespace) -> dict[str, Part]:
             lambda: sanitizer_plans(bench),
             lambda: sanitize(bench, args.out),
         ),
+        "few-bits-repeats": Part(
+            f"quantised models: five runs of {args.tokens} tokens, bitwise equal",
+            lambda: list(formats.public_plans(bench, args.tokens).values()),
+            lambda: formats.repeats(bench, args.tokens),
+        ),
+        "few-bits-fidelity": Part(
+            "timed outputs as near to FP32 as weights rounded to 16 bits, or nearer",
+            lambda: formats.small_plans(bench, formats.TIMED),
+            lambda: formats.fidelities(bench, args.out),
+        ),
+        "few-bits-soak": Part(
+            f"{args.soak_tokens} tokens of small models of every format and mixture",
+            lambda: formats.small_plans(bench, formats.CONTEXT),
+            lambda: formats.soak(bench, args.soak_tokens),
+        ),
+        "few-bits-sanitizer": Part(
+            "compute-sanitizer finds nothing with any format or mixture",
+            lambda: formats.watched_plans(bench),
+            lambda: sanitize(bench, args.out / "few-bits", "formats"),
+        ),
     }
 
 
@@ -82,7 +103,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "parts",
         nargs="*",
-        help="repeats, soak, cancel, requests, broken, sanitizer; all unless given",
+        help="repeats, soak, cancel, requests, broken, sanitizer, and of quantised models "
+        "few-bits-repeats, -fidelity, -soak, -sanitizer; all unless given",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for summary.json and logs")
     parser.add_argument(
@@ -132,14 +154,14 @@ def main() -> int:
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
     chosen = {name: part for name, part in every.items() if not args.parts or name in args.parts}
-    if "sanitizer" in chosen and args.device == "cuda":
+    if any(name.endswith("sanitizer") for name in chosen) and args.device == "cuda":
         os.environ |= with_lines(args.out / "cache")
     summary: dict[str, Any] = {"device": args.device, "conditions": conditions(), "parts": {}}
     bench.compile(plan for part in chosen.values() for plan in part.plans())
     for name, part in chosen.items():
         outcome = summary["parts"][name] = attempt(part)
         print(
-            f"{outcome['result']:8} {name:10} {part.shows} ({outcome['seconds']:.1f} s) "
+            f"{outcome['result']:8} {name:18} {part.shows} ({outcome['seconds']:.1f} s) "
             f"{outcome.get('why', '')}".rstrip(),
             flush=True,
         )

@@ -4,7 +4,7 @@ of every format and family, and the public ones whose runs repeat bit by bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -160,10 +160,13 @@ def open_small(bench: Bench, plan: Plan, weights: Weights | None = None) -> Sess
     return bench.engine(plan, weights=weights or random_weights(plan.spec, SEED))  # type: ignore[arg-type]
 
 
-def small_plans(bench: Bench) -> list[Plan]:
-    """Those that are judged, and those that run for long."""
-    specs = small_specs(TINY if bench.device == "host" else SMALL)
-    return [small_plan(bench, spec, context) for spec in specs for context in (TIMED, CONTEXT)]
+def run_specs(bench: Bench) -> list[ModelSpec]:
+    """The small models that are judged and that run for long."""
+    return small_specs(TINY if bench.device == "host" else SMALL)
+
+
+def small_plans(bench: Bench, context: int) -> list[Plan]:
+    return [small_plan(bench, spec, context) for spec in run_specs(bench)]
 
 
 # ---- five runs, the same bits --------------------------------------------------------------------
@@ -182,14 +185,16 @@ def public_plans(bench: Bench, tokens: int) -> dict[str, Plan]:
     }
 
 
-def repeats(bench: Bench, tokens: int, tell: Callable[[str, Any], None]) -> None:
+def repeats(bench: Bench, tokens: int) -> dict[str, Any]:
     """Five runs of `tokens` tokens of each public model, and five times the logits of the same
     tokens.
     """
+    made = {}
     for name, plan in public_plans(bench, tokens).items():
         with open_small(bench, plan) as engine:
             positions = min(LOGIT_POSITIONS, plan.options.max_context)
-            tell(name, repeated_bits(engine, plan, tokens, positions))
+            made[name] = repeated_bits(engine, plan, tokens, positions)
+    return made
 
 
 # ---- fidelity ------------------------------------------------------------------------------------
@@ -238,18 +243,15 @@ def _steps(reference: Reference, tokens: Sequence[int]) -> fidelity.Logits:
     return np.array([reference.step(token) for token in tokens], np.float32)
 
 
-def fidelities(
-    bench: Bench, out: Path, tell: Callable[[str, Any], None], numbers: Sequence[int]
-) -> None:
-    """Of some of the small models; a file of positions for each. Raises Failed behind the last."""
-    specs = small_specs(TINY if bench.device == "host" else SMALL)
-    wrong = []
-    for number in numbers:
-        spec = specs[number]
+def fidelities(bench: Bench, out: Path) -> dict[str, Any]:
+    """Of the small models; a file of positions for each. Raises Failed behind the last."""
+    made, wrong = {}, []
+    for spec in run_specs(bench):
         found = judged(bench, spec)
         said = fidelity.summary(found)
         near = said["kl_engine"]["mean"] <= KL_NEAR
-        tell(spec.name, said | {"kl_near": near})
+        made[spec.name] = said | {"kl_near": near}
+        print(f"  {spec.name}: {made[spec.name]}", flush=True)
         rows = list(fidelity.rows(found, 0))
         heads = ("prompt", "position", *fidelity.Judged.__dataclass_fields__)
         write({out / f"fidelity-{spec.name.replace(' ', '-')}.csv": csv_text(heads, rows)})
@@ -257,15 +259,17 @@ def fidelities(
             wrong.append(spec.name)
     if wrong:
         raise Failed(f"farther from the reference than 16 bits: {', '.join(wrong)}")
+    return made
 
 
 # ---- soak ----------------------------------------------------------------------------------------
 
 
-def soak(bench: Bench, tokens: int, tell: Callable[[str, Any], None]) -> None:
+def soak(bench: Bench, tokens: int) -> dict[str, Any]:
     """So many tokens, shared by the small models; every run of a prompt gives its first tokens."""
-    specs = small_specs(TINY if bench.device == "host" else SMALL)
+    made, specs = {}, run_specs(bench)
     for spec in specs:
         plan = small_plan(bench, spec)
         with open_small(bench, plan) as engine:
-            tell(spec.name, soaked(engine, plan, -(-tokens // len(specs))))
+            made[spec.name] = soaked(engine, plan, -(-tokens // len(specs)))
+    return made

@@ -137,6 +137,7 @@ def sanitize(
         )
     facts: dict[str, Any] = {"program": program, "plans": len(expected)}
     failed = []
+    out.mkdir(parents=True, exist_ok=True)
     for tool in tools:
         log = out / f"{tool}.log"
         facts[tool] = _watch(program, tool, log, which)
