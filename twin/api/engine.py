@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
@@ -113,7 +113,7 @@ class Engine:
     def predict(self, context: int = 1) -> Prediction:
         """What the twin says of this very plan, with `context` positions in the KV cache."""
         options = self.plan.options
-        chosen = {name: getattr(options, name) for name in type(options).__slots__}
+        chosen = {one.name: getattr(options, one.name) for one in fields(options)}
         del chosen["gpus"]
         assert self.plan.spec is not None
         return simulate(self.plan.spec, self.node, **{**chosen, "context": context})

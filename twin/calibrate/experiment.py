@@ -7,8 +7,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from twin.frozen import frozen
 from twin.hardware.load import load_node
 from twin.models.spec import ModelSpec
 from twin.plan.types import Options, Plan
@@ -20,7 +21,7 @@ TOKENS = 48  # decoded and timed per repeat
 REPEATS = 5
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Experiment:
     """Random weights of a model's shape, decoded greedily after a prompt. Two that ran alike are
     equal, whatever was predicted or measured.
@@ -103,7 +104,7 @@ class Errors:
         return f"{self.median:.1%}, {self.worst:+.1%}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Runs(Errors):
     """Runs that were measured."""
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from twin.calibrate.seen import (
     shape_of,
     usual,
 )
+from twin.frozen import frozen
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
 from twin.models.kind import ModelKind, kind_of
@@ -46,7 +47,7 @@ FEWEST = 8
 MANY = 64
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KnownError(Errors):
     """Errors of the predicted speed of held-out runs, positive where the twin is too fast."""
 

@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
 from functools import lru_cache
 
 from msgspec import ValidationError, convert
 
 from twin.data import data_dir
 from twin.errors import CalibrationError
+from twin.frozen import frozen
 from twin.hardware.types import Node
 from twin.models.kind import stored_as
 from twin.models.load import load_model, model_names
@@ -26,7 +26,7 @@ FILE = "measured.csv"
 NEAR = 4.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Measured:
     """A run: a step at about `context` positions, or a prompt of so many tokens."""
 

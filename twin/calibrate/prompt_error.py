@@ -10,12 +10,12 @@ held out; those of few-bit weights and experts were not fitted to.
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
 from functools import lru_cache
 
 from twin.calibrate.seen import Seen, levels_at
 from twin.data import data_dir
 from twin.errors import CalibrationError
+from twin.frozen import frozen
 from twin.hardware.types import Node
 from twin.models.kind import ModelKind, kind_of
 from twin.models.spec import ModelSpec
@@ -24,7 +24,7 @@ FILE = "held-out/prompts.csv"
 HEAD = ("model", "stored", "node", "tokens", "kind", "measured_s", "predicted_s")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PromptError:
     """Eight of ten prompts of a kind took between `low` and `high` of the predicted time."""
 

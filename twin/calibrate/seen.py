@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.frozen import frozen
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
 
@@ -32,7 +33,7 @@ WIDER, WIDEST = 1.3, 5.0
 UNUSUAL = ("-counter", "-grid")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Seen:
     """One run: how far off its predicted speed was, positive where the twin is too fast, and the
     bytes that a GPU streams in a step of its model.

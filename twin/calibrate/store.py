@@ -13,7 +13,7 @@ import platform
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from twin import files
 from twin.data import data_dir, read_yaml
 from twin.errors import CalibrationError, ConfigError, HardwareError
 from twin.files import MOST_RECORD_BYTES
+from twin.frozen import frozen
 from twin.hardware.moved import refuse
 from twin.hardware.number import Kind, Number
 from twin.reading import read
@@ -48,7 +49,7 @@ STAMP = "%Y-%m-%dT%H%M%S"
 Samples = dict[str, list[float]]  # seconds per step of each repeat, by probe or engine run
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageTimes:
     """One kind of stage in a traced step, its layers added up; medians over steps."""
 
@@ -61,7 +62,7 @@ class StageTimes:
     work_s: float  # mean over blocks: from there to the end
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Run:
     """All samples of one probing session: seconds per step, one per repeat."""
 
@@ -436,7 +437,7 @@ def _entry(number: Number) -> dict[str, Any]:
 Finite = int | Annotated[float, Meta(ge=-1e300, le=1e300)]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Fitted:
     """What _entry makes of a number."""
 

@@ -126,8 +126,8 @@ def options_json(plan: Plan) -> dict[str, Any]:
     """The engine options in force, as the command line spells their values."""
     options = plan.options
     return {
-        name: getattr(getattr(options, name), "value", getattr(options, name))
-        for name in type(options).__slots__
+        one.name: getattr(value := getattr(options, one.name), "value", value)
+        for one in dataclasses.fields(options)
     }
 
 

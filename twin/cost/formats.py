@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from twin.cost import terms
 from twin.errors import HardwareError
+from twin.frozen import frozen
 from twin.hardware.kernel import CoreKernel, KernelCosts, Unpacking, WarpKernel
 from twin.hardware.number import Number
 from twin.hardware.types import Device
@@ -22,7 +22,7 @@ RATES = {name: f"{name}_bytes_per_s" for name in ("int8", "fp8", "int4", "fp4")}
 TENSOR_TOKENS = 16  # activations that tensor cores take together
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tile:
     """One ring slot of weights, in shared memory."""
 

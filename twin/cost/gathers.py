@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from twin.cost.causes import COLLECTIVE, HAND_OFF, SAMPLING
 from twin.cost.program import Publication, ReadWork
 from twin.cost.routing import Chosen
 from twin.cost.terms import FP32_BYTES
 from twin.cost.wiring import part_count
+from twin.frozen import frozen
 from twin.hardware.types import Device
 from twin.plan.types import (
     Execution,
@@ -46,7 +46,7 @@ def shares(matrix: Matrix, blocks: int, block: int, experts: Chosen) -> Iterator
         yield (max(lo - expert * width, 0), min(hi - expert * width, width)), experts[expert]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gathered:
     """What a read takes of a block."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from twin.cost.cores import CoreCosts
 from twin.cost.costs import Costs
 from twin.cost.warps import WarpCosts
+from twin.frozen import frozen
 from twin.hardware.kernel import WarpKernel
 from twin.hardware.types import Device
 from twin.plan.types import Plan
@@ -22,7 +21,7 @@ def costs_of(plan: Plan, device: Device) -> Costs:
     return CoreCosts(schedule_of(plan), device, kernel)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Loader:
     """Times of a block that the machine applies, in picoseconds; a core's are nothing."""
 

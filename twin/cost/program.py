@@ -7,13 +7,14 @@ tokens chose certain experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from twin.cost.wiring import Channel, Wiring
+from twin.frozen import frozen
 from twin.plan.types import Plan, StageKind
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReadWork:
     previous_step: bool
     size: int  # bytes, all parts
@@ -22,13 +23,13 @@ class ReadWork:
     cause: int  # of the gather
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Publication:
     size: int  # bytes this block publishes
     pushed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageWork:
     """One stage of one block, but for the channels of its reads and of its publication. Equal
     layers and equal blocks share it.
@@ -63,7 +64,7 @@ class StageWork:
         return sum(size for size, _ in self.kv) + self.stored
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Variant:
     """What the blocks of a rank do in a step: `stages[block][stage]`, and `sizes[block]`, the bytes
     of each slot.
@@ -88,7 +89,7 @@ class Variant:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Program:
     """All that does not depend on time. Without `choices` every rank does the first variant in
     every step.

@@ -14,11 +14,10 @@ stream's share of the ceiling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from twin.cost.formats import unpacking_s
 from twin.cost.terms import weight_rate
 from twin.errors import PlanError
+from twin.frozen import frozen
 from twin.hardware.floor import floor_s
 from twin.hardware.kernel import PromptCosts
 from twin.hardware.number import Number
@@ -58,7 +57,7 @@ POSITIONS = 4  # of a thread, in a warp's look for one query head without tensor
 UTILISATION_ROUNDS = 4
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PromptTime:
     """All but the prompt's last token, in seconds; the last one is an ordinary step."""
 

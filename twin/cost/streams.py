@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from twin.cost import formats
 from twin.cost.gathers import shares
 from twin.cost.routing import Chosen
+from twin.frozen import frozen
 from twin.hardware.types import Device
 from twin.plan.types import Matrix, Scan, Stage, StageKind, tiles_of
 from twin.schedule.types import Schedule
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Weights:
     """Slots of one stage of one block: consumer time and bytes."""
 

@@ -6,10 +6,10 @@ attention.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import exp
 
 from twin.errors import HardwareError
+from twin.frozen import frozen
 from twin.hardware.kernel import KernelCosts
 from twin.hardware.types import Cache, Device
 from twin.models.spec import DType
@@ -24,7 +24,7 @@ QUAD_BYTES = 16  # most that a thread reads at once
 LONGEST_PS = 2**52  # 75 minutes: most that one transfer or one piece of a block's work may take
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cost:
     """Terms that overlap (the longest counts) or follow each other (their sum counts)."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from twin.errors import HardwareError
+from twin.frozen import frozen
 from twin.hardware.kernel import WarpKernel
 from twin.hardware.types import Device
 from twin.models.spec import DType
@@ -18,7 +17,7 @@ LOOPED_ROWS = 4  # of a tile at once, in a loop over its rows; of four bits in o
 CHAIN_GROUPS = 4  # of columns that share a scale, which a chain of FP4's products keeps separate
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TeamWork:
     """What a tile costs a block of warps."""
 

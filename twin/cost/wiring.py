@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from twin.cost.causes import HAND_OFF, SAMPLING
 from twin.cost.forms import Forms, Numbered
 from twin.cost.terms import FP32_BYTES, SECTOR_BYTES
+from twin.frozen import frozen
 from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Span, Stage, StageKind, Value
 
 KEPT = 16  # plans whose wiring is remembered
@@ -24,7 +25,7 @@ NOTHING_READ, NOTHING_TO_WAIT_FOR = -2, -1  # in the place of a channel
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Channel:
     """A wait group: everybody who needs the same elements of a value from the same ranks."""
 
@@ -39,7 +40,7 @@ class Channel:
     sectors: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lists:
     """Of each block of a rank some channels: those of block b are channels[starts[b] : starts[b +
     1]].
@@ -53,7 +54,7 @@ class Lists:
         return [tuple(channels[a:b]) for a, b in pairwise(starts)]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Wires:
     """Of one stage, by block."""
 
@@ -64,7 +65,7 @@ class Wires:
     others: Lists  # and in every other rank
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BlockWires:
     """Of one stage and one block."""
 
@@ -131,7 +132,7 @@ def part_count(plan: Plan, value: Value, parts: Parts) -> int:
     return {Parts.OWN: 1, Parts.OTHERS: plan.ranks - 1, Parts.ALL: plan.ranks}[parts]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Readers:
     """Of a read: the groups of blocks that its readers wait for, and which of them each block's is;
     -1: it reads nothing.

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.frozen import frozen
 from twin.kernel.fields import STAGE_EXTRAS
 from twin.models.spec import LaneHead
 from twin.plan import shards
@@ -26,7 +26,7 @@ from twin.schedule.types import Schedule
 RESIDUAL_NORMS = ("norm", "post_norm")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Constants:
     """Of one rank of a plan."""
 

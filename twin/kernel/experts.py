@@ -6,12 +6,12 @@ neighbours are to C++. To its warps a stage's chosen experts are one matrix
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.frozen import frozen
 from twin.kernel.coded import STORAGE, tile
 from twin.models.codes import Blocks, Coded, Encoded
 from twin.models.formats import UNIT_BYTES
@@ -26,7 +26,7 @@ FIELDS = ("expert_page", "expert_units", "expert_rows", "expert_cols")
 CODED_FIELDS = ("expert_group", "expert_apart")  # besides, where it has few-bit weights
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """Where the experts of a stage lie behind a rank's streams: [experts][column
     slices][rows][columns of a slice].

@@ -5,8 +5,8 @@ twin/schedule/passes.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from twin.frozen import frozen
 from twin.models.feeds import ExpertFeed
 from twin.plan.catalogue import ROWS
 from twin.plan.types import MOST_WARPS, Plan, Stage, StageKind
@@ -16,7 +16,7 @@ from twin.schedule.passes import Passes
 from twin.schedule.types import Schedule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Prompt:
     """A rank's memory for one chunk, in floats: rows of `prompt_chunk` tokens. All zero without
     passes.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.frozen import frozen
 from twin.kernel import experts
 from twin.kernel.coded import STORAGE, pack_coded
 from twin.kernel.fields import Table
@@ -21,7 +21,7 @@ from twin.plan.types import Execution, Matrix, Plan, Span, rows_bytes
 PAGE_BYTES = 4096  # streams of blocks start on a page
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Streams:
     """Where the memory of weights is divided, in pages from its start."""
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.frozen import frozen
 from twin.kernel import experts
 from twin.kernel.coded import coded_fields
 from twin.kernel.constants import Constants, constants_of
@@ -37,7 +37,7 @@ from twin.schedule.memory import shelves_floats
 from twin.schedule.types import Schedule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Layout:
     """All that the kernel of a plan gets, made once: rows of each table in the field order of
     FIELDS, the sizes of the arenas, where constants and weights lie.

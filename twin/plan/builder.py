@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from twin.errors import PlanError
+from twin.frozen import frozen
 from twin.models.formats import Format
 from twin.models.spec import LaneHead, Lanes, ModelSpec
 from twin.plan.catalogue import ROWS
@@ -41,7 +42,7 @@ FEW_ROWS = (StageKind.ROUTER, StageKind.DELTA_GATES, StageKind.SHARED_UP)
 EXCHANGED = tuple(kind.value for kind, row in ROWS.items() if row.summed)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Piece:
     """Weights of one rank that make `outputs` elements of `unit` rows each."""
 

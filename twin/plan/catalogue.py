@@ -6,10 +6,10 @@ The proof (twin/proof) keeps lists of its own, on purpose: a mistake here must n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 
+from twin.frozen import frozen
 from twin.plan.kinds import StageKind
 
 
@@ -37,7 +37,7 @@ class Spent(Enum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Row:
     """What holds for every stage of a kind."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from twin.errors import PlanError
+from twin.frozen import frozen
 from twin.models.formats import PACK, Format
 from twin.plan.types import Options
 
@@ -13,7 +13,7 @@ BYTE_BITS = 8
 COLUMN_STEP = 8  # a thread loads 8 values (16 bytes of a 16-bit type) at once
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Coding:
     """A thread of a GPU holds PACK elements of a stage's input in a row, whatever the matrix's
     format. So a stage's input is laid out once for all matrices that multiply it.

@@ -103,7 +103,7 @@ class Parts(Enum):
     ALL = "all"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Options:
     """What a user may choose about the engine."""
 
@@ -259,7 +259,7 @@ class Routed:
     top_k: int  # per token
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Scan:
     """Cached entries that a stage reads, as items [sequence][cached head][split]; item // splits is
     (sequence, head).
@@ -420,7 +420,7 @@ class Turn(NamedTuple):
     page: int  # from which on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Attention:
     """The attention that the kernel has code for, alike in all layers but for windows: a rank's
     heads and its paged cache.

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.frozen import frozen
 from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Span, Stage, StageKind, Value
 from twin.proof.violation import Violation
 
@@ -65,7 +66,7 @@ def prove_reuse(plan: Plan) -> Proof:
     return machine.run()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Lesson:
     """Who learns from whom by one read: blocks that poll words of the same writers learn the
     same.

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 from twin.errors import InvalidPlan
+from twin.frozen import frozen
 from twin.plan.types import (
     MOST_STAGGER_NS,
     CollectiveKind,
@@ -61,7 +61,7 @@ ITEM_KINDS = (StageKind.ATTENTION, StageKind.INDEX, StageKind.DELTA)
 ROUTED_KINDS = (StageKind.ROUTED_UP, StageKind.ROUTED_DOWN)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Report:
     """What was proven."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from twin.frozen import frozen
 
 NEXT_STEP = {
     "structure": "rebuild the plan with twin.plan.build; hand-edited plans keep ids, lengths and "
@@ -26,7 +26,7 @@ NEXT_STEP = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Violation:
     """One broken rule: a key of NEXT_STEP, the stage it shows in, and who did what to which
     element.

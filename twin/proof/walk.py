@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from twin.frozen import frozen
 from twin.models.feeds import DenseFeed, ExpertFeed, Scoring
 from twin.models.layers import Layer
 from twin.models.mixers import DeltaNet, GroupedAttention
@@ -51,7 +52,7 @@ def partials_of(plan: Plan, heads: int, dim: int) -> int:
 Spans = tuple[tuple[Span, ...], ...]  # [blocks][...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Need:
     """One read that the computation calls for; `spans[block]` are the elements without which it is
     wrong.

@@ -4,12 +4,12 @@ memory where these are too wide, or where registers are scarce.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.frozen import frozen
 from twin.models.spec import DType
 from twin.plan.types import Matrix, Plan
 from twin.schedule.block import FOLD_COLUMNS
@@ -39,13 +39,13 @@ class Home(Enum):
     SHARED = "shared memory"  # BetweenStages in cuda_activation.cuh
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Residual:
     home: Home
     exchange_floats: int = 0  # where threads hand over their fours, behind the sums of rows
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FeedForward:
     """The input of down projections."""
 
@@ -55,7 +55,7 @@ class FeedForward:
     rounds: int  # in which all of it is gathered, wherever it lies
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NormOrder:
     """How threads load the weights of a residual's norm, `norm_place` in
     native/platform/cuda_activation.cuh: of each slice of `tile` columns the first four of every

@@ -4,8 +4,7 @@ next to it. Sizes count floats, except where the name says bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from twin.frozen import frozen
 from twin.models.formats import UNIT_BYTES
 from twin.plan.step import SUMMARY
 from twin.plan.types import (
@@ -49,7 +48,7 @@ SCRATCH_BYTES = 12 << 10
 INPUT_SHARE = 4  # judged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class OfWarps:
     """What NVIDIA's warps need of the scratch; the defaults are those of blocks without them."""
 
@@ -65,7 +64,7 @@ class OfWarps:
     whole_units: int = 0  # of PACK elements, in `whole`: those that tensor cores multiply
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Scratch:
     """A block's scratch, FP32, one part behind the other."""
 
@@ -83,7 +82,7 @@ class Scratch:
         return self.stages + self.held + self.whole + self.choice + self.kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SharedMemory:
     """Of a block: its ring, and what lies next to it."""
 

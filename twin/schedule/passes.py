@@ -8,8 +8,7 @@ barrier, so its numbers need neither flags nor resets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from twin.frozen import frozen
 from twin.plan.catalogue import ROWS
 from twin.plan.types import Attention, Matrix, Plan, Routed, Stage, StageKind
 from twin.schedule.splits import KEPT_HEAD
@@ -29,7 +28,7 @@ SCAN_ROWS = 128  # of queries that share a block's tiles
 ROUTED_ROWS, DECODED_ROWS = 256, 64
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PassStage:
     """One stage of a pass."""
 
@@ -44,7 +43,7 @@ class PassStage:
         return None if self.stage.kind is StageKind.ROUTER else self.stage.matrix
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Passes:
     """Of a plan whose kernel reads prompts so."""
 

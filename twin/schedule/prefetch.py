@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from twin.frozen import frozen
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
 from twin.plan.catalogue import ALWAYS
@@ -44,7 +44,7 @@ PIECE_REGISTERS = 40  # of such a piece, as this table counts: of 8-bit weights
 REGISTER_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Prefetch:
     """The row groups of one kind of input that are prefetched into a thread's registers."""
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from twin.data import data_dir
 from twin.errors import ConfigError
+from twin.frozen import frozen
 from twin.hardware.types import Device
 
 CONDITION = re.compile(r"(?P<name>[a-z0-9_]+)(?:(?P<sign><=|>)(?P<limit>[0-9.e+-]+))?")
 Shape = Mapping[str, float]  # traits (0 or 1) and measures of a plan, by name
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rule:
     """One row of a file."""
 

@@ -4,9 +4,8 @@ and TileScan in cuda_scan.cuh.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from twin.errors import PlanError
+from twin.frozen import frozen
 from twin.plan.types import Attention, Options, Plan, StageKind, word_outputs
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.splits import TENSOR_HEADS, WIDE_HEADS, scans_on_tensor_cores, slot_positions
@@ -24,7 +23,7 @@ WIDE_PARTIALS = 1
 COPY_BYTES = 16  # the grain of bulk copies
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class CacheScan:
     """Of an item of attention, which all warps of a block share."""
 

@@ -12,10 +12,10 @@ spilled, and filled the first-level cache.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from twin.errors import PlanError
+from twin.frozen import frozen
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
 from twin.plan.types import Matrix, Plan
@@ -27,7 +27,7 @@ LATE_AT_ONCE = 2  # elements of a thread of the scheduler warp whose late parts 
 THREAD_REGISTERS = 120
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Team:
     """The division of one matrix shape over `warps` consumer warps."""
 

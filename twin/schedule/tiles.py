@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from twin.errors import PlanError
+from twin.frozen import frozen
 from twin.models.formats import UNIT_BYTES
 from twin.plan.catalogue import ENGINE_OPTIONS, Input, input_of
 from twin.plan.coding import COLUMN_STEP, Coding, coding_of
@@ -43,7 +44,7 @@ def _cutter(plan: Plan) -> Cutter:
     return Cutter(options, coding, teams=teams, folded=folded)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cutter:
     """Cuts the matrices of one plan."""
 

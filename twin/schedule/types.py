@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from twin.frozen import frozen
 from twin.plan.catalogue import input_of
 from twin.plan.types import Matrix, Plan, Stage, StageKind
 from twin.schedule.homes import FeedForward, Home, NormOrder, Residual
@@ -21,7 +22,7 @@ ID_DIGITS = 12
 MOST_TOGETHER = 3  # portions of a residual, at most, where a block looks at several parts together
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WarpSchedule:
     """What the consumer warps of an NVIDIA block do. `teams` and `prefetch` by input."""
 

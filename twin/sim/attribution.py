@@ -8,15 +8,15 @@ their sum is the step, exactly.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from twin.cost.causes import CAUSES
+from twin.frozen import frozen
 from twin.sim.block import Block
 
 Table = list[list[int]]  # [stage][cause] ps
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Piece:
     """A stretch of the critical path."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import simpy
@@ -22,6 +21,7 @@ from twin.cost.causes import (
 )
 from twin.cost.program import Program, ReadWork, StageWork
 from twin.cost.wiring import BlockWires
+from twin.frozen import frozen
 from twin.plan.types import StageKind
 from twin.sim.clock import Clock, in_time
 from twin.sim.core import Core
@@ -38,7 +38,7 @@ Timed = Generator[simpy.Event, Any, int]
 Segment = tuple[int, int, Binder | None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shared:
     """What all blocks of a machine use and none owns."""
 

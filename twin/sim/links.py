@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from twin.errors import HardwareError
+from twin.frozen import frozen
 from twin.hardware.types import Link
 from twin.sim.memory import Package, Pipe
 from twin.units import picoseconds
@@ -13,7 +13,7 @@ from twin.units import picoseconds
 TOPOLOGIES = ("mesh", "switch", "memory")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LinkTimes:
     """Of a node's links, in picoseconds; those of a single GPU are nothing."""
 

@@ -8,10 +8,9 @@ others one, all stacks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from twin.cost.terms import PS, cost_in_time, kept_share
 from twin.errors import HardwareError
+from twin.frozen import frozen
 from twin.hardware.types import Cache, Device
 from twin.plan.types import Placement
 from twin.sim.clock import FASTEST, LAST_PS, beyond, in_time
@@ -78,7 +77,7 @@ class Pipe:
         return self.bytes * self.numerator // self.denominator - max(0, self.free - now)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Path:
     """From memory (or the cache that holds the weights) to one block."""
 

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from itertools import pairwise
 from math import ceil
 
@@ -15,6 +15,7 @@ from twin.cost.causes import CAUSES
 from twin.cost.rests import rests_on
 from twin.cost.routing import Routing
 from twin.errors import PlanError
+from twin.frozen import frozen
 from twin.hardware.types import Node
 from twin.plan.types import Plan
 from twin.sim.attribution import Table, critical_path, tabulate
@@ -26,7 +27,7 @@ from twin.sim.speculation import Speculation, gain
 from twin.sim.trace import Trace, collect
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageTime:
     """Time of one stage on the critical path."""
 
@@ -41,7 +42,7 @@ class StageTime:
         return self.ps / 1e12
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Result:
     """One steady decode step: from the end of the step before it to its own.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from twin.errors import PlanError
+from twin.frozen import frozen
 from twin.plan.types import Plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Speculation:
     """A draft model proposes tokens one after the other, each accepted with the same probability if
     those before it were.

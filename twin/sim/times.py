@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 from twin.cost.kinds import Loader
+from twin.frozen import frozen
 from twin.hardware.number import Number
 from twin.hardware.types import QUEUE_S, Device
 from twin.units import picoseconds
@@ -13,7 +13,7 @@ from twin.units import picoseconds
 QUEUE = picoseconds(QUEUE_S)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Times:
     memory: int  # latencies
     l2: int

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twin.cost.causes import CAUSES, LAUNCH
+from twin.frozen import frozen
 from twin.sim.attribution import Piece
 from twin.sim.block import Block, Segment
 from twin.sim.machine import Machine
@@ -20,7 +20,7 @@ Event = dict[str, object]
 CRITICAL = 10**6  # process id of the critical path: after every GPU
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Trace:
     events: tuple[Event, ...]
 

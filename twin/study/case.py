@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from twin.errors import TwinError
+from twin.frozen import frozen
 from twin.hardware.types import Node
 from twin.kernel.room import check_room
 from twin.models.spec import ModelSpec
@@ -27,7 +27,7 @@ def nominal(node: Node) -> Node:
         return node
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Case:
     spec: ModelSpec
     node: Node

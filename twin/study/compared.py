@@ -5,7 +5,7 @@ cost.
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from statistics import median, quantiles
 from typing import Any
@@ -16,6 +16,7 @@ from twin.batching.step import predict
 from twin.batching.tables import devices_with_tables, load_tables, stack_names
 from twin.data import data_dir
 from twin.errors import TwinError
+from twin.frozen import frozen
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
 
@@ -24,7 +25,7 @@ SERVERS = ("graph-engines", "results", "held-out-servers.csv")
 ERROR = "error of time"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Compared:
     """One engine's row. `low` and `high`: eight of ten, if it is as wrong as where it was checked;
     None: nobody checked, or there is no such number.
@@ -39,10 +40,10 @@ class Compared:
     usd_per_million: float | None
 
     def json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Comparison:
     rows: tuple[Compared, ...]
     missing: tuple[str, ...]  # why an ordinary engine is not among them

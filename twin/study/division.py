@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from twin.data import data_dir
 from twin.errors import TwinError
 from twin.files import MOST_RECORD_BYTES, read_json
+from twin.frozen import frozen
 from twin.hardware.override import numbers
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
@@ -45,7 +45,7 @@ MARGIN = 0.015
 STANDARD = "the standard division"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Division:
     """Options that make it, and why it may be better."""
 
@@ -53,7 +53,7 @@ class Division:
     options: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Choice:
     """What was chosen, and why."""
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from twin.errors import TwinError
+from twin.frozen import frozen
 from twin.hardware.types import Node
 from twin.models.spec import Lanes, ModelSpec
 from twin.plan.types import Execution, Plan
@@ -28,7 +28,7 @@ MARGIN = 0.03
 DEPTHS = (4, 8)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Offer:
     """A number of GPUs, and what the twin says of it."""
 

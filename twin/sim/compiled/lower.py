@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,6 +14,7 @@ from twin.cost.program import Program, StageWork, Variant
 from twin.cost.terms import LONGEST_PS
 from twin.cost.wiring import Wiring
 from twin.errors import TwinError
+from twin.frozen import frozen
 from twin.kernel.fields import in_order
 from twin.plan.types import Parts, Stage, StageKind
 from twin.sim.compiled import state
@@ -44,7 +44,7 @@ class Unsupported(TwinError):
     """The compiled executor cannot run this machine; SimPy can."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FlatProgram:
     """A Program as arrays. `segments`: most that the log of one step of one rank can hold."""
 
@@ -62,7 +62,7 @@ def flatten(program: Program) -> FlatProgram:
     return _Flattening(program).done()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FlatWires:
     """A Wiring as arrays: what does not depend on any cost."""
 
@@ -262,7 +262,7 @@ class _Flattening:
         return first, len(self.stretches)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lowered:
     state: State
     pipes: tuple[Pipe, ...]  # in the order of state.pipes
