@@ -16,14 +16,15 @@ from twin.models.load import from_config, tensors
 from twin.plan.shards import Array
 
 HEADS = {"llama": "llama", "llama-tied": "llama", "internlm3": "llama", "gemma3_text": "gemma3"}
+_NOT_READ = ("olmo3", "seed-oss", "exaone4")  # files of these architectures
 PERMUTED = ("llama", "granite", "smollm3")
 
 
 def _configs() -> dict[str, dict[str, Any]]:
-    """The cases that a GGUF file can hold: it knows no windows of Mistral and Qwen 2. Experts and
-    YaRN in one are refused.
+    """The cases that a GGUF file can hold: it knows no windows of Mistral and Qwen 2. Experts, YaRN
+    in one and architectures that are not read are refused.
     """
-    left_out = ("mistral", "qwen2-window", "internlm3", "qwen3-yarn")
+    left_out = ("mistral", "qwen2-window", "internlm3", "qwen3-yarn", *_NOT_READ)
     kept = {
         name: copy.deepcopy(config)
         for name, config in ALL.items()

@@ -131,6 +131,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "dynamic", "factor": 6.0},
     },
     "olmo2": {"model_type": "olmo2", **_WIDE},
+    "olmo3": {
+        "model_type": "olmo3",
+        **_WIDE,
+        "rope_theta": 500000.0,
+        "sliding_window": 7,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "attention_factor": 1.2,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "seed-oss": {"model_type": "seed_oss", **_WIDE, "head_dim": 16, "num_key_value_heads": 2},
+    "exaone4": {
+        "model_type": "exaone4",
+        **_WIDE,
+        "sliding_window": 7,
+        "sliding_window_pattern": 4,
+        "rope_scaling": _LLAMA3,
+    },
     "gemma": {
         "model_type": "gemma",
         **_WIDE,

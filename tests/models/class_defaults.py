@@ -222,9 +222,11 @@ def built(config: Mapping[str, Any]) -> tuple[int, tuple[int, ...]]:
     # what all layers have alike, the classes of some families take from the configuration
     alike = given["model_type"] in ("mistral", "phi3", "mixtral")
     window = getattr(made, "sliding_window", None) if alike else None
+    attentions = [getattr(layer, "self_attn", None) for layer in model.model.layers]
+    # EXAONE 4 keeps the configuration's window in layers with full attention, too
     windows = (
-        getattr(getattr(layer, "self_attn", None), "sliding_window", window)
-        for layer in model.model.layers
+        getattr(one, "sliding_window", window) if getattr(one, "is_sliding", True) else 0
+        for one in attentions
     )
     return (
         sum(part.numel() for part in [*model.parameters(), *corrections]),

@@ -18,7 +18,10 @@ from twin.models.spec import DType, ModelSpec, Rope, RopeScaling
 from twin.models.variant import LLAMA, Activation, Norms, Variant
 from twin.plan.shards import _turning, rope_table, rope_tables
 
-FAMILIES = ["phi3", "granite", "smollm3", "internlm3", "olmo2", "gemma", "gemma2", "gemma3_text"]
+FAMILIES = [
+    *("phi3", "granite", "smollm3", "internlm3", "olmo2", "gemma", "gemma2", "gemma3_text"),
+    *("seed_oss", "exaone4"),
+]
 GELU = {"hidden_act": "gelu_pytorch_tanh"}
 
 
@@ -41,11 +44,16 @@ def test_a_small_model_of_every_family_runs(family: str) -> None:
     assert sum(math.prod(shape) for shape in shapes.values()) == spec.parameters
 
 
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one != "seed_oss"])
+def test_biases_of_attention_are_refused_where_the_family_has_none(family: str) -> None:
+    with pytest.raises(ConfigError, match="attention_bias"):
+        of(family, attention_bias=True)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "relu"}, "hidden_act"),
         ({"num_key_value_heads": 3}, "num_attention_heads is 8"),
@@ -106,7 +114,17 @@ def test_a_family_refuses_its_own_fields_by_name(
 
 @pytest.mark.parametrize(
     "kind",
-    ["phi", "phimoe", "internlm2", "olmo3", "granitemoe", "falcon", "gemma3n", "cohere", "exaone4"],
+    [
+        "phi",
+        "phimoe",
+        "internlm2",
+        "apertus",
+        "granitemoe",
+        "falcon",
+        "gemma3n",
+        "cohere",
+        "ernie4_5",
+    ],
 )
 def test_a_family_that_is_not_understood_is_refused_by_its_name(kind: str) -> None:
     with pytest.raises(
@@ -136,7 +154,31 @@ def test_what_each_family_does_otherwise_than_llama() -> None:
         "gemma3_text": Variant(
             activation=Activation.GELU, norms=Norms.AROUND, embedding=root, score=1 / 16
         ),
+        "seed_oss": LLAMA,
+        "exaone4": Variant(norms=Norms.AFTER),
     }
+
+
+def test_windows_of_exaone_4_are_where_positions_are() -> None:
+    turned = Rope(10000.0)
+    spec = of("exaone4", sliding_window=9, sliding_window_pattern=2)
+    assert (spec.windows, spec.ropes) == ((9, 0, 9, 0), (turned, None, turned, None))
+    plain = of("exaone4", sliding_window=None, sliding_window_pattern=None)
+    assert (plain.windows, plain.ropes) == ((0,) * 4, ())
+
+
+def test_only_full_attention_of_olmo_3_is_scaled() -> None:
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    spec = of("olmo3", rope_theta=5e5, rope_scaling=scaling, sliding_window=9)
+    near, far = Rope(5e5), Rope(5e5, scaling=RopeScaling("linear", 2.0))
+    assert (spec.windows, spec.ropes) == ((9, 9, 9, 0), (near, near, near, far))
+    with pytest.raises(ConfigError, match=r"rope_theta is 10000.*500000"):
+        of("olmo3", sliding_window=9)
+
+
+def test_a_bias_of_the_output_of_seed_oss_is_refused_by_its_field() -> None:
+    with pytest.raises(ConfigError, match="attention_out_bias"):
+        of("seed_oss", attention_out_bias=True)
 
 
 def test_granites_multipliers_are_read() -> None:

@@ -338,7 +338,8 @@ def test_a_file_in_a_format_before_gguf_and_its_folder_are_refused_by_it(
 
 def test_an_unknown_family_is_told_which_ones_run() -> None:
     new = (
-        "phi3, granite, smollm3, internlm3, olmo2, gemma, gemma2, gemma3_text, gemma3, mixtral, "
+        "phi3, granite, smollm3, internlm3, olmo2, olmo3, seed_oss, exaone4, gemma, gemma2, "
+        "gemma3_text, gemma3, mixtral, "
         "qwen2_moe, qwen3_moe, qwen3_next, qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text, "
         "gpt_oss"
     )

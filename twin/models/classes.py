@@ -23,6 +23,9 @@ CLASSES: dict[str, tuple[str, ...]] = {  # by model_type
     "smollm3": ("SmolLM3ForCausalLM",),
     "internlm3": ("InternLM3ForCausalLM", "LlamaForCausalLM"),  # Llama by other names
     "olmo2": ("Olmo2ForCausalLM",),
+    "olmo3": ("Olmo3ForCausalLM",),
+    "seed_oss": ("SeedOssForCausalLM",),
+    "exaone4": ("Exaone4ForCausalLM",),
     "gemma": ("GemmaForCausalLM",),
     "gemma2": ("Gemma2ForCausalLM",),
     "gemma3_text": ("Gemma3ForCausalLM",),
