@@ -15,7 +15,7 @@ from twin.calibrate import store
 from twin.calibrate.engine_runs import runs_of
 from twin.calibrate.experiment import Experiment
 from twin.calibrate.held_out import held_out
-from twin.calibrate.recorded import RUNS, recorded, written
+from twin.calibrate.recorded import RUNS, model_read, model_written, recorded, written
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.models.load import load_model
@@ -36,6 +36,14 @@ def test_a_model_on_file_is_called_by_name_and_options_are_whole() -> None:
     said = written(run)
     assert said["model"] == "qwen3-8b"
     assert set(said["options"]) == set(Options.__slots__)
+
+
+def test_a_mixed_model_on_file_is_called_by_name_in_any_format_and_read_back() -> None:
+    for name in ("qwen3.6-35b-a3b", "qwen3.6-27b@fp8-128x128"):
+        assert model_written(load_model(name)) == name
+        assert model_read(name) == load_model(name)
+    odd = replace(load_model("qwen3-8b"), name="qwen3-8b@mine")
+    assert model_read(model_written(odd)) == odd
 
 
 def test_a_shape_that_cannot_be_written_out_is_refused() -> None:

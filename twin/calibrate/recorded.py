@@ -4,6 +4,7 @@ itself.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -32,18 +33,31 @@ ATTENTION, EXPERTS, STORED = "attention", "experts", "stored"  # of a shape that
 
 
 def written(run: Experiment) -> dict[str, Any]:
-    """One run. A model on file is called by its name, any other shape is written out; options are
-    written out whole: defaults change.
-    """
-    known = run.spec.name in model_names() and load_model(run.spec.name) == run.spec
+    """One run; options are written out whole: defaults change."""
     return {
-        "model": run.spec.name if known else shape(run.spec),
+        "model": model_written(run.spec),
         "options": whole(run.options),
         "prompt": run.prompt,
         "tokens": run.tokens,
         "repeats": run.repeats,
         "traced": run.traced,
     }
+
+
+def model_written(spec: ModelSpec) -> str | dict[str, Any]:
+    """The name of a model on file, NAME@FORMAT too; any other shape's fields. Raises
+    CalibrationError.
+    """
+    if spec.name.split("@")[0] in model_names():
+        with contextlib.suppress(ConfigError):  # of a format that none is called by
+            if load_model(spec.name) == spec:
+                return spec.name
+    return shape(spec)
+
+
+def model_read(model: str | Mapping[str, Any]) -> ModelSpec:
+    """The reverse of `model_written`. Raises ConfigError."""
+    return load_model(model) if isinstance(model, str) else shaped(model)
 
 
 def recorded(folder: Path, meta: Mapping[str, Any]) -> list[Experiment] | None:
@@ -83,11 +97,9 @@ def shape_of(like: ModelSpec, data: Mapping[str, Any]) -> ModelSpec:
 
 
 def _read(name: str, one: Mapping[str, Any]) -> Experiment:
-    model = one["model"]
-    spec = load_model(model) if isinstance(model, str) else shaped(model)
     return Experiment(
         name,
-        spec,
+        model_read(one["model"]),
         built(Options, one["options"]),
         one["prompt"],
         one["tokens"],

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.calibrate.recorded import built, shape, shaped, whole
+from twin.calibrate.recorded import built, model_read, model_written, whole
 from twin.engine.session import Generation
 from twin.errors import CalibrationError, ConfigError
 from twin.plan.types import Limits, Options, Plan
@@ -52,7 +52,7 @@ class Recording:
     def save(self, path: Path) -> None:
         assert self.plan.spec is not None
         identity = {
-            "spec": shape(self.plan.spec),
+            "spec": model_written(self.plan.spec),
             "options": whole(self.plan.options),
             "limits": whole(self.plan.limits),
         }
@@ -106,7 +106,7 @@ def load(path: Path) -> Recording:
                 json.loads(str(stored["identity"])),
                 json.loads(str(stored["conditions"])),
             )
-        spec = shaped(identity["spec"])
+        spec = model_read(identity["spec"])
         options, limits = built(Options, identity["options"]), built(Limits, identity["limits"])
     except OSError as error:
         raise CalibrationError(
