@@ -167,7 +167,7 @@ def test_a_moved_fit_keeps_errors_by_other_runs_and_is_not_moved_twice(
     ("more", "said"),
     [
         (["--groups", "chain"], "leave out --groups"),
-        (["--judge"], "leave out --judge"),
+        (["--judge"], "--judge is gone: every fit says which numbers its probes bind"),
         (["--quick"], "leave out --quick"),
     ],
 )

@@ -161,38 +161,6 @@ def _fit_group(
     return None, strengths
 
 
-def judge(
-    node: Node,
-    fit: Mapping[str, Number],
-    probes: list[Probe],
-    run: store.Run,
-    progress: Callable[[str], None],
-) -> dict[str, float]:
-    """How well the probes bind each number of a fit that is on file: its values stay. `node`:
-    without the fit.
-    """
-    run = counted(run)
-    held = _probes_of(probes, run, progress)
-    recipe = fitted_by(run, node)
-    strengths: dict[str, float] = {}
-    known: dict[str, Number] = {}
-    with _simulators(held, frozenset(one.run for one in run.stages)) as simulators:
-        for group, wanted in recipe.groups.items():
-            chosen, paths = (
-                [p for p in held if p.group == group],
-                tuple(path for path in wanted if path in fit),
-            )
-            if not chosen or not paths:
-                continue
-            progress(f"judging {group}: {len(paths)} numbers by {len(chosen)} probes")
-            known |= {path: fit[path] for path in paths}
-            least = _least(
-                apply_fit(node, known), paths, chosen, run, simulators, recipe, evaluations=1
-            )
-            strengths |= least.judged(node).strength
-    return strengths
-
-
 def _probes_of(probes: list[Probe], run: store.Run, progress: Callable[[str], None]) -> list[Probe]:
     """The probes that the run holds."""
     failed: dict[str, str] = run.meta.get("failed") or {}
@@ -337,10 +305,8 @@ def _least(
     run: store.Run,
     simulators: Simulators,
     recipe: Recipe,
-    *,
-    evaluations: int = EVALUATIONS,
 ) -> _Least:
-    """The least misfit that is found from the node's numbers; with one evaluation, their own."""
+    """The least misfit that is found from the node's numbers."""
     start = np.array([math.log(number_at(node, path).value) for path in paths])
     middle = settled(run)
     target = np.array([math.log(middle[p.name]) for p in probes])
@@ -376,7 +342,7 @@ def _least(
         start,
         jac=slopes,
         bounds=(start - REACH, start + REACH),
-        max_nfev=evaluations,
+        max_nfev=EVALUATIONS,
         ftol=recipe.enough,
         xtol=recipe.enough,
         loss="linear" if math.isinf(recipe.outlier) else "soft_l1",

@@ -97,10 +97,18 @@ def _checked(check: Callable[[Path], Path], text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def add_measuring(parser: argparse.ArgumentParser) -> Any:
-    """Measuring on one computer, the rest on another; returns the group of ways of which one is
-    chosen.
-    """
+def removed(parser: argparse.ArgumentParser, option: str, instead: str) -> None:
+    """An option that there was, without a value: its error says what to use."""
+
+    class Gone(argparse.Action):
+        def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+            parser.error(f"{option} is gone: {instead}")
+
+    parser.add_argument(option, action=Gone, nargs=0, help=argparse.SUPPRESS)
+
+
+def add_measuring(parser: argparse.ArgumentParser) -> None:
+    """Measuring on one computer, the rest on another."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--measure-only",
@@ -120,7 +128,6 @@ def add_measuring(parser: argparse.ArgumentParser) -> Any:
         type=folder_to_write,
         help="with --measure-only: where the samples go; must not exist or be empty",
     )
-    return group
 
 
 def measured_folder(args: argparse.Namespace) -> Path | None:

@@ -5,7 +5,6 @@ answers.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import statistics
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -25,12 +24,13 @@ from twin.commands.arguments import (
     check_compiler,
     command,
     measured_folder,
+    removed,
 )
 from twin.commands.output import done, emit, progress, say, warn_if_busy
 from twin.errors import CalibrationError, ConfigError
 from twin.files import check_file, check_folder
 from twin.hardware.load import load_node
-from twin.hardware.number import Kind, Number
+from twin.hardware.number import Number
 from twin.hardware.override import apply_fit, numbers
 from twin.hardware.types import Node
 from twin.report.tables import percent, table
@@ -51,8 +51,7 @@ EXAMPLES = """\
   twin calibrate 1xh200 --measure-only --out probes    only probe; copy the folder to the fit:
   twin calibrate 1xh200 --from probes
   twin calibrate 1xh200 --groups decoding,routing --measure-only --out few-bits    some probes
-  twin calibrate 1xh200 --runs calibration/runs/h200-sxm/shapes-24-seed-51646    move the fit
-  twin calibrate 1xh200 --judge    say of the fit on file which numbers its probes bind"""
+  twin calibrate 1xh200 --runs calibration/runs/h200-sxm/shapes-24-seed-51646    move the fit"""
 
 
 def add(commands: Subparsers) -> None:
@@ -61,7 +60,7 @@ def add(commands: Subparsers) -> None:
         "calibrate",
         run,
         usage="NODE [--quick] [--groups GROUPS] [--measure-only --out FOLDER | --from FOLDER | "
-        "--runs FOLDER | --judge] [--json]",
+        "--runs FOLDER] [--json]",
         summary="measure a node with probes and fit the twin to them",
         text="Each probe measures one thing (stream bandwidth, hand-off, attention, launch ...) "
         "and is itself a plan that the twin\n"
@@ -84,10 +83,12 @@ def add(commands: Subparsers) -> None:
         help="only the probes of these groups, such as decoding,routing, of what is measured or of "
         "--from; the numbers of the others stay as the fit on file has them",
     )
-    add_measuring(parser).add_argument(
+    add_measuring(parser)
+    removed(
+        parser,
         "--judge",
-        action="store_true",
-        help="measure and fit nothing: say of the fit on file which numbers its probes bind",
+        "every fit says which numbers its probes bind: `twin hardware NODE` shows them, "
+        "`twin calibrate NODE --from FOLDER` fits the probes on file again",
     )
     parser.add_argument(
         "--runs",
@@ -115,11 +116,8 @@ def run(args: argparse.Namespace) -> int:
     folder = measured_folder(args)
     if args.also and args.measured is None:
         raise ConfigError("--also FOLDER adds to what --from FOLDER names: give both")
-    if args.groups and args.judge:
-        raise ConfigError("--judge looks at all groups of the fit on file: leave out --groups")
     if args.runs:
         others = {
-            "--judge": args.judge,
             "--groups": args.groups,
             "--from": folder,
             "--quick": args.quick,
@@ -131,10 +129,6 @@ def run(args: argparse.Namespace) -> int:
             )
         moved = move_and_store(node, args.runs)
         emit(args, moved_json(node, moved), moved_text(node, moved))
-        return 0
-    if args.judge:
-        strengths = judge_and_store(node)
-        emit(args, {"node": node.name, "binding": strengths}, binding_text(node, strengths))
         return 0
     groups = tuple(args.groups.split(",")) if args.groups else ()
     if args.measure_only:
@@ -296,36 +290,6 @@ def probes_of(node: Node, run: store.Run) -> list[Probe]:
     return recipe_of(node.device, node.gpus).probes(limits_of(node), bool(run.meta.get("quick")))
 
 
-def judge_and_store(node: Node) -> dict[str, float]:
-    """Which numbers of the fit on file its probes bind. Their values stay, so that predictions do;
-    the kind of the others changes.
-    """
-    from twin.calibrate.fit import judge  # as above
-
-    found = store.read_fit(node.name)
-    if found is None:
-        raise CalibrationError(f"no fit of {node.name}: run `twin calibrate {node.name}` first")
-    fit, meta = found
-    first, *also = (
-        store.read_run(store.runs_folder(node.name) / str(one))
-        for one in (meta["run"], *meta.get("also", ()))
-    )
-    run = store.pooled(first, also)
-    probes = probes_of(node, run)
-    try:
-        strengths = judge(uncalibrated_node(node.name), fit, probes, run, progress())
-    finally:
-        done()
-    known = {**(meta.get("binding") or {}), **strengths}  # of groups that a later run added, too
-    kinds = {path: Kind.UNBOUND if known.get(path, 1.0) < 1 else Kind.FITTED for path in fit}
-    kept = {
-        name: value for name, value in meta.items() if name not in ("device", "node", "binding")
-    }
-    judged = {path: dataclasses.replace(number, kind=kinds[path]) for path, number in fit.items()}
-    store.write_fit(node.name, judged, kept | {"binding": _rounded(known)})
-    return strengths
-
-
 def move_and_store(node: Node, folders: Sequence[Path]) -> Moved:
     """Moves the fit on file by records of drawn shapes. Raises CalibrationError without a fit, or
     for one that was moved before: the same runs would count twice.
@@ -483,18 +447,6 @@ def text(node: Node, fit: Fit, why_busy: str | None = None) -> str:
             "by itself. Close other programs and calibrate again"
         )
     return "\n\n".join([*parts, f"next: twin validate {node.name}"])
-
-
-def binding_text(node: Node, strengths: dict[str, float]) -> str:
-    """How many times the noise the probes' misfit changes across each number's allowed range."""
-    rows = [
-        (path, f"{strength:.2g}", "yes" if strength >= 1 else "no")
-        for path, strength in strengths.items()
-    ]
-    return (
-        f"fit of {node.name}\n\n"
-        f"{table(('number', 'change of the misfit over noise', 'bound'), rows)}"
-    )
 
 
 def _worst_of(fit: Fit, group: str) -> tuple[str, str]:

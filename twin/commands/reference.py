@@ -47,7 +47,7 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[str]:
     yield "| argument | meaning |"
     yield "|---|---|"
     for action in parser._actions:
-        if action.dest == "help":
+        if action.dest == "help" or action.help == argparse.SUPPRESS:
             continue
         names = ", ".join(f"`{flag}`" for flag in action.option_strings) or f"`{action.metavar}`"
         value = (
