@@ -7,6 +7,7 @@ import gc
 import importlib
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,10 +61,25 @@ def pytest_collection(session: pytest.Session) -> None:
             importlib.import_module(module)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What compares with Hugging Face comes first: one of several processes does it, and no other
+    """Of the cases of a test marked `few(n)`, n evenly spaced ones stay in the gate and the others
+    are slow.
+
+    What compares with Hugging Face comes first: one of several processes does it, and no other
     imports torch and transformers, which takes four seconds.
     """
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for group in cases.values():
+        few = group[0].get_closest_marker("few")
+        assert few is not None
+        kept = {i * len(group) // few.args[0] for i in range(few.args[0])}
+        for at, item in enumerate(group):
+            if at not in kept:
+                item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.get_closest_marker("hf") is None)
 
 
@@ -106,7 +122,7 @@ def _unoptimised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def as_users_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the flags that users get: one test of each kind of kernel."""
+    """With the flags that users get: of dense and of few-bit kernels"""
     if USERS_COMPILER:
         monkeypatch.setenv("CXX", USERS_COMPILER)
     else:

@@ -441,6 +441,7 @@ def test_ctrl_c_amid_the_imports_is_no_traceback(
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -495,6 +496,7 @@ def test_a_budget_is_shown_in_one_unit(twin: Twin) -> None:
         assert float(used) < float(limit)
 
 
+@pytest.mark.slow
 def test_a_model_too_large_is_said_in_gb_with_the_smallest_node_that_holds_it(twin: Twin) -> None:
     outcome = twin("plan", "llama-3.1-405b", "1xh200")
     assert outcome.code == 2

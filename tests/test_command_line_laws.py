@@ -211,6 +211,7 @@ def test_a_sign_that_the_terminal_lacks_is_escaped() -> None:
 # ---- studies that are killed ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_study_goes_on_where_it_stopped(
     checkpoint: Path, tmp_path: Path, twin: Twin
 ) -> None:

@@ -29,6 +29,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
 @pytest.mark.parametrize("pool", POOLS)
 def test_workers_end_when_their_parent_is_killed(pool: str, tmp_path: Path) -> None:

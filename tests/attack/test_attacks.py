@@ -11,7 +11,7 @@ from tests.attack.runner import Case, attacks, run, run_case
 from tests.draws import TIMES
 
 SEED = 1
-FEW = 40  # cases in the gate, unless the attack says GATE_CASES: about two seconds
+FEW = 15  # cases in the gate, unless the attack says GATE_CASES: about a second
 
 
 @pytest.mark.parametrize("name", attacks())

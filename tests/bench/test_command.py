@@ -104,6 +104,7 @@ def test_a_benchmark_is_recorded(twin: Twin, checkpoint: Path, tmp_path: Path) -
     assert "stream fraction" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_host_for_gpu")
 def test_a_benchmark_of_two_gpus_lies_in_their_node_s_folder(
     twin: Twin, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -75,6 +75,7 @@ def test_two_gpus_are_timed_as_one_next_to_the_kernel_s_all_reduce() -> None:
     assert [sample.steps.ns.size for sample in out["made"].samples[3:6]] == [3, 3, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.hf
 def test_two_gpus_are_timed_next_to_nccl_and_hugging_face_on_both(
     monkeypatch: pytest.MonkeyPatch,

@@ -46,6 +46,7 @@ def numpy_logits(
     return np.array([reference.step(token) for token in prompt])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_weights_give_the_same_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "AT_ONCE", 7)  # several passes over the cache
@@ -72,6 +73,7 @@ def test_models_with_experts_are_not_compared(name: str) -> None:
         peers.make_model(spec, None, DType.FP32, device="cpu")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", DENSE)
 def test_families_take_their_class_from_the_folder_and_their_weights_as_they_are_stored(
     name: str, tmp_path: Path
@@ -126,6 +128,7 @@ def test_a_class_that_does_not_fit_is_refused() -> None:
         peers.make_model(other.spec, other, DType.FP32, device="cpu")
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("delay", [0, 1, 4])
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("head", list(LaneHead))

@@ -67,6 +67,7 @@ def test_nobody_outlives_the_time_limit(tmp_path: Path) -> None:
     assert alive(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.hf
 def test_they_end_with_a_caller_that_is_killed(tmp_path: Path) -> None:
     code = (
@@ -87,6 +88,7 @@ def soon(happens: Callable[[], bool]) -> bool:
     return happens()
 
 
+@pytest.mark.slow
 @pytest.mark.hf
 def test_a_failure_before_any_answer_is_raised() -> None:
     with pytest.raises(EngineError, match=r"No module named twin\.bench\.no_such"):
@@ -97,8 +99,7 @@ def test_a_failure_before_any_answer_is_raised() -> None:
 
 
 @pytest.mark.hf
-@pytest.mark.slow  # of two: a whole benchmark in test_measure.py
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_sums_are_checked_before_they_are_timed(count: int) -> None:
     request = {"elements": 24, "repeats": 2, "times": 2, "replays": 3}
     made = run_ranks(nccl.__name__, count, request, backend="gloo", timeout_s=PATIENCE_S)

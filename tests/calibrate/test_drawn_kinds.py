@@ -74,6 +74,7 @@ def all_of(kind: ModelKind) -> list[Experiment]:
     return drawn_runs(H200, len(CARDS[kind]) + 1, 11, kind=kind)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_all_models_are_planned_proven_and_held_by_the_device(kind: ModelKind) -> None:
     """One seed, more models than cards. `Experiment.plan` proves."""
@@ -143,6 +144,7 @@ def test_runs_come_back_as_they_were_written(kind: ModelKind) -> None:
     assert recorded(Path("record"), json.loads(json.dumps(kept))) == runs
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_a_kind_is_predicted_run_and_judged(
     kind: ModelKind,

@@ -146,6 +146,7 @@ def probe_only(
     )
 
 
+@pytest.mark.slow
 def test_numbers_of_some_groups_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the slow test below does with all groups."""
     pretend(monkeypatch)

@@ -39,6 +39,7 @@ def test_shapes_reach_all_of_what_is_wanted() -> None:
     assert sum(shape.positions > 500 and shape.splits > 8 for shape in every) >= 5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NODES)
 def test_every_shape_is_proven_and_all_fit_the_budget(name: str) -> None:
     limits = limits_of(load_node(name))
@@ -54,6 +55,7 @@ def test_every_shape_is_proven_and_all_fit_the_budget(name: str) -> None:
     assert took < GPU_SECONDS
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NODES)
 def test_a_chain_has_the_ring_that_the_engine_chooses(name: str) -> None:
     """But for the LM head's window: a chain's head is small. Two shapes were probed before warps

@@ -170,6 +170,7 @@ def test_enough_runs_of_a_kind_make_its_interval_and_no_other(elsewhere: None) -
 KINDS = ("llama-3.2-1b", "qwen3-8b@int4-g128", "gpt-oss-20b")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("model", KINDS)
 @pytest.mark.parametrize("name", ["1xh100", "1xh200"])
 def test_errors_of_drawn_shapes_on_file_are_what_the_twin_predicts(name: str, model: str) -> None:
@@ -195,6 +196,7 @@ def test_errors_of_drawn_shapes_on_file_are_what_the_twin_predicts(name: str, mo
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("model", KINDS)
 @pytest.mark.parametrize("name", ["1xh100", "1xh200"])
 def test_of_records_that_the_fit_rests_on_only_runs_of_kernels_in_force_count(
@@ -211,6 +213,7 @@ def test_of_records_that_the_fit_rests_on_only_runs_of_kernels_in_force_count(
         assert known.drawn[drawn] == {n: e for n, e in errors[drawn].items() if n not in older}
 
 
+@pytest.mark.slow
 def test_the_table_of_errors_is_that_of_the_errors_on_file() -> None:
     made = held_out.FILE.read_text(encoding="utf-8")
     assert made == held_out.page(), "python -m studies.common.held_out"

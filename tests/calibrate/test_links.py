@@ -44,6 +44,7 @@ def test_probes_of_two_gpus_settle_their_links_numbers(tmp_path: Path) -> None:
     assert "link.loaded_hop_s" not in fit.numbers  # nothing streamed
 
 
+@pytest.mark.slow
 def test_probes_of_four_gpus_settle_what_two_cannot_on_top_of_what_they_did(tmp_path: Path) -> None:
     store.write_fit("2xh100-sxm", {"link.hop_s": fitted(9e-7), "link.spread_s": fitted(5e-7)}, {})
     node = uncalibrated_node("4xh100")

@@ -42,6 +42,7 @@ DENSE = load_model("llama-3.2-1b")
 # ---- what is drawn -------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", list(ModelKind), ids=lambda kind: kind.value)
 @pytest.mark.parametrize("name", NODES)
 def test_drawn_shapes_divide_over_the_gpus(name: str, kind: ModelKind) -> None:
@@ -114,6 +115,7 @@ def test_lanes_come_back_as_they_were_written() -> None:
 # ---- runs ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_emulated_gpus_are_predicted_run_and_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,6 +171,7 @@ def test_without_enough_gpus_it_says_how_many(
     assert "twin validate 2xh100-sxm --shapes 1 --seed 3" in said
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NODES)
 def test_fixed_runs_of_several_gpus_are_planned_recorded_and_enough_for_an_interval(
     name: str,

@@ -35,6 +35,7 @@ def coded(name: str, spec: ModelSpec = WIDE, **chosen: Any) -> Plan:
     return plan
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", coded_names(()))
 @pytest.mark.parametrize(
     "chosen",
@@ -45,6 +46,7 @@ def test_coded_plans_match_the_reference(name: str, chosen: dict[str, Any]) -> N
     assert error(coded(name, **chosen)) < 1e-5
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["q4_1", "q8_0"])
 @pytest.mark.parametrize("chosen", [{}, ODD, {"execution": Execution.GRAPH}], ids=str)
 def test_blocks_of_gguf_match_the_reference(name: str, chosen: dict[str, Any]) -> None:
@@ -52,11 +54,13 @@ def test_blocks_of_gguf_match_the_reference(name: str, chosen: dict[str, Any]) -
     assert error(coded(name, **({"slot_bytes": 32768} | chosen))) < 1e-4
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FEW)
 def test_four_bits_in_column_slices_match_the_reference(name: str) -> None:
     assert error(coded(name, **NARROW)) < 1e-5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["int8", "mxfp4"])
 def test_a_short_slice_behind_full_ones_matches_the_reference(name: str) -> None:
     plan = coded(name, replace(WIDE, hidden=1088, ffn=1344), slot_bytes=4352)

@@ -145,6 +145,7 @@ def test_a_checkpoint_means_what_its_layout_documents(name: str, tmp_path: Path)
         assert np.allclose(checkpoint.weights[canonical], wanted, rtol=1e-6, atol=0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_engine_runs_it_like_the_reference(name: str, tmp_path: Path) -> None:
     checkpoint = opened(tmp_path, name)

@@ -148,6 +148,7 @@ def test_wide_experts_of_every_format(name: str) -> None:
     assert error(coded(name, width=384, blocks=5)) < 1e-5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["int4-g32", "mxfp4"])
 def test_the_last_slice_of_an_expert_may_end_within_a_group(name: str) -> None:
     plan = coded(name, width=272, blocks=5, slot_bytes=2048)
@@ -282,6 +283,7 @@ def test_zeros_behind_an_input_of_tensor_cores_are_aligned(
     assert 4 * units % UNIT_BYTES == 0
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "width", "slot_bytes"), UNEVEN + ON_CHIP)
 def test_choices_are_decided(
     name: str, width: int, slot_bytes: int, monkeypatch: pytest.MonkeyPatch

@@ -113,6 +113,7 @@ SOON = {"blocks": 3}
 SLOW = ({"blocks": 4, "gpus": 2}, {"blocks": 40})
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("kind", "chosen", "tokens"),
     [
@@ -138,6 +139,7 @@ def test_tokens_are_those_of_the_definition(kind: str, chosen: dict[str, Any], t
             assert sum(a != b for a, b in zip(made, wanted, strict=True)) <= 1, params
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 def test_the_protocol_changes_no_token(handoff: HandOffKind) -> None:
     params = SamplingParams(temperature=0.9, top_k=400, top_p=0.8, seed=5)
@@ -149,14 +151,14 @@ def test_the_protocol_changes_no_token(handoff: HandOffKind) -> None:
 
 
 def test_drawn_tokens_have_the_probabilities_of_the_definition() -> None:
-    """Chi-squared over the tokens that top-k and top-p leave; 2,000 draws of each seed."""
+    """Chi-squared over the tokens that top-k and top-p leave; 500 draws of each seed."""
     params = SamplingParams(temperature=1.1, top_k=40, top_p=0.9)
     logits = flat(2)
     running = drawing(logits, blocks=2)
     with running:
         drawn = np.concatenate(
             [
-                running.generate([1], max_tokens=2000, sampling=replace(params, seed=seed)).tokens
+                running.generate([1], max_tokens=500, sampling=replace(params, seed=seed)).tokens
                 for seed in range(4)
             ]
         )

@@ -79,6 +79,7 @@ PLANS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
 )
@@ -89,6 +90,7 @@ def test_logits_do_not_depend_on_the_plan(more: dict[str, Any]) -> None:
     assert error(plan) < 1e-5
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "spec",
     [routed(), routed(SHARED), from_config(FAMILIES["gpt-oss"], "biased")],
@@ -129,7 +131,6 @@ def test_every_way_of_weighing_matches_the_reference(feed: ExpertFeed) -> None:
     assert error(planned(routed(feed), blocks=3)) < 1e-5
 
 
-@pytest.mark.usefixtures("as_users_compile")
 def test_layers_without_experts_stand_between() -> None:
     plan = planned(routed(dense=(0, 2)), gpus=2, blocks=2)
     prove(plan)
@@ -139,6 +140,7 @@ def test_layers_without_experts_stand_between() -> None:
 # ---- shared experts ------------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
 )
@@ -279,6 +281,7 @@ class Tied:
 MANY = replace(FEED, experts=135, top_k=5)  # compared in groups of 46, 46 and 43
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("feed", "other"),
     [(FEED, 0), (FEED, 3), (FEED, 5), (MANY, 0), (MANY, 3), (MANY, 45), (MANY, 46), (MANY, 134)],
@@ -294,6 +297,7 @@ def test_equal_experts_are_taken_from_the_lowest_number(feed: ExpertFeed, other:
         assert np.abs(running.logits(TOKENS) - wanted).max() < 1e-5 * np.abs(wanted).max()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("more", [{"blocks": 5}, {"gpus": 2, "blocks": 2}], ids=["1", "2"])
 def test_many_experts_are_chosen_as_by_the_reference(more: dict[str, Any]) -> None:
     plan = planned(routed(MANY), **more)

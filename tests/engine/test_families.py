@@ -24,6 +24,7 @@ from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Sampling,
 from twin.proof.prove import prove
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("spec", "chosen"),
     [
@@ -61,6 +62,7 @@ def test_blocks_of_many_warps_and_threads(spec: ModelSpec, monkeypatch: pytest.M
 # ---- passes --------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("spec", [AROUND, TOGETHER, FACTORS], ids=lambda s: s.name)
 @pytest.mark.parametrize("chosen", [{}, {"blocks": 3, "attention_splits": 2}], ids=["", "3"])
 def test_passes_fill_the_cache_as_steps_do(spec: ModelSpec, chosen: dict[str, Any]) -> None:

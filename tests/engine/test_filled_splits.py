@@ -12,6 +12,7 @@ from twin.models.spec import DType, ModelSpec
 from twin.plan.types import HandOffKind
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 @pytest.mark.parametrize(("splits", "positions", "blocks"), [(6, 2, 3), (8, 1, 13), (7, 3, 20)])
 @pytest.mark.parametrize("spec", [LLAMA, QWEN3], ids=lambda spec: spec.name)
@@ -30,6 +31,7 @@ def test_logits_do_not_depend_on_which_splits_hold_what(
     assert error(plan) < 1e-5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kv", [DType.FP16, DType.FP32])
 def test_prompts_in_passes_and_steps_find_the_same_cache(kv: DType) -> None:
     def logits(chunk: int) -> np.ndarray:

@@ -102,6 +102,7 @@ def judged(made: GgufWeights) -> None:
     assert np.array_equal(one, two)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", [form.name.upper() for form in GGUF])
 def test_a_file_of_one_type_is_multiplied_as_it_is(kind: str, tmp_path: Path) -> None:
     made = write(tmp_path / "model.gguf", WIDE, lambda name: kind)
@@ -109,12 +110,12 @@ def test_a_file_of_one_type_is_multiplied_as_it_is(kind: str, tmp_path: Path) ->
     judged(made)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_rows_of_few_columns_are_whole_blocks(kind: str, tmp_path: Path) -> None:
     judged(write(tmp_path / "model.gguf", NARROW, lambda name: kind))
 
 
-@pytest.mark.usefixtures("as_users_compile")
 def test_a_file_of_k_types_is_multiplied_as_it_is(tmp_path: Path) -> None:
     made = write(tmp_path / "model.gguf", WIDE, llama_cpp_mix)
     forms = [{w.name: w.format.name for w in made.spec.layer_weights(i)} for i in (0, 1)]

@@ -36,12 +36,14 @@ from twin.reference.step import Reference
 # ---- the reference's numbers ---------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize("spec", [LLAMA, QWEN2, QWEN3], ids=lambda s: s.name)
 def test_logits_of_each_family_match_the_reference(spec: ModelSpec) -> None:
     assert error(planned(spec)) < 1e-5
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("gpus", [1, 2, 4])
@@ -54,6 +56,7 @@ def test_logits_do_not_depend_on_blocks_ranks_and_hand_offs(
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("head", list(LaneHead))
 @pytest.mark.parametrize(("delay", "early"), [(0, False), (1, True), (2, False), (2, True)])
 def test_lanes_match_the_reference(head: LaneHead, delay: int, early: bool) -> None:
@@ -61,6 +64,7 @@ def test_lanes_match_the_reference(head: LaneHead, delay: int, early: bool) -> N
     assert error(planned(spec, gpus=2, blocks=4)) < 1e-5
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("lanes", "chosen"),
     [
@@ -99,6 +103,7 @@ def test_staggered_lanes_give_the_same_bits() -> None:
     assert np.array_equal(*made)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("execution", [Execution.GRAPH, Execution.LAUNCHES])
 @pytest.mark.parametrize("collective", [CollectiveKind.PUSH, CollectiveKind.LIBRARY])
 def test_kernels_per_stage_match_the_reference(
@@ -148,6 +153,7 @@ def test_wide_vectors_and_many_slices_match_the_reference() -> None:
     assert error(planned(spec, blocks=3, slot_bytes=65536)) < 1e-5
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
 @pytest.mark.parametrize(("isa", "dtype"), [("x86-64", DType.BF16), ("haswell", DType.FP16)])
@@ -165,6 +171,7 @@ def test_older_instruction_sets_give_the_reference_numbers(
 # ---- sampling ------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "params",
     [
@@ -196,6 +203,7 @@ def test_a_greedy_plan_refuses_a_temperature() -> None:
 # ---- the same bits -------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 def test_five_runs_give_the_same_bits(handoff: HandOffKind) -> None:
     with engine(planned(gpus=2, blocks=3, handoff=handoff)) as running:

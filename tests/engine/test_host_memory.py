@@ -39,6 +39,7 @@ def test_a_trace_orders_each_blocks_stages() -> None:
     assert (np.diff(inner, axis=1) >= 0).all()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("execution", list(Execution))
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 def test_every_probe_runs(execution: Execution, handoff: HandOffKind) -> None:
@@ -94,7 +95,9 @@ def test_the_kernel_ends_the_process_where_the_layout_leaves_no_room_for_its_sum
 # ---- sanitizers ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
+@pytest.mark.parametrize(
+    "sanitize", ["thread", pytest.param("address,undefined", marks=pytest.mark.slow)]
+)
 def test_sanitizers_find_nothing(sanitize: str) -> None:
     script = """
 from tests.engine.small_engine import *

@@ -50,6 +50,7 @@ def test_the_context_can_be_filled_to_its_end() -> None:
 # ---- one request at a time -----------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="limits a process's memory as Linux counts it"
 )

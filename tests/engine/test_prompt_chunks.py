@@ -72,6 +72,7 @@ def test_passes_fill_the_cache_as_steps_do(spec: ModelSpec) -> None:
     assert error(chunked(spec), LENGTHS) < 1e-5
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("head", "delay", "early", "late"),
     [
@@ -182,6 +183,7 @@ def test_a_pass_streams_all_layers_but_what_follows_the_last_keys() -> None:
     assert schedule_of(plan).of_passes().weight_bytes() == 4 * ((LLAMA.layers - 1) * layer + qkv)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("spec", "more"),
     [
@@ -225,6 +227,7 @@ def measured_ms() -> list[tuple[str, int, float]]:
         ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("model", "tokens", "measured_ms"), measured_ms())
 def test_prompts_take_what_an_h200_took(model: str, tokens: int, measured_ms: float) -> None:
     """They rest on latencies fitted to probes too, so a new fit of those moves them."""
@@ -244,6 +247,7 @@ def test_families_of_other_norms_take_what_a_gpu_took() -> None:
         assert found == pytest.approx(float(row["ms"]) * 1e-3, rel=0.1), row
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("node", ["1xh200", "8xh200", "8xmi300x", "1xhost"])
 def test_longer_prompts_take_longer_and_none_is_faster_than_its_weights(node: str) -> None:
     machine = load_node(node)

@@ -96,6 +96,7 @@ PLANS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
 )
@@ -129,6 +130,7 @@ def test_stored_types(dtype: DType) -> None:
     assert error(planned(recurrent(), weight_dtype=dtype)) < 1e-5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("blocks", [3, 20])
 def test_few_bits_beside_gates_in_the_plans_own_type(blocks: int) -> None:
     spec = requantized(recurrent(), format_named("fp8-128x128"))
@@ -152,7 +154,6 @@ def widened(layer: Layer) -> Layer:
 # ---- requests ------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("as_users_compile")
 def test_a_request_begins_with_empty_states() -> None:
     plan = planned(recurrent(), blocks=4)
     wanted = Reference(plan, small_weights(recurrent(), DType.FP32)).generate(TOKENS[:5], 8)
@@ -185,6 +186,7 @@ def test_prompts_are_read_by_steps() -> None:
 VECTORS = ("conv", "decay", "step_bias", "gated_norm", "qkvz", "ba", "o")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", VECTORS)
 def test_a_wrong_weight_of_a_state_is_noticed(name: str) -> None:
     class Turned:

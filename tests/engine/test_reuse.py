@@ -21,6 +21,7 @@ CASES: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_turn_that_keeps_what_was_read_says_what_a_fresh_one_says(case: str) -> None:
     spec, options = CASES[case]

@@ -79,6 +79,7 @@ def chunked(spec: ModelSpec, **chosen: Any) -> Plan:
 # ---- on a CPU ------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_passes_fill_the_cache_as_steps_do(name: str) -> None:
     """Prompts shorter than a pass, as long as one or several, and longer."""
@@ -98,6 +99,7 @@ PLANS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize(
     "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
@@ -106,6 +108,7 @@ def test_passes_do_not_depend_on_the_plan(more: dict[str, Any], name: str) -> No
     assert error(chunked(FAMILIES[name], **more), (20,)) < 1e-5
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", coded_names(FEW))
 def test_experts_of_few_bits_are_read_in_passes(name: str) -> None:
     plan = coded(name, prompt_chunk=CHUNK, blocks=5)
@@ -229,6 +232,7 @@ def test_sanitizers_find_nothing(sanitize: str) -> None:
 SERVED = ("gpt-oss-20b", "qwen3-30b-a3b", "qwen3-30b-a3b@fp8-128x128", "mixtral-8x7b@fp8")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SERVED)
 def test_models_with_experts_read_1024_tokens_a_pass_on_an_h200(name: str) -> None:
     node = load_node("1xh200")
@@ -269,6 +273,7 @@ def test_fp32_experts_and_none_in_a_pass_are_read_by_steps_on_nvidia() -> None:
     assert prompt_of(schedule_of(plan_for(spec, node, prompt_chunk=1))).routed_bytes == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SERVED)
 def test_longer_prompts_take_longer_and_less_than_steps(name: str) -> None:
     node = load_node("1xh200")

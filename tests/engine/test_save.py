@@ -49,6 +49,7 @@ def killed(folder: Path, file: int) -> None:
     assert ended.returncode == -signal.SIGKILL, ended.stderr
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("file", range(1, len(FILES) + 1))
 def test_a_killed_writer_leaves_no_checkpoint_and_no_half_file(file: int, tmp_path: Path) -> None:
     killed(tmp_path, file)

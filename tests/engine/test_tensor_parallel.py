@@ -62,6 +62,7 @@ def pushed_words(running: HostEngine) -> np.ndarray[Any, Any]:
     return np.stack(found)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_all_ranks_and_runs_hold_the_same_bits_and_the_references_numbers(gpus: int) -> None:
     plan = planned(WIDE, gpus=gpus, blocks=2, handoff=HandOffKind.COUNTER, copies=1)

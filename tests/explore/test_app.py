@@ -89,6 +89,7 @@ def test_a_sweep_and_stages_side_by_side(live: Running) -> None:
     assert all(len(one["us"]) == 2 for one in two["stages"])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("table", TABLES)
 def test_every_table_is_csv(live: Running, table: str) -> None:
     answer = live.get("csv", table=table, case=SHORT, sweep="clock=x0.5,x1")

@@ -61,6 +61,7 @@ def first(url: str, case: str) -> tuple[float, str]:
     raise AssertionError("no answer")
 
 
+@pytest.mark.slow
 def test_the_first_answers_come_soon(fresh: str) -> None:
     seconds, part = first(fresh, DEEP[0])
     assert part in ("about", "speed")

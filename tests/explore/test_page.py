@@ -72,6 +72,7 @@ def healthy(page: Page, width: int) -> None:
     assert page.faults == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("width", "height", "dark"), SCREENS)
 def test_an_exploration_is_made_and_its_address_shows_it_again(
     width: int, height: int, dark: bool, live: Running, tmp_path: Path
@@ -131,6 +132,7 @@ def test_an_exploration_is_made_and_its_address_shows_it_again(
         page.until("!at('sweep-section').hidden && at('axis-1').value === 'clock'")
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(axe.script() is None, reason="no axe-core here (pip install axe-core-python)")
 @pytest.mark.parametrize(("width", "height", "dark"), AXE_SCREENS)
 def test_axe_finds_nothing_serious(
@@ -180,6 +182,7 @@ def test_a_width_that_changes_before_a_case_is_chosen_draws_nothing(
         assert page.faults == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("address", ["foo=bar", f"case={SHORTER}&case=x"])
 def test_an_address_that_is_refused_says_why_and_simulates_nothing(
     address: str, live: Running, tmp_path: Path

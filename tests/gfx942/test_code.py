@@ -38,6 +38,7 @@ SOME = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SOME)
 def test_registers_and_local_memory_suffice(name: str) -> None:
     report = compiled(PLANS[name])
@@ -61,6 +62,7 @@ def test_weights_are_streamed_by_loads_of_four_words_that_leave_the_caches_alone
     assert code.count(" nt$") == streaming
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("count", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_wait_for_a_strip_leaves_the_others_under_way(count: int) -> None:
     """Else the stream would stand still while a wave multiplies."""
@@ -164,6 +166,7 @@ def test_no_access_may_be_to_local_or_global_memory(name: str) -> None:
     assert code_of(PLANS[name]).count("^flat_") == 0
 
 
+@pytest.mark.slow
 def test_the_published_models_kernel_fits() -> None:
     """Laneformer-2B on eight GPUs."""
     from tests.native.test_device_builds import planned

@@ -57,6 +57,7 @@ def difference(plan: Plan, **more: Any) -> float:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize("seed", [KEEP, pytest.param(LOSE, marks=pytest.mark.slow)])
 def test_the_kernels_machine_code_computes_the_references_logits(name: str, seed: int) -> None:
@@ -149,6 +150,7 @@ LOADS = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("load", LOADS)
 def test_a_missing_wait_is_caught(load: str) -> None:
     assert "was loaded and not waited for" in caught(SENTINEL, awaited(load), nothing)

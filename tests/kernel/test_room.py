@@ -64,6 +64,7 @@ def test_seventy_billion_parameters_in_16_bits_fit_one_h200() -> None:
     check_room(plan_for(LARGE, node, context=128, max_context=256), node, {})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("node", ["1xh200", "4xh100"])
 def test_the_node_that_is_named_is_the_smallest_that_holds_it(node: str) -> None:
     """Of the same device, found by trying every number of GPUs."""

@@ -33,7 +33,7 @@ SPEC = from_config(CONFIG, "tiny")
 NAMES = [module.name for module in modules(SPEC, QWEN_EXPERTS, each_expert=True)]
 ROLES = {m.name: m.role for m in modules(SPEC, QWEN_EXPERTS, each_expert=True)}
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-DRAWS = 40
+DRAWS = 15
 Rule = Callable[[str, list[str]], bool]
 
 

@@ -128,6 +128,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_entry_is_multiplied_with_its_experts_rows(shape: str) -> None:
     chunk, dtype, tokens, spread, rows, cols, tile_cols, high, unit, lot = SHAPES[shape]
@@ -159,6 +160,7 @@ CODED_SHAPES = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("shape", CODED_SHAPES)
 @pytest.mark.parametrize("name", coded_names(("int4-g32", "mxfp4", "nvfp4")))
 def test_experts_of_few_bits_are_decoded_and_multiplied(name: str, shape: str) -> None:

@@ -93,6 +93,7 @@ def activations() -> NDArray[np.float32]:
     return x
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", coded_names(FEW))
 def test_threads_sum_coded_rows_as_fp64_does(name: str) -> None:
     plan, x = planned(name), activations()
@@ -110,6 +111,7 @@ def test_threads_sum_coded_rows_as_fp64_does(name: str) -> None:
         assert np.array_equal(found, small)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [p for p in coded_names(FEW) if p.values[0] not in TENSOR])
 def test_threads_sum_rows_of_an_input_on_the_chip_as_fp64_does(name: str) -> None:
     plan, x = planned(name), activations()
@@ -125,6 +127,7 @@ def test_threads_sum_rows_of_an_input_on_the_chip_as_fp64_does(name: str) -> Non
     assert np.isnan(summed(name, matrix.pack, x, packed, on_chip=True)).all()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", TENSOR)
 @pytest.mark.parametrize(
     ("rows", "cols", "team", "slices"),

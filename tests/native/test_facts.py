@@ -71,11 +71,13 @@ def test_the_header_is_up_to_date() -> None:
     assert kept.read_text(encoding="utf-8") == facts(), "run `make generated`"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", HOST)
 def test_the_host_does_not_compile_with_another(name: str, tmp_path: Path) -> None:
     assert HOST[name] in refused_by_the_host(tmp_path, {name: 2 * FACTS[name][0]})
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", DEVICE)
 def test_the_tensor_cores_do_not_compile_with_another(name: str, tmp_path: Path) -> None:
     source = HERE / ("scan.cpp" if name.startswith("TENSOR") else "chunk.cpp")

@@ -67,12 +67,14 @@ def run(
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("head_dim", "stored"), [(64, "BF16"), (128, "FP16"), (256, "BF16")])
 def test_a_scan_is_softmax_attention(head_dim: int, stored: str) -> None:
     done = run(head_dim, stored)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("head_dim", "stored"), [(64, "FP16"), (128, "BF16")])
 def test_a_scan_of_eight_heads_a_warp_is_softmax_attention(head_dim: int, stored: str) -> None:
     """Groups of 9, 12 and 16 heads are two sets; the warps of a set meet on the chip."""
@@ -80,6 +82,7 @@ def test_a_scan_of_eight_heads_a_warp_is_softmax_attention(head_dim: int, stored
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("mutation", [*MUTATIONS, *WIDE_MUTATIONS])
 def test_each_step_of_it_is_needed(mutation: str, tmp_path: Path) -> None:
     kernel = SOURCE.parents[2] / "native" / "platform" / "cuda_scan.cuh"

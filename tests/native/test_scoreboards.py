@@ -48,6 +48,7 @@ def compiled(plan: Plan) -> tuple[Program, Kernel]:
     return disassembled(NVDISASM, cubin), read_kernel(cubin)
 
 
+@pytest.mark.few(2)
 @needs_nvdisasm
 @pytest.mark.parametrize(("model", "name"), [also_spilling(build) for build in BUILDS])
 def test_memory_is_given_back_when_its_loads_have_answered(model: str, name: str) -> None:

@@ -127,6 +127,7 @@ def build_warps(header: str, *, sanitize: str | None = None) -> Path:
     return toolchain.cached(target, build)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("script", [SCRIPT, STATES, DRAWS], ids=["stages", "states", "draws"])
 @pytest.mark.parametrize("sanitize", [None, pytest.param("thread", marks=pytest.mark.slow)])
 def test_many_warps_compute_the_same_without_races(sanitize: str | None, script: str) -> None:

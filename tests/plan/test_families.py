@@ -85,6 +85,7 @@ def with_stage(plan: Plan, stage: Stage) -> Plan:
     return replace(plan, stages=tuple(stage if s.index == stage.index else s for s in plan.stages))
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("handoff", HandOffKind)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_every_family_is_proven_under_every_ordinary_option(
@@ -241,7 +242,7 @@ def some_family_plan(seed: int) -> Plan:
             continue
 
 
-@drawn(12)
+@drawn(4)
 @given(st.integers(0, 2**32 - 1))
 def test_what_the_proof_accepts_of_families_runs_without_a_fault(seed: int) -> None:
     plan = some_family_plan(seed)

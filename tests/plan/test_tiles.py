@@ -45,6 +45,7 @@ def down(plan: Plan) -> Matrix:
     return next(s.matrix for s in plan.stages if s.matrix and s.kind is StageKind.ROUTED_DOWN)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("model", EXPERTS)
 def test_experts_have_a_plan_on_several_gpus_by_default(model: str) -> None:
     for node in NODES:
@@ -146,6 +147,7 @@ def test_the_plan_knows_how_many_tiles_teams_hold_side_by_side() -> None:
         assert several == (beside > teams_beside(cols, weight_bytes)), (weight_bytes, cols, beside)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("model", "node", "chosen"),
     [

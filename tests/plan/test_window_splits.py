@@ -36,6 +36,7 @@ def published(plan: Plan) -> list[int]:
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("handoff", HandOffKind)
 @pytest.mark.parametrize("copies", [2, 3])
 def test_layers_of_two_divisions_run_without_a_fault(handoff: HandOffKind, copies: int) -> None:

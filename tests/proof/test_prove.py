@@ -40,7 +40,7 @@ MUTANTS = 7  # per plan
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-@drawn(50)
+@drawn(15)
 @given(SEEDS)
 def test_what_the_proof_accepts_runs_without_a_fault(seed: int) -> None:
     plan = some_plan(seed)
@@ -101,6 +101,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("handoff", HandOffKind)
 @pytest.mark.parametrize(
     "spec",

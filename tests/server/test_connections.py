@@ -84,6 +84,7 @@ UNREAD = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "framing", [b"Content-Length: 100000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"]
 )
@@ -242,6 +243,7 @@ def test_after_a_request_without_a_clear_end_comes_no_other(case: str, guarded: 
     assert set(error) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("broken", [b"zz\r\n", b"1\r\nxx\r\n", b"5\r\nhello\r\n-1\r\n\r\n"])
 @pytest.mark.parametrize("method", [b"POST", b"HEAD", b"GET", b"OPTIONS"])
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/nope", b"/health"])

@@ -290,6 +290,7 @@ BETTER = {  # path -> factor that improves it
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("path", BETTER)
 @drawn(10)
 @given(data=st.data())
@@ -302,6 +303,7 @@ def test_better_hardware_is_never_slower(path: str, data: st.DataObject) -> None
     assert after <= before * ANOMALY
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "path",
     [

@@ -133,6 +133,7 @@ def test_shipped_plans_give_the_same_with_one_gpu_as_with_all(name: str) -> None
     assert_every_gpu_does_the_same(plan, node)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("model", "on"),
     [("laneformer-2b", "8xh200"), ("qwen2.5-coder-1.5b", "2xh200"), ("llama-3.2-1b", "8xh200")],

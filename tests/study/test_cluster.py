@@ -53,6 +53,7 @@ def cluster() -> Iterator[tuple[str, list[subprocess.Popen[str]]]]:
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_middle_loses_nothing(
     cluster: tuple[str, list[subprocess.Popen[str]]], checkpoint: Path, tmp_path: Path
 ) -> None:

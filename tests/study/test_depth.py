@@ -25,6 +25,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.model)
 def test_extension_meets_the_full_simulation_within_a_percent(point: Point) -> None:
     points = [point.with_settings(*change) for change in CHANGES]

@@ -59,6 +59,7 @@ def named(spec: ModelSpec) -> str:
     return f"{spec.hidden}-{spec.heads}-{spec.kv_heads}-{spec.head_dim}-{spec.ffn}"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("spec", SHAPES, ids=named)
 def test_searched_a_plan_for_few_positions_is_not_slower_than_one_for_many(spec: ModelSpec) -> None:
     def step_s(most: int) -> float:

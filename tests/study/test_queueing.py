@@ -38,6 +38,7 @@ def run(
     return QUEUE.serve([traffic], nodes=nodes, batch=batch, step_s=step, hours=hours, seed=7)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_one_server_waits_as_mm1(load: float) -> None:
     assert run(load).waits("all").mean() == pytest.approx(
@@ -62,6 +63,7 @@ def test_several_servers_wait_as_mmc() -> None:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("distribution", [EXPONENTIAL, FIXED])
 def test_a_shared_server_takes_as_long_as_processor_sharing(distribution: str) -> None:
     """Whatever the lengths' distribution, and nobody waits for a place."""
