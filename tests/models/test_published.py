@@ -21,9 +21,11 @@ TOTAL_AND_ACTIVE = {  # as printed: total, active, whether active counts the emb
     "deepseek-v4-flash": ("284 B", "13 B", False),
     "deepseek-v4-pro": ("1.6 T", "49 B", False),
     "gemma-4-31b": ("30.7 B", "30.7 B", False),
+    "glm-4.5-air": ("106 B", "12 B", False),
     "gpt-oss-120b": ("116.83 B", "5.13 B", False),
     "gpt-oss-20b": ("20.91 B", "3.61 B", False),
     "kimi-k2.6": ("1 T", "32 B", False),
+    "minimax-m2.7": ("230 B", "10 B", False),
     "mixtral-8x7b": ("46.7 B", "12.9 B", True),
     "qwen1.5-moe-a2.7b": ("14.3 B", "2.7 B", True),
     "qwen3-235b-a22b": ("235 B", "22 B", True),
@@ -32,7 +34,7 @@ TOTAL_AND_ACTIVE = {  # as printed: total, active, whether active counts the emb
     "qwen3.6-27b": ("27 B", "27 B", True),
     "qwen3.6-35b-a3b": ("35 B", "3 B", False),
 }
-EXPLAINED = {"qwen3-30b-a3b"}
+EXPLAINED = {"glm-4.5-air", "minimax-m2.7", "qwen3-30b-a3b"}
 
 
 def write(tmp_path: Path, name: str, **published: object) -> Path:

@@ -38,6 +38,8 @@ CLASSES: dict[str, tuple[str, ...]] = {  # by model_type
     "qwen3_5_text": ("Qwen3_5ForCausalLM",),
     "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration",),
     "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM",),
+    "glm4_moe": ("Glm4MoeForCausalLM",),
+    "minimax_m2": ("MiniMaxM2ForCausalLM",),
     "gpt_oss": ("GptOssForCausalLM",),
     "deepseek_v3": ("DeepseekV3ForCausalLM",),
     "kimi_k2": ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM"),

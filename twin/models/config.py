@@ -297,6 +297,21 @@ def rope(
     return Rope(base, style, scaled)
 
 
+def rotated(config: Config, head_dim: int, share: float) -> int | None:
+    """Rotated elements of a head, None for all: `partial_rotary_factor`, in rope_parameters since
+    transformers 5. `share`: the family's default.
+    """
+    parts = (config.part("rope_scaling"), config.part("rope_parameters"))
+    holder = next((part for part in parts if part and "partial_rotary_factor" in part), config)
+    share = holder.real("partial_rotary_factor", share)
+    count = int(head_dim * share)
+    if share > 1 or count < 2 or count % 2:
+        raise holder.refuse(
+            "partial_rotary_factor", "a share of a head, up to 1, of an even number of elements"
+        )
+    return None if count == head_dim else count
+
+
 def _theta(
     config: Config, parameters: Config | None, scaling: Config | None, default: float | None
 ) -> float:

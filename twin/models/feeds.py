@@ -53,6 +53,8 @@ class ExpertFeed:
     # them
     hashed: bool = False
     router_bias: bool = False  # one number an expert
+    # the same, added to the scores by which experts are chosen, not to those that weigh them
+    choice_bias: bool = False
     bias: bool = False  # biases in the experts
     shared_gate: bool = False  # sigmoid of one row times the shared experts' output
     limit: float | None = None  # gate and up are clamped to it before they meet
@@ -89,7 +91,7 @@ class ExpertFeed:
         return self._router_vectors() + self.top_k * self._expert_vectors(hidden)
 
     def _router_vectors(self) -> int:
-        return self.experts if self.router_bias else 0
+        return self.experts if self.router_bias or self.choice_bias else 0
 
     def _expert_vectors(self, hidden: int) -> int:
         return 2 * self.width + hidden if self.bias else 0

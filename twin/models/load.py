@@ -110,6 +110,8 @@ _FAMILIES = {  # by model_type
     "kimi_k2": _Family("deepseek_v3"),
     "kimi_k25": _Family("deepseek_v3", text=("deepseek_v3", "kimi_k2")),
     "deepseek_v4": _Family("deepseek_v4"),
+    "glm4_moe": _Family("glm4_moe"),
+    "minimax_m2": _Family("minimax_m2"),
     "gemma4": _Family("gemma4", text=("gemma4_text",)),
     "gemma4_text": _Family("gemma4"),
 }

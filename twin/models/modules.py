@@ -75,6 +75,11 @@ LATENT: Table = {
     **of_experts("mlp.experts", *_GATED),
     **of_shared("mlp.shared_experts", *_GATED),
 }
+GLM_EXPERTS: Table = {
+    **DENSE,
+    **of_experts("mlp.experts", *_GATED),
+    **of_shared("mlp.shared_experts", *_GATED),
+}
 MIXTRAL: Table = {**DENSE, **of_experts("block_sparse_moe.experts", "w1", "w3", "w2")}
 # its experts are one module
 GPT_OSS: Table = {

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from twin.errors import ConfigError
 from twin.models import decoder, gemma, linear
-from twin.models.config import Config, rope
+from twin.models.config import Config, rope, rotated
 from twin.models.decoder import Tensor
 from twin.models.feeds import Feed
 from twin.models.layered import check_experts, feed_of, kinds_of_layers, layered, layout
@@ -119,7 +119,7 @@ def hybrid(
     return layered(
         fields,
         family=family,
-        rope=replace(turned, rotated=_rotated(fields, full.head_dim)),
+        rope=replace(turned, rotated=rotated(fields, full.head_dim, SHARE)),
         layout=layout(fields, lambda i: mixers[kinds[i]], feed),
         table=table,
         kv_heads=full.kv_heads,
@@ -139,21 +139,6 @@ def _full(config: Config) -> GroupedAttention:
         qk_norm=True,
         output_gate=True,
     )
-
-
-def _rotated(config: Config, head_dim: int) -> int | None:
-    """Rotated elements of a head, None for all: `partial_rotary_factor`, in rope_parameters since
-    transformers 5.
-    """
-    parts = (config.part("rope_scaling"), config.part("rope_parameters"))
-    holder = next((part for part in parts if part and "partial_rotary_factor" in part), config)
-    share = holder.real("partial_rotary_factor", SHARE)
-    rotated = int(head_dim * share)
-    if share > 1 or rotated < 2 or rotated % 2:
-        raise holder.refuse(
-            "partial_rotary_factor", "a share of a head, up to 1, of an even number of elements"
-        )
-    return None if rotated == head_dim else rotated
 
 
 def linear_attention(config: Config) -> DeltaNet:

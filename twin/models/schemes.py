@@ -113,7 +113,7 @@ def _agree(fields: Config) -> None:
 def _fp8(fields: Config) -> Format:
     if fields.wholes("weight_block_size") != (128, 128):
         raise fields.refuse("weight_block_size", "[128, 128]")
-    fields.require("fmt", "e4m3", ("e4m3",), INSTEAD)
+    fields.require("fmt", "e4m3", ("e4m3", "float8_e4m3fn"), INSTEAD)
     scale = fields.text("scale_fmt", "float")
     if scale not in ("float", "ue8m0"):
         raise fields.refuse("scale_fmt", "float or ue8m0")

@@ -317,6 +317,8 @@ class ModelSpec:
             type(part) for layer in self.layout for part in (layer.feed, layer.mixer)
         )
         found = [_WORDS[kind] for kind in kinds if kind in _WORDS]
+        corrected = self.experts is not None and self.experts.choice_bias
+        found += ["biases of the choice of experts"] if corrected else []
         found += ["hyper-connections"] if self.hyper else []
         names = dict.fromkeys(w.format.name for w in self.weights()) if self.stored else {}
         return (*found, *(n for n in names if n not in {d.value for d in DType}))
