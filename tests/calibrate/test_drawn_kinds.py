@@ -74,7 +74,7 @@ def all_of(kind: ModelKind) -> list[Experiment]:
     return drawn_runs(H200, len(CARDS[kind]) + 1, 11, kind=kind)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_all_models_are_planned_proven_and_held_by_the_device(kind: ModelKind) -> None:
     """One seed, more models than cards. `Experiment.plan` proves."""

@@ -89,6 +89,7 @@ def test_every_fourth_dense_model_of_several_gpus_has_lanes_and_none_of_one() ->
     assert not any(run.spec.lanes for run in drawn_runs(calibrated_node("1xh100"), 4, 7))
 
 
+@pytest.mark.slow
 def test_drawn_shapes_of_one_gpu_are_those_on_file() -> None:
     """The first record of each kind: a draw for several GPUs moves none of them."""
     for name in ("1xh200", "1xh100"):

@@ -35,7 +35,7 @@ def coded(name: str, spec: ModelSpec = WIDE, **chosen: Any) -> Plan:
     return plan
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", coded_names(()))
 @pytest.mark.parametrize(
     "chosen",

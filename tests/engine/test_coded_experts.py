@@ -283,7 +283,7 @@ def test_zeros_behind_an_input_of_tensor_cores_are_aligned(
     assert 4 * units % UNIT_BYTES == 0
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "width", "slot_bytes"), UNEVEN + ON_CHIP)
 def test_choices_are_decided(
     name: str, width: int, slot_bytes: int, monkeypatch: pytest.MonkeyPatch

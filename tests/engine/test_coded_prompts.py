@@ -52,7 +52,7 @@ GPU_LENGTHS = (1, 2, 31, 32, 33, 40)
 # ---- on a CPU ------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", coded_names(FEW))
 def test_passes_of_few_bit_weights_fill_the_cache_as_steps_do(name: str) -> None:
     assert error(coded(name, prompt_chunk=CHUNK), LENGTHS) < 1e-5

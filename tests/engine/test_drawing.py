@@ -113,7 +113,7 @@ SOON = {"blocks": 3}
 SLOW = ({"blocks": 4, "gpus": 2}, {"blocks": 40})
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kind", "chosen", "tokens"),
     [

@@ -79,7 +79,7 @@ PLANS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
 )
@@ -140,7 +140,7 @@ def test_layers_without_experts_stand_between() -> None:
 # ---- shared experts ------------------------------------------------------------------------------
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
 )

@@ -24,7 +24,7 @@ from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Sampling,
 from twin.proof.prove import prove
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("spec", "chosen"),
     [

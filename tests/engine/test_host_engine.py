@@ -43,7 +43,7 @@ def test_logits_of_each_family_match_the_reference(spec: ModelSpec) -> None:
     assert error(planned(spec)) < 1e-5
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("gpus", [1, 2, 4])
@@ -56,7 +56,7 @@ def test_logits_do_not_depend_on_blocks_ranks_and_hand_offs(
     )
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("head", list(LaneHead))
 @pytest.mark.parametrize(("delay", "early"), [(0, False), (1, True), (2, False), (2, True)])
 def test_lanes_match_the_reference(head: LaneHead, delay: int, early: bool) -> None:
@@ -64,7 +64,7 @@ def test_lanes_match_the_reference(head: LaneHead, delay: int, early: bool) -> N
     assert error(planned(spec, gpus=2, blocks=4)) < 1e-5
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("lanes", "chosen"),
     [
@@ -103,7 +103,7 @@ def test_staggered_lanes_give_the_same_bits() -> None:
     assert np.array_equal(*made)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("execution", [Execution.GRAPH, Execution.LAUNCHES])
 @pytest.mark.parametrize("collective", [CollectiveKind.PUSH, CollectiveKind.LIBRARY])
 def test_kernels_per_stage_match_the_reference(
@@ -171,7 +171,7 @@ def test_older_instruction_sets_give_the_reference_numbers(
 # ---- sampling ------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "params",
     [

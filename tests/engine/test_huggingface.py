@@ -126,7 +126,7 @@ def test_recorded_logits(name: str, options: tuple[int, int, int, int, Sampling]
     assert np.abs(found - golden["logits"]).max() < TOLERANCE
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_cpu_engine_gives_transformers_logits_and_tokens(name: str) -> None:
     """Of every family, with weights in FP32: by steps, and where the family has passes behind

@@ -74,6 +74,7 @@ def test_every_order_gives_the_same_bits() -> None:
     assert difference(SENTINEL, seed=KEEP) == difference(SENTINEL, seed=LOSE)
 
 
+@pytest.mark.slow
 def test_tokens_come_out_as_the_reference_chooses_them() -> None:
     running = Emulated(SENTINEL)
     got = running.generate(PROMPT, max_tokens=2)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.draws import drawn
 from twin.errors import ConfigError
 from twin.models.load import from_config, load_model
 from twin.models.spec import DType, LaneHead, RopeScaling, RopeStyle
@@ -407,6 +408,7 @@ _JUNK = st.one_of(
 )
 
 
+@drawn(40)
 @given(st.sampled_from(ALL), st.data())
 def test_any_junk_is_either_a_model_or_a_clear_error(family: str, data: st.DataObject) -> None:
     config = base(family)

@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.draws import drawn
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError
 from twin.models.feeds import DenseFeed, ExpertFeed
@@ -74,7 +75,7 @@ def test_absorbed_matrices_are_the_stored_one_in_two() -> None:
     assert parts["v_up"].groups * parts["v_up"].cols == mixer.heads * mixer.kv_rank
 
 
-@settings(deadline=None)
+@drawn(20)
 @given(CONTEXTS, st.integers(1, 4096))
 def test_a_longer_context_never_reads_less(context: int, more: int) -> None:
     for mixer in mixers():
@@ -84,7 +85,7 @@ def test_a_longer_context_never_reads_less(context: int, more: int) -> None:
         assert mixer.held_bytes(context, 2) <= mixer.held_bytes(context + more, 2)
 
 
-@settings(deadline=None)
+@drawn(20)
 @given(CONTEXTS)
 def test_a_step_reads_at_most_what_is_held(context: int) -> None:
     """Compressed attention spreads its closing windows evenly, so that an almost empty cache may

@@ -126,7 +126,7 @@ def apart(sums: NDArray[np.float32], x: NDArray[Any], rows: NDArray[Any], unit: 
     return float(most / np.abs(wanted).max())
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_blocks_multiply_a_chunk_with_their_rows(
     products: tuple[ctypes.CDLL, int, DType], shape: str
@@ -180,7 +180,7 @@ ROUNDED = {DType.BF16: 4e-3, DType.FP16: 5e-4}
 SAME = {DType.BF16: 1e-5, DType.FP16: 1e-4}
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shape", CODED_SHAPES)
 @pytest.mark.parametrize("dtype", [DType.BF16, pytest.param(DType.FP16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ SHAPES = {  # slots, window, the LM head's, teams, column slices
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tiles_are_used_when_they_are_there_and_kept_until_they_are_used(
     shape: str,

@@ -101,7 +101,7 @@ MODELS = [
 ]
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("handoff", HandOffKind)
 @pytest.mark.parametrize(
     "spec",

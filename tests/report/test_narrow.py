@@ -217,7 +217,12 @@ def laid_out(page: Page, width: int, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(
     scope="module",
-    params=[(simulated, PHONE), (studied, PHONE), (simulated, DESK), (studied, DESK)],
+    params=[
+        (simulated, PHONE),
+        pytest.param((studied, PHONE), marks=pytest.mark.slow),
+        pytest.param((simulated, DESK), marks=pytest.mark.slow),
+        (studied, DESK),
+    ],
     ids=lambda param: f"{param[0].__name__}-{param[1]}",
 )
 def seen(

@@ -355,7 +355,7 @@ SHIPPED = {
 }
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_both_executors_agree_on_shipped_models(name: str) -> None:
     """Two layers on few blocks, because SimPy has to do it too; all of them at full size are in
