@@ -14,6 +14,7 @@ from twin.calibrate.kernel_id import is_superseded
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.simulated import Simulated, simulated
 from twin.errors import CalibrationError
+from twin.frozen import frozen
 from twin.hardware.types import Node
 from twin.workers import each
 
@@ -35,7 +36,7 @@ class StageCompared:
         return self.predicted_s / self.measured_s - 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Validation(Runs):
     """Runs and traced stages by the fit in force."""
 
