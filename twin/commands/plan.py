@@ -59,18 +59,12 @@ def run(args: argparse.Namespace) -> int:
         found = offers(case.spec, node, case.options())
         data |= {"gpus": [dataclasses.asdict(one) for one in found]}
         data |= {"default_gpus": default_gpus(found)}
-        bound = _exchanges(plan) * exchange_floor_s(node)
+        bound = plan.awaited_exchanges * exchange_floor_s(node)
         data |= {"exchange_floor_s": bound}
         emit(args, data, "\n\n".join([text(plan, node, data), gpus_text(found, plan, bound)]))
         return 0
     emit(args, data, text(plan, node, data))
     return 0
-
-
-def _exchanges(plan: Plan) -> int:
-    """Pushes of a step that somebody waits for at once."""
-    delay = plan.options.delay or 0
-    return sum(value.pushed for value in plan.values) if not delay else 0
 
 
 def gpus_text(found: tuple[Offer, ...], plan: Plan, bound: float) -> str:
@@ -86,12 +80,11 @@ def gpus_text(found: tuple[Offer, ...], plan: Plan, bound: float) -> str:
         rows.append((one.gpus, count(1 / one.step_s), gain, waits))
     about = [("default", said(found))]
     if bound:
-        number = _exchanges(plan)
         about.append(
             (
                 "exchanges",
-                f"{number} a step, {format_quantity(bound, 's')} at least: each a store into "
-                "another GPU and two trips to the cache",
+                f"{plan.awaited_exchanges} a step, {format_quantity(bound, 's')} at least: each a "
+                "store into another GPU and two trips to the cache",
             )
         )
     heads = ("GPUs", "tokens/s (predicted)", f"of {first.gpus if first else 1}", "because")

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from twin.cost.gathers import Gathers
 from twin.cost.streams import Streams
 from twin.hardware.types import Device
-from twin.plan.types import Execution, HandOffKind, Plan, Span, Stage, StageKind
+from twin.plan.types import HandOffKind, Span, Stage, StageKind
 from twin.units import picoseconds
 
 
@@ -54,15 +54,11 @@ class Costs(ABC):
 
     def fence_ps(self, stage: Stage) -> int:
         """Between kernels the border does it; a sentinel needs none."""
-        options, fence = self.plan.options, self.device.handoff.fence_s
-        if fence is None or not resident(self.plan) or options.handoff is HandOffKind.SENTINEL:
+        plan, fence = self.plan, self.device.handoff.fence_s
+        if fence is None or not plan.resident or plan.polled:
             return 0
-        waits = options.handoff is HandOffKind.GRID or stage.publishes is not None
+        waits = plan.options.handoff is HandOffKind.GRID or stage.publishes is not None
         return picoseconds(fence.value) if waits else 0
-
-
-def resident(plan: Plan) -> bool:
-    return plan.options.execution is Execution.RESIDENT
 
 
 def length(span: Span) -> int:

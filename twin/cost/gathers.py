@@ -13,11 +13,8 @@ from twin.cost.wiring import part_count
 from twin.frozen import frozen
 from twin.hardware.types import Device
 from twin.plan.types import (
-    Execution,
-    HandOffKind,
     Matrix,
     Parts,
-    Plan,
     Read,
     Span,
     Stage,
@@ -26,14 +23,6 @@ from twin.plan.types import (
     routed_share,
 )
 from twin.schedule.types import Schedule
-
-
-def polled(plan: Plan) -> bool:
-    """Do blocks wait by looking at the data themselves?"""
-    return (
-        plan.options.handoff is HandOffKind.SENTINEL
-        and plan.options.execution is Execution.RESIDENT
-    )
 
 
 def shares(matrix: Matrix, blocks: int, block: int, experts: Chosen) -> Iterator[tuple[Span, int]]:

@@ -33,7 +33,7 @@ def compile_plan(
     known: dict[Draw, int] = {}
     choices = tuple(
         tuple(known.setdefault(draw, len(known)) for draw in draws.step(step))
-        for step in (range(steps + 1) if draws.vary else range(1))
+        for step in (range(steps + 1) if plan.steps_differ else range(1))
     )
     variants = tuple(lowering.variant(dict(zip(draws.layers, draw, strict=True))) for draw in known)
     resident = plan.options.execution is Execution.RESIDENT
@@ -44,7 +44,7 @@ def compile_plan(
         barriers=resident and plan.options.handoff is HandOffKind.GRID,
         borders=not resident,
         fetch_ps=_fetch_ps(plan, device),
-        choices=choices if draws.vary else (),
+        choices=choices if plan.steps_differ else (),
         step_sizes=tuple(variant.bytes() for variant in variants),
     )
 
@@ -69,13 +69,28 @@ class _Lowering:
         self.plan, self.device, self.forms = plan, device, wiring.forms
         self.costs = costs_of(plan, device)
         self.works: dict[object, tuple[StageWork, Weights]] = {}
-        self.stretches = _stretches(plan)
+        self.stretches = self._stretches()
         # of a stretch of stages, a block and its experts
         self.parts: dict[object, tuple[list[StageWork], list[int]]] = {}
         # of works, where kernels or the cores themselves load
         self.ends = (
             plan.options.execution is not Execution.RESIDENT or device.block.loading == "on-demand"
         )
+
+    def _stretches(self) -> list[list[Stage]]:
+        """Stages in a row that depend on the same routing, or on none: what variants have in
+        common is found once.
+        """
+        stretches: list[list[Stage]] = []
+        for stage in self.plan.stages:
+            if (
+                not stretches
+                or stage.kind is StageKind.ROUTED_UP
+                or bool(stage.routed) != bool(stretches[-1][-1].routed)
+            ):
+                stretches.append([])
+            stretches[-1].append(stage)
+        return stretches
 
     def variant(self, chosen: dict[int, Chosen]) -> Variant:
         """`chosen` by stage that routed experts begin with: how many tokens chose each expert in
@@ -171,22 +186,6 @@ class _Lowering:
                 1 for _ in takewhile(bool, islice(self.costs.by_scheduler, stage.index + 1, None))
             )
         )
-
-
-def _stretches(plan: Plan) -> list[list[Stage]]:
-    """Stages in a row that depend on the same routing, or on none: what variants have in common is
-    found once.
-    """
-    stretches: list[list[Stage]] = []
-    for stage in plan.stages:
-        if (
-            not stretches
-            or stage.kind is StageKind.ROUTED_UP
-            or bool(stage.routed) != bool(stretches[-1][-1].routed)
-        ):
-            stretches.append([])
-        stretches[-1].append(stage)
-    return stretches
 
 
 def _check(stage: Stage, work: StageWork) -> None:

@@ -47,7 +47,7 @@ def _of_machine(plan: Plan, device: Device) -> dict[str, bool]:
         "launch.stream_s": options.execution is not Execution.LAUNCHES,
         "launch.graph_edge_s": options.execution is not Execution.GRAPH,
         "link.": options.gpus == 1,
-        "link.library_allreduce_s": StageKind.COLLECTIVE not in _kinds(plan),
+        "link.library_allreduce_s": StageKind.COLLECTIVE not in plan.kinds,
         "link.fence_s": polls or not resident,
         "block.clock_hz": True,
         "block.on_chip_bytes": True,
@@ -57,7 +57,7 @@ def _of_machine(plan: Plan, device: Device) -> dict[str, bool]:
 
 
 def _of_kernel(plan: Plan, device: Device) -> dict[str, bool]:
-    kernel, kinds = device.kernel, _kinds(plan)
+    kernel, kinds = device.kernel, plan.kinds
     attends = StageKind.ATTENTION in kinds
     tensor = attends and schedule_of(plan).scan.tensor
     samples = any(s.kind is StageKind.SAMPLE and s.publishes is not None for s in plan.stages)
@@ -86,7 +86,7 @@ def _of_kernel(plan: Plan, device: Device) -> dict[str, bool]:
 def untouched(plan: Plan, kernel: KernelCosts) -> Iterator[str]:
     """Costs of a kernel, of decoding, states and choices, that a plan's time does not rest on."""
     forms = {m.format for s in plan.stages for m in s.matrices if m.format}
-    kinds, without_rate = _kinds(plan), [form for form in forms if not _rated(kernel, form)]
+    kinds, without_rate = plan.kinds, [form for form in forms if not _rated(kernel, form)]
     ratios = {f"{formats.family(form.name)}_ratio" for form in without_rate}
     for field in dataclasses.fields(Unpacking):
         if field.name not in ratios:
@@ -123,7 +123,3 @@ def scans(plan: Plan, *, by_tensor_cores: bool) -> bool:
 
 def _rated(kernel: KernelCosts, form: Format) -> bool:
     return formats.rate_of(kernel, form) is not None
-
-
-def _kinds(plan: Plan) -> set[StageKind]:
-    return {stage.kind for stage in plan.stages}

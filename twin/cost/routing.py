@@ -112,17 +112,9 @@ def read_routing(text: str, seed: int) -> Routing:
     return Routing(RoutingKind.HISTOGRAM, histogram=histogram, seed=seed)
 
 
-def steps_differ(plan: Plan) -> bool:
-    """Does a step's work depend on the routing? One token on slices of all experts always does the
-    same.
-    """
-    routed = any(stage.routed for stage in plan.stages)
-    return routed and (plan.tokens > 1 or plan.options.expert_ranks > 1)
-
-
 def usual_steps(plan: Plan) -> int:
     """How many are simulated where nobody says: a second one, or enough for a median."""
-    return DRAWN_STEPS if steps_differ(plan) else STEPS
+    return DRAWN_STEPS if plan.steps_differ else STEPS
 
 
 @dataclass(frozen=True)
@@ -137,15 +129,11 @@ class Draws:
         """Stages that multiply chosen experts first, one a layer."""
         return [stage.index for stage in self.plan.stages if stage.kind is StageKind.ROUTED_UP]
 
-    @cached_property
-    def vary(self) -> bool:
-        return steps_differ(self.plan)
-
     def step(self, step: int) -> list[Draw]:
         """[ranks]; ranks of one group share a draw."""
         plan = self.plan
         groups = plan.options.expert_ranks
-        if not self.vary:
+        if not plan.steps_differ:
             return [tuple((1,) * self._top_k(stage) for stage in self.layers)] * plan.ranks
         random = np.random.default_rng((self.routing.seed, step))
         by_group: list[list[Chosen]] = [[] for _ in range(groups)]

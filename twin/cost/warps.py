@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from twin.cost import attention, formats, terms, tiles, vectors
 from twin.cost.costs import Costs
-from twin.cost.gathers import polled
 from twin.cost.warp_gathers import WarpGathers
 from twin.cost.warp_streams import WarpStreams
 from twin.hardware.kernel import WarpKernel
@@ -26,7 +25,7 @@ class WarpCosts(Costs):
 
     def __init__(self, schedule: Schedule, device: Device, kernel: WarpKernel) -> None:
         plan = schedule.plan
-        spare = polled(plan) and device.sharing is None
+        spare = plan.polled and device.sharing is None
         by_scheduler = [spare and stage.late for stage in plan.stages]
         gathers = WarpGathers(schedule, device, kernel, by_scheduler)
         super().__init__(gathers, WarpStreams(schedule, device, kernel), device)

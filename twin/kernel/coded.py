@@ -18,6 +18,7 @@ first, then the second ones: neighbouring threads then load neighbouring bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes
@@ -38,24 +39,8 @@ STORAGE: dict[DType, Any] = {
 NUMBERS = {name: at for at, name in enumerate(CODES, start=1)}
 
 
-def codes_of(plan: Plan) -> tuple[int, int]:
-    """(a bit for each code of the plan's matrices, elements of a thread's row)."""
-    matrices = [matrix for stage in plan.stages for matrix in stage.matrices]
-    return _bits_of(matrices), max(matrix.pack for matrix in matrices)
-
-
-def codes_by_input(plan: Plan) -> dict[str, int]:
-    """The same of the matrices that multiply one kind of input; PLAIN where there are none."""
-    return {
-        name: _bits_of(
-            [stage.matrix for stage in plan.stages if stage.matrix and stage.kind in kinds]
-        )
-        or 1
-        for name, kinds in plan.kinds_by_input.items()
-    }
-
-
-def _bits_of(matrices: list[Matrix]) -> int:
+def bits_of(matrices: Iterable[Matrix]) -> int:
+    """A bit for each code of these matrices."""
     return sum({1 << _number(matrix) for matrix in matrices})
 
 

@@ -55,7 +55,7 @@ def prompt_of(schedule: Schedule) -> Prompt:
     if passes.tensor:
         own = plan.kernel_attention()
         columns["queries"] = own.heads * own.head_dim
-    feed = _experts_of(plan)
+    feed = plan.kernel_experts
     if feed:
         columns |= {"choices": 2 * feed.top_k, "entries": feed.top_k * plan.shard.hidden}
     names = [_row(plan, plan.stages[value.stage]) for value in plan.values]
@@ -111,11 +111,6 @@ def _chip_floats(plan: Plan, feed: ExpertFeed | None) -> tuple[int, int]:
 
 
 # ---- experts -------------------------------------------------------------------------------------
-
-
-def _experts_of(plan: Plan) -> ExpertFeed | None:
-    """The experts of a plan that the kernel runs."""
-    return plan.spec.experts if plan.spec and plan.kernel_routed else None
 
 
 def _router_floats(plan: Plan) -> int:

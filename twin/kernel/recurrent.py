@@ -7,17 +7,12 @@ position a block takes them for zero, whatever they hold.
 
 from __future__ import annotations
 
-from twin.plan.types import Plan, Stage, StageKind
+from twin.plan.types import Plan
 
 STATE_ALIGNED = 256  # bytes: where states begin behind the cache
 
 
-def delta_stages(plan: Plan) -> list[Stage]:
-    return [s for s in plan.stages if s.kind is StageKind.DELTA] if plan.kernel_recurs else []
-
-
 def state_bytes(plan: Plan) -> int:
     """Of all states of a rank, and what fills up the cache before them."""
-    stages = delta_stages(plan)
-    held = sum(stage.scan.held_bytes for stage in stages if stage.scan)
-    return STATE_ALIGNED + held if stages else 0
+    held = sum(stage.scan.held_bytes for stage in plan.delta_stages if stage.scan)
+    return STATE_ALIGNED + held if plan.kernel_recurs else 0

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from twin.errors import PlanError
 from twin.kernel import experts
-from twin.kernel.coded import codes_by_input, codes_of
+from twin.kernel.coded import bits_of
 from twin.kernel.fields import CODED_FIELDS
-from twin.kernel.recurrent import delta_stages
 from twin.models.codes import CODES
-from twin.models.feeds import Scoring
+from twin.models.feeds import ExpertFeed, Scoring
+from twin.models.spec import ModelSpec
 from twin.models.variant import Activation
-from twin.plan.types import Plan, StageKind
+from twin.plan.types import Matrix, Plan, StageKind
 
 Constant = bool | int | float | Activation
 # struct -> member -> (value where the plan has nothing of the kind, what it is)
@@ -69,30 +69,45 @@ TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
 
 def traits(plan: Plan) -> dict[str, dict[str, Constant]]:
     """The value of every member of TRAITS for a plan."""
-    found = {
-        "Family": _family(plan),
-        "Additions": _additions(plan),
-        "Experts": _experts(plan),
-        "Beside": _beside(plan),
-        "Delta": _delta(plan),
-        "Outgoing": _outgoing(plan),
-    }
+    spec, routed, found = plan.spec, plan.kernel_experts, dict[str, dict[str, Constant]]()
+    if spec:
+        found["Family"] = _family(spec)
+        found["Outgoing"] = {"GATED": spec.output_gate and plan.attention is not None}
+    if spec and routed:
+        found["Additions"] = _additions(spec, routed)
+        down = next(s.matrix for s in plan.stages if s.matrix and s.kind is StageKind.ROUTED_DOWN)
+        found["Experts"] = _experts(routed, down)
+        found["Beside"] = {
+            "SHARED": routed.shared_width > 0,
+            "GATED": routed.shared_gate,
+            "DENSE": any(stage.kind is StageKind.DOWN for stage in plan.stages),
+        }
+    if spec and spec.delta and plan.delta_stages:
+        found["Delta"] = {
+            "ANY": True,
+            "KEY_DIM": spec.delta.key_dim,
+            "VALUE_DIM": spec.delta.value_dim,
+            "CONV": spec.delta.conv,
+            "KEY_HEADS": spec.delta.key_heads // plan.ranks,
+            "VALUE_HEADS": spec.delta.value_heads // plan.ranks,
+            "COLUMNS": next(stage.scan.page for stage in plan.delta_stages if stage.scan),
+        }
     return {
-        struct: {name: found[struct].get(name, value) for name, (value, _) in members.items()}
+        struct: {
+            name: found.get(struct, {}).get(name, value) for name, (value, _) in members.items()
+        }
         for struct, members in TRAITS.items()
     }
 
 
-def _family(plan: Plan) -> dict[str, Constant]:
-    if plan.spec is None:
-        return {}
-    variant = plan.spec.variant
+def _family(spec: ModelSpec) -> dict[str, Constant]:
+    variant = spec.variant
     return {
         "GATE": variant.activation,
         "NORMS_BEFORE": variant.norms.before,
         "NORMS_AFTER": variant.norms.after,
         "QK_NORMED_TOGETHER": variant.whole_qk_norm,
-        "ROPE_BY_LAYER": len(plan.spec.rotations) > 1,
+        "ROPE_BY_LAYER": len(spec.rotations) > 1,
         "EMBEDDING": variant.embedding,
         "SCORE": variant.score or 0.0,
         "SCORE_CAP": variant.score_cap or 0.0,
@@ -100,11 +115,7 @@ def _family(plan: Plan) -> dict[str, Constant]:
     }
 
 
-def _additions(plan: Plan) -> dict[str, Constant]:
-    spec = plan.spec
-    kind = spec.experts if spec and plan.kernel_routed else None
-    if spec is None or kind is None:
-        return {}
+def _additions(spec: ModelSpec, kind: ExpertFeed) -> dict[str, Constant]:
     return {
         "SINKS": spec.sinks,
         "OUTPUT_BIAS": spec.o_bias,
@@ -115,53 +126,16 @@ def _additions(plan: Plan) -> dict[str, Constant]:
     }
 
 
-def _experts(plan: Plan) -> dict[str, Constant]:
-    kind = plan.spec.experts if plan.spec and plan.kernel_routed else None
-    if kind is None:
-        return {}
+def _experts(kind: ExpertFeed, down: Matrix) -> dict[str, Constant]:
     return {
         "ANY": True,
         "COUNT": kind.experts,
         "TOP_K": kind.top_k,
-        "WIDTH": next(
-            s.matrix.cols for s in plan.stages if s.matrix and s.kind is StageKind.ROUTED_DOWN
-        ),
+        "WIDTH": down.cols,
         "SIGMOID": kind.scoring is Scoring.SIGMOID,
         "NORMALISED": kind.renormalise,
         "SCALING": kind.scaling,
     }
-
-
-def _beside(plan: Plan) -> dict[str, Constant]:
-    kind = plan.spec.experts if plan.spec and plan.kernel_routed else None
-    if kind is None:
-        return {}
-    return {
-        "SHARED": kind.shared_width > 0,
-        "GATED": kind.shared_gate,
-        "DENSE": any(stage.kind is StageKind.DOWN for stage in plan.stages),
-    }
-
-
-def _delta(plan: Plan) -> dict[str, Constant]:
-    kind = plan.spec.delta if plan.spec and plan.kernel_recurs else None
-    if kind is None:
-        return {}
-    return {
-        "ANY": True,
-        "KEY_DIM": kind.key_dim,
-        "VALUE_DIM": kind.value_dim,
-        "CONV": kind.conv,
-        "KEY_HEADS": kind.key_heads // plan.ranks,
-        "VALUE_HEADS": kind.value_heads // plan.ranks,
-        "COLUMNS": next(stage.scan.page for stage in delta_stages(plan) if stage.scan),
-    }
-
-
-def _outgoing(plan: Plan) -> dict[str, Constant]:
-    if plan.spec is None or plan.attention is None:
-        return {}
-    return {"GATED": plan.spec.output_gate}
 
 
 # ---- low-bit weights -----------------------------------------------------------------------------
@@ -180,13 +154,10 @@ def codes(plan: Plan, embedded: bool) -> dict[str, int]:
         return {"CODES": PLAIN_BIT} | by_input
     if not embedded:
         return {"CODES": (2 << len(CODES)) - 1} | by_input
-    found = {f"{name.upper()}_CODES": bits for name, bits in codes_by_input(plan).items()}
-    return {"CODES": codes_of(plan)[0]} | by_input | found
-
-
-def pack_of(plan: Plan) -> int:
-    """Elements of a row that a GPU's thread has at once; 0 without low-bit weights."""
-    return codes_of(plan)[1] if plan.coded else 0
+    for name, kinds in plan.kinds_by_input.items():
+        multiplied = bits_of(s.matrix for s in plan.stages if s.matrix and s.kind in kinds)
+        by_input[f"{name.upper()}_CODES"] = multiplied or PLAIN_BIT
+    return {"CODES": bits_of(m for s in plan.stages for m in s.matrices)} | by_input
 
 
 SHAPES = {"RoutedUp": StageKind.ROUTED_UP, "RoutedDown": StageKind.ROUTED_DOWN}

@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from twin.frozen import frozen
+from twin.models.feeds import ExpertFeed
 from twin.models.formats import Format
 from twin.models.spec import RUN, DType, ModelSpec
 from twin.plan.catalogue import ENGINE_OPTIONS, ROWS, kinds_by_input
@@ -561,9 +562,45 @@ class Plan:
         return self.attention is not None and self.routed
 
     @property
+    def kernel_experts(self) -> ExpertFeed | None:
+        """The experts of a model that the kernel runs."""
+        return self.spec.experts if self.spec and self.kernel_routed else None
+
+    @property
+    def delta_stages(self) -> list[Stage]:
+        """Those whose recurrent states the kernel keeps."""
+        return [s for s in self.stages if s.kind is StageKind.DELTA] if self.attention else []
+
+    @property
     def kernel_recurs(self) -> bool:
         """Has the kernel recurrent states to keep?"""
-        return self.attention is not None and any(s.kind is StageKind.DELTA for s in self.stages)
+        return bool(self.delta_stages)
+
+    @property
+    def kinds(self) -> set[StageKind]:
+        return {stage.kind for stage in self.stages}
+
+    @property
+    def steps_differ(self) -> bool:
+        """Does a step's work depend on the routing? One token on slices of all experts always does
+        the same.
+        """
+        return self.routed and (self.tokens > 1 or self.options.expert_ranks > 1)
+
+    @property
+    def resident(self) -> bool:
+        """Does one kernel stay for all stages, instead of one being started for each?"""
+        return self.options.execution is Execution.RESIDENT
+
+    @property
+    def polled(self) -> bool:
+        """Do blocks wait by looking at the data themselves?"""
+        return self.resident and self.options.handoff is HandOffKind.SENTINEL
+
+    @property
+    def awaited_exchanges(self) -> int:
+        """Pushes of a step that somebody waits for at once."""
+        return 0 if self.options.delay else sum(value.pushed for value in self.values)
 
     @property
     def kinds_by_input(self) -> dict[str, tuple[StageKind, ...]]:

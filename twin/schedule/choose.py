@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from twin.errors import PlanError
-from twin.plan.types import Execution, HandOffKind, Matrix, Plan
+from twin.plan.types import Matrix, Plan
 from twin.schedule import homes
 from twin.schedule.chosen import multiplied
 from twin.schedule.memory import simulated_memory, threads_memory, warps_memory
@@ -27,11 +27,7 @@ def schedule_of(plan: Plan) -> Schedule:
     """Raises PlanError for tiles that the warps of an NVIDIA block cannot share."""
     matrices, scan = multiplied(plan), cache_scan(plan)
     shared = plan.limits.teams  # do warps share the rows of a tile?
-    spare = (
-        shared
-        and plan.options.execution is Execution.RESIDENT
-        and plan.options.handoff is HandOffKind.SENTINEL
-    )
+    spare = shared and plan.polled
     warps = _warps(plan, matrices) if shared else None
     sizes, order = NO_WARPS, homes.NormOrder()
     if plan.without_code():

@@ -258,7 +258,7 @@ def _contest_floats(plan: Plan) -> int:
     """What a block needs to choose among many experts: its logits and a gate's, and keys of two
     words of all experts and of the first ones of each group.
     """
-    kind = plan.spec.experts if plan.spec and plan.kernel_routed else None
+    kind = plan.kernel_experts
     if kind is None or kind.experts <= CONTEST:
         return 0
     groups = -(-kind.experts // CONTEST)

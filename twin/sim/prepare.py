@@ -10,7 +10,7 @@ from functools import cached_property
 
 from twin.cost.lowering import compile_plan
 from twin.cost.program import Program
-from twin.cost.routing import Routing, steps_differ
+from twin.cost.routing import Routing
 from twin.hardware.override import numbers
 from twin.hardware.types import Device
 from twin.plan.types import Plan
@@ -71,7 +71,7 @@ def prepare(plan: Plan, device: Device, routing: Routing | None = None, steps: i
         for path, n in numbers(device).items()
         if not path.startswith(TIMED_BY_THE_MACHINE)
     )
-    drawn = (routing or Routing(), steps) if steps_differ(plan) else ()
+    drawn = (routing or Routing(), steps) if plan.steps_differ else ()
     key = (id(plan), device.block.loading, *drawn, *costs)
     if key not in _kept:
         _kept[key] = Prepared(plan, compile_plan(plan, device, routing, steps))
