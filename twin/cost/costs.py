@@ -55,7 +55,7 @@ class Costs(ABC):
     def fence_ps(self, stage: Stage) -> int:
         """Between kernels the border does it; a sentinel needs none."""
         plan, fence = self.plan, self.device.handoff.fence_s
-        if fence is None or not plan.resident or plan.polled:
+        if fence is None or not plan.options.resident or plan.options.polled:
             return 0
         waits = plan.options.handoff is HandOffKind.GRID or stage.publishes is not None
         return picoseconds(fence.value) if waits else 0

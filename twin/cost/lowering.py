@@ -15,7 +15,7 @@ from twin.cost.terms import cost_in_time
 from twin.cost.wiring import Wiring, wire
 from twin.hardware.types import Device
 from twin.plan.catalogue import ROWS, Spent
-from twin.plan.types import Execution, HandOffKind, Plan, Stage, StageKind
+from twin.plan.types import HandOffKind, Plan, Stage, StageKind
 from twin.units import picoseconds
 
 CAUSE = {spent: CAUSES.index(spent.value) for spent in Spent}
@@ -36,7 +36,7 @@ def compile_plan(
         for step in (range(steps + 1) if plan.steps_differ else range(1))
     )
     variants = tuple(lowering.variant(dict(zip(draws.layers, draw, strict=True))) for draw in known)
-    resident = plan.options.execution is Execution.RESIDENT
+    resident = plan.options.resident
     return Program(
         plan=plan,
         wiring=wiring,
@@ -53,10 +53,7 @@ def _fetch_ps(plan: Plan, device: Device) -> int:
     """A sentinel poll returns the data; behind a counter, a barrier or a kernel border they are
     loaded afterwards.
     """
-    if (
-        plan.options.execution is Execution.RESIDENT
-        and plan.options.handoff is HandOffKind.SENTINEL
-    ):
+    if plan.options.resident and plan.options.handoff is HandOffKind.SENTINEL:
         return 0
     return picoseconds(device.exchange.latency_s.value)
 
@@ -73,9 +70,7 @@ class _Lowering:
         # of a stretch of stages, a block and its experts
         self.parts: dict[object, tuple[list[StageWork], list[int]]] = {}
         # of works, where kernels or the cores themselves load
-        self.ends = (
-            plan.options.execution is not Execution.RESIDENT or device.block.loading == "on-demand"
-        )
+        self.ends = not plan.options.resident or device.block.loading == "on-demand"
 
     def _stretches(self) -> list[list[Stage]]:
         """Stages in a row that depend on the same routing, or on none: what variants have in
@@ -204,7 +199,7 @@ def _far_fences(plan: Plan, stage: Stage, *, arrives: bool) -> int:
     handoff, published = plan.options.handoff, stage.publishes
     if (
         plan.options.gpus == 1
-        or plan.options.execution is not Execution.RESIDENT
+        or not plan.options.resident
         or handoff is HandOffKind.SENTINEL
         or published is None
         or not plan.values[published].pushed

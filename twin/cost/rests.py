@@ -34,7 +34,7 @@ def rests_on(plan: Plan, node: Node) -> list[str]:
 def _of_machine(plan: Plan, device: Device) -> dict[str, bool]:
     """Beginnings of paths: does the plan leave them alone?"""
     options = plan.options
-    resident = options.execution is Execution.RESIDENT
+    resident = options.resident
     polls = options.handoff is HandOffKind.SENTINEL
     enough = enough_under_way(plan, device)
     return {
@@ -63,7 +63,7 @@ def _of_kernel(plan: Plan, device: Device) -> dict[str, bool]:
     samples = any(s.kind is StageKind.SAMPLE and s.publishes is not None for s in plan.stages)
     known = {
         "prompt.": True,
-        "border_s": plan.options.execution is Execution.RESIDENT,
+        "border_s": plan.options.resident,
         "tensor_bytes_per_cycle": plan.tokens == 1,
         "sample_element_s": not samples,
         "kv_bytes_per_s": not attends or isinstance(kernel, WarpKernel),

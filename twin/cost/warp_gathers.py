@@ -88,7 +88,7 @@ class WarpGathers(Gathers):
             at_once = vectors.splits_together(stage.matrix) * split // vectors.sharers(stage.matrix)
             # of splits missing in the last one, its last again
             rounds = vectors.vector_rounds(stage.matrix, parts=1, splits=splits)
-            return (rounds + self.plan.polled) * at_once
+            return (rounds + self.plan.options.polled) * at_once
         at_once = min(size, vectors.ROUND_BYTES)
         if ROWS[stage.kind].vector and stage.matrix:
             parts = part_count(plan, value, read.parts)
@@ -102,7 +102,7 @@ class WarpGathers(Gathers):
             size = each * value.words * min(words, whole) // whole
             size, at_once = size * parts, size  # one part after the other
         waited_for = value.stage == max(plan.values[other.value].stage for other in stage.reads)
-        return size + at_once if self.plan.polled and waited_for else size
+        return size + at_once if self.plan.options.polled and waited_for else size
 
     def _weighed(self, stage: Stage, read: Read) -> float:
         """Attention's splits times the column slices in which a thread weighs and adds them; those
@@ -172,7 +172,7 @@ class WarpGathers(Gathers):
         else:
             parts = part_count(plan, plan.values[read.value], read.parts)
             rounds = vectors.span_rounds(
-                words // parts, parts=parts, at_once=self._parts_at_once, polled=plan.polled
+                words // parts, parts=parts, at_once=self._parts_at_once, polled=plan.options.polled
             )
         return rounds - 1
 

@@ -25,7 +25,7 @@ class WarpCosts(Costs):
 
     def __init__(self, schedule: Schedule, device: Device, kernel: WarpKernel) -> None:
         plan = schedule.plan
-        spare = plan.polled and device.sharing is None
+        spare = plan.options.polled and device.sharing is None
         by_scheduler = [spare and stage.late for stage in plan.stages]
         gathers = WarpGathers(schedule, device, kernel, by_scheduler)
         super().__init__(gathers, WarpStreams(schedule, device, kernel), device)

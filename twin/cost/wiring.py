@@ -18,7 +18,7 @@ from twin.cost.causes import HAND_OFF, SAMPLING
 from twin.cost.forms import Forms, Numbered
 from twin.cost.terms import FP32_BYTES, SECTOR_BYTES
 from twin.frozen import frozen
-from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Span, Stage, StageKind, Value
+from twin.plan.types import HandOffKind, Parts, Plan, Read, Span, Stage, StageKind, Value
 
 KEPT = 16  # plans whose wiring is remembered
 NOTHING_READ, NOTHING_TO_WAIT_FOR = -2, -1  # in the place of a channel
@@ -120,7 +120,7 @@ def _wire(plan: Plan) -> Wiring:
 
 def tracked(plan: Plan, value: Value) -> bool:
     """Is the value waited for by itself? Barriers and kernel borders cover the rest."""
-    if plan.options.execution is Execution.RESIDENT:
+    if plan.options.resident:
         return plan.options.handoff is not HandOffKind.GRID
     return value.pushed and plan.stages[value.stage].kind is not StageKind.COLLECTIVE
 

@@ -217,11 +217,7 @@ class CudaEngine(Session):
         plan, made = self.plan, layout(self.plan)
         sizes = made.sizes
         exchange, counters = int(sizes["exchange_floats"]), int(sizes["counters"]) * LINE_FLOATS
-        state = (
-            0
-            if plan.options.execution is Execution.RESIDENT
-            else plan.blocks * int(sizes["state_floats"])
-        )
+        state = 0 if plan.options.resident else plan.blocks * int(sizes["state_floats"])
         memory.exchange = gpu.allocate_exchanged(exchange * 4)
         memory.counters = gpu.allocate_exchanged(counters * 4)
         memory.kv, memory.shelves = (
@@ -340,7 +336,7 @@ class CudaEngine(Session):
             (gpu, ctypes.addressof(launch), n * ranks)
             for n, (gpu, launch) in enumerate(zip(self._gpus, self._launches, strict=True))
         ]
-        resident = self.plan.options.execution is Execution.RESIDENT
+        resident = self.plan.options.resident
         for gpu, plan, first in () if resident else every:
             gpu.use()
             gpu.capture(plan, [(first, *step) for step in steps], request.steps)
@@ -384,7 +380,7 @@ class CudaEngine(Session):
 
     def _nap_s(self, seen: int) -> float:
         """Graphs are fed meanwhile, so a long nap is for resident kernels alone."""
-        if self._hurries or self.plan.options.execution is not Execution.RESIDENT:
+        if self._hurries or not self.plan.options.resident:
             return NAP_S
         return self._pace.nap_s(seen, time.monotonic())
 

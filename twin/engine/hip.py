@@ -16,7 +16,7 @@ from twin.engine.session import Session
 from twin.errors import EngineError
 from twin.kernel.header import Control
 from twin.plan.shards import Weights
-from twin.plan.types import Execution, Plan
+from twin.plan.types import Plan
 from twin.schedule.strips import THREADS
 
 __all__ = ["HipEngine"]
@@ -43,7 +43,7 @@ class HipEngine(CudaEngine):
     ) -> None:
         """As CudaEngine's. `places`: of the last run's blocks."""
         Session.__init__(self, plan, trace=trace, watchdog_s=watchdog_s)
-        if plan.options.execution is not Execution.RESIDENT:
+        if not plan.options.resident:
             raise EngineError(
                 f"execution={plan.options.execution.value}: AMD GPUs run resident kernels only; "
                 "plan with execution=resident"

@@ -16,7 +16,7 @@ from twin.data import data_dir
 from twin.errors import EngineError, ToolchainError
 from twin.kernel.header import header
 from twin.kernel.tables import layout
-from twin.plan.types import Execution, Placement, Plan
+from twin.plan.types import Placement, Plan
 from twin.schedule.strips import THREADS, strips_of
 from twin.toolchain import (
     cache_dir,
@@ -119,7 +119,7 @@ def _version(compiler: str) -> int:
 
 def check_runs(plan: Plan) -> None:
     """Raises ToolchainError for a plan that this platform's kernel cannot run."""
-    if plan.options.execution is not Execution.RESIDENT:
+    if not plan.options.resident:
         raise ToolchainError(
             f"execution={plan.options.execution.value}: AMD GPUs run resident kernels only; plan "
             "with execution=resident"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twin.kernel.fields import NUMBERS
 from twin.kernel.prompt import Prompt
 from twin.models.spec import LaneHead, ModelSpec, RopeStyle
-from twin.plan.types import STAGGERED_LANES, Execution, HandOffKind, Plan, Sampling
+from twin.plan.types import STAGGERED_LANES, HandOffKind, Plan, Sampling
 from twin.schedule.block import LINE_FLOATS, ROWS_AT_ONCE, up
 from twin.schedule.memory import STATE_EXTRA, Scratch, shelf_floats, shelf_rows
 from twin.schedule.types import Schedule
@@ -35,7 +35,7 @@ def sizes_of(schedule: Schedule, prompt: Prompt) -> dict[str, int | float]:
             "full": int(options.sampling is Sampling.FULL),
             "probe": int(spec is None),
             "kinds": sum(1 << NUMBERS[kind] for kind in {stage.kind for stage in plan.stages}),
-            "resident": int(options.execution is Execution.RESIDENT),
+            "resident": int(options.resident),
             "hidden": shard.hidden,
             "heads": own.heads if own else 0,
             "kv_heads": own.kv_heads if own else 0,

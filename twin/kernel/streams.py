@@ -16,7 +16,7 @@ from twin.models.codes import Blocks, Coded
 from twin.models.formats import UNIT_BYTES
 from twin.plan import shards
 from twin.plan.shards import Weights
-from twin.plan.types import Execution, Matrix, Plan, Span, rows_bytes
+from twin.plan.types import Matrix, Plan, Span, rows_bytes
 
 PAGE_BYTES = 4096  # streams of blocks start on a page
 
@@ -42,7 +42,7 @@ def streams_of(plan: Plan) -> Streams:
         rows.append((page,))
         page += -(-size // PAGE_BYTES)
     placed, pages = experts.places(plan, page, page_bytes=PAGE_BYTES, unit_bytes=UNIT_BYTES)
-    resident = plan.options.execution is Execution.RESIDENT
+    resident = plan.options.resident
     return Streams(sizes, rows, placed, pages, [] if resident else _starts(plan))
 
 

@@ -19,7 +19,6 @@ from twin.plan.step import step
 from twin.plan.types import (
     Attention,
     CollectiveKind,
-    Execution,
     HandOffKind,
     LateParts,
     Limits,
@@ -102,16 +101,12 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
         raise PlanError(
             f"collective=none with {ranks} ranks: their partial sums must meet; use push or library"
         )
-    if (
-        options.collective is CollectiveKind.LIBRARY
-        and options.execution is Execution.RESIDENT
-        and ranks > 1
-    ):
+    if options.collective is CollectiveKind.LIBRARY and options.resident and ranks > 1:
         raise PlanError(
             "collective=library cannot run inside a resident kernel: use push, or execution graph "
             "or stream"
         )
-    between_gpus = options.execution is not Execution.RESIDENT and options.gpus > 1
+    between_gpus = not options.resident and options.gpus > 1
     if (
         between_gpus
         and options.collective is CollectiveKind.PUSH
@@ -209,7 +204,7 @@ def _check_lanes(spec: ModelSpec, options: Options) -> None:
             f"lane_stagger_ns={options.lane_stagger_ns}: each lane has a GPU of its own, nothing "
             "is shared; use 0"
         )
-    if options.lane_stagger_ns and options.execution is not Execution.RESIDENT:
+    if options.lane_stagger_ns and not options.resident:
         raise PlanError(
             f"lane_stagger_ns={options.lane_stagger_ns}: between kernels all lanes meet again; "
             "use 0 or execution=resident"

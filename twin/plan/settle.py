@@ -13,8 +13,6 @@ from twin.models.spec import ModelSpec
 from twin.plan.types import (
     CollectiveKind,
     Common,
-    Execution,
-    HandOffKind,
     LateParts,
     Options,
     Residual,
@@ -84,8 +82,7 @@ def _late_parts(spec: ModelSpec, options: Options, delay: int) -> LateParts:
     Polled hand-offs only: the block's scheduler warp makes the sums next to its other work. A
     kernel, or a barrier, for them would cost more.
     """
-    polled = options.execution is Execution.RESIDENT and options.handoff is HandOffKind.SENTINEL
-    if not spec.lanes or not delay or not polled:
+    if not spec.lanes or not delay or not options.polled:
         return LateParts.EACH
     ranks, blocks = spec.lanes.count, options.blocks * options.gpus // spec.lanes.count
     slice_of = -(-spec.hidden // blocks)

@@ -166,6 +166,16 @@ class Options:
         """Slots in flight while the LM head is multiplied, where no hand-off is near."""
         return min(self.head_window_slots or self.window_slots, self.ring_slots)
 
+    @property
+    def resident(self) -> bool:
+        """Does one kernel stay for all stages, instead of one being started for each?"""
+        return self.execution is Execution.RESIDENT
+
+    @property
+    def polled(self) -> bool:
+        """Do blocks wait by looking at the data themselves?"""
+        return self.resident and self.handoff is HandOffKind.SENTINEL
+
 
 @frozen
 class Limits:
@@ -586,16 +596,6 @@ class Plan:
         the same.
         """
         return self.routed and (self.tokens > 1 or self.options.expert_ranks > 1)
-
-    @property
-    def resident(self) -> bool:
-        """Does one kernel stay for all stages, instead of one being started for each?"""
-        return self.options.execution is Execution.RESIDENT
-
-    @property
-    def polled(self) -> bool:
-        """Do blocks wait by looking at the data themselves?"""
-        return self.resident and self.options.handoff is HandOffKind.SENTINEL
 
     @property
     def awaited_exchanges(self) -> int:

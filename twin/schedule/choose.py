@@ -27,7 +27,7 @@ def schedule_of(plan: Plan) -> Schedule:
     """Raises PlanError for tiles that the warps of an NVIDIA block cannot share."""
     matrices, scan = multiplied(plan), cache_scan(plan)
     shared = plan.limits.teams  # do warps share the rows of a tile?
-    spare = shared and plan.polled
+    spare = shared and plan.options.polled
     warps = _warps(plan, matrices) if shared else None
     sizes, order = NO_WARPS, homes.NormOrder()
     if plan.without_code():

@@ -14,8 +14,6 @@ from twin.models.spec import ModelSpec
 from twin.plan.ranges import check_least
 from twin.plan.types import (
     CollectiveKind,
-    Execution,
-    HandOffKind,
     Options,
     Placement,
     Plan,
@@ -150,7 +148,7 @@ def _collective(options: Options, ranks: int) -> CollectiveKind:
     if ranks == 1:
         return CollectiveKind.NONE
     # lanes of one GPU need no library
-    between_kernels = options.execution is not Execution.RESIDENT and options.gpus > 1
+    between_kernels = not options.resident and options.gpus > 1
     return CollectiveKind.LIBRARY if between_kernels else CollectiveKind.PUSH
 
 
@@ -165,8 +163,7 @@ def _placement(node: Node, options: Options, ranks: int) -> Placement:
 
 def _lane_stagger_ns(spec: ModelSpec, node: Node, options: Options) -> int:
     """More than 0 where several lanes take turns at one GPU's memory in a resident kernel."""
-    resident = options.execution is Execution.RESIDENT and options.handoff is HandOffKind.SENTINEL
-    share = spec.lanes is not None and spec.lanes.count > options.gpus and resident
+    share = spec.lanes is not None and spec.lanes.count > options.gpus and options.polled
     rule = rule_for(architecture_of(node.device), "lane_stagger_ns", {"lanes_share": share})
     return int(rule.value) if rule else 0
 

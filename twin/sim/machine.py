@@ -15,7 +15,7 @@ from twin.errors import HardwareError
 from twin.hardware.floor import floor_s
 from twin.hardware.override import numbers
 from twin.hardware.types import Node
-from twin.plan.types import Execution, HandOffKind, Plan, StageKind
+from twin.plan.types import HandOffKind, Plan, StageKind
 from twin.sim.block import Block, Shared
 from twin.sim.clock import Clock, SimulationError
 from twin.sim.core import Core
@@ -92,7 +92,7 @@ class Machine:
             self.env, self.program, self.times, int(device.structure.dies.value), self.links
         )
         self.answers = _answers(self.times.jitter)
-        self.resident = plan.options.execution is Execution.RESIDENT
+        self.resident = plan.options.resident
         # between kernels, borders open the rings
         self.on_demand = self.resident and device.block.loading == "on-demand"
         self.cores = self._cores()
@@ -112,8 +112,8 @@ class Machine:
         on its own cost nothing. With sentinels alone: counters and barriers of four GPUs are
         predicted well without it.
         """
-        plan, polls = self.plan, self.plan.options.handoff is HandOffKind.SENTINEL
-        if self.links is None or not self.resident or not polls:
+        plan, options.polled = self.plan, self.plan.options.handoff is HandOffKind.SENTINEL
+        if self.links is None or not self.resident or not options.polled:
             return 0
         return max(0, plan.ranks - plan.ranks // plan.options.gpus - 1) * self.link_times.peer
 
@@ -343,14 +343,13 @@ def one_stands_for_all(plan: Plan, node: Node, program: Program) -> bool:
     (native/simulator/mirror.h).
     """
     options = plan.options
-    polls = options.execution is Execution.RESIDENT and options.handoff is HandOffKind.SENTINEL
     separate = (
         options.gpus > 1
         and plan.ranks_per_gpu == 1
         and node.link is not None
         and node.link.topology != "memory"
     )
-    return polls and separate and node.device.sharing is None and not program.drawn
+    return options.polled and separate and node.device.sharing is None and not program.drawn
 
 
 def check(plan: Plan, node: Node) -> None:
@@ -387,7 +386,7 @@ def check(plan: Plan, node: Node) -> None:
         raise HardwareError(
             f"the plan calls a library collective, but node {node.name} has no link"
         )
-    if library and options.execution is Execution.RESIDENT:
+    if library and options.resident:
         raise HardwareError(
             "a library collective cannot run inside a resident kernel: use push, or execution "
             "graph or stream"
