@@ -15,7 +15,7 @@ from twin.errors import HardwareError
 from twin.hardware.floor import floor_s
 from twin.hardware.override import numbers
 from twin.hardware.types import Node
-from twin.plan.types import HandOffKind, Plan, StageKind
+from twin.plan.types import Plan, StageKind
 from twin.sim.block import Block, Shared
 from twin.sim.clock import Clock, SimulationError
 from twin.sim.core import Core
@@ -112,8 +112,8 @@ class Machine:
         on its own cost nothing. With sentinels alone: counters and barriers of four GPUs are
         predicted well without it.
         """
-        plan, options.polled = self.plan, self.plan.options.handoff is HandOffKind.SENTINEL
-        if self.links is None or not self.resident or not options.polled:
+        plan = self.plan
+        if self.links is None or not plan.options.polled:
             return 0
         return max(0, plan.ranks - plan.ranks // plan.options.gpus - 1) * self.link_times.peer
 
