@@ -54,10 +54,10 @@ def _dense(
 def _experts(
     b: Builder, layer: int, kind: ExpertFeed, weights: Weights, reads: list[Read]
 ) -> Value:
-    """router; shared up; route; shared down; routed up; routed down.
+    """router; shared up; route; routed up; shared down; routed down.
 
-    The shared experts' stages stand where a block would otherwise wait: for the logits, and for the
-    first weights of the chosen experts.
+    The shared experts' stages stand where a block would otherwise wait: for the logits, and for
+    what the chosen experts' rows make.
     """
     logits = b.rows(
         StageKind.ROUTER,
@@ -78,9 +78,11 @@ def _experts(
         vector=b.options.tokens * kind.experts * (1 + kind.top_k),
         operations=(),
     )
+    known = EMBED_STAGE if kind.hashed else gate
+    act = _routed_up(b, layer, kind, weights, known)
     if shared is not None:
         _shared_down(b, layer, weights["shared_down"], shared)
-    return _routed(b, layer, kind, weights, EMBED_STAGE if kind.hashed else gate)
+    return _routed_down(b, layer, kind, weights["down"], act, known)
 
 
 def _router(b: Builder, weights: Weights) -> list[Piece]:
@@ -128,15 +130,16 @@ def _shared_down(b: Builder, layer: int, down: Weight, act: Value) -> None:
     )
 
 
-def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: int) -> Value:
-    """Up: the blocks divide the stacked rows of all chosen experts. Down: a block has the same rows
-    of each expert.
-    """
-    groups, tokens = b.options.expert_ranks, b.options.tokens
+def _routed(b: Builder, kind: ExpertFeed) -> Routed:
+    held, tokens = kind.experts // b.options.expert_ranks, b.options.tokens
+    return Routed(held, min(held, tokens * kind.top_k), kind.experts, kind.top_k)
+
+
+def _routed_up(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: int) -> Value:
+    """The blocks divide the stacked rows of all chosen experts."""
     up, down = weights["up"], weights["down"]
-    width = _slice(b, kind.width, down.format, b.ranks // groups)
-    held = kind.experts // groups
-    routed = Routed(held, min(held, tokens * kind.top_k), kind.experts, kind.top_k)
+    width = _slice(b, kind.width, down.format, b.ranks // b.options.expert_ranks)
+    routed = _routed(b, kind)
     matrix = Piece(width, up.cols, stored(b, up), unit=2).matrix(())
     # a tile of few-bit weights lies in memory with its scales: blocks do not divide its rows
     step = b.coding.rows_at_once(matrix.format, b.options) // matrix.unit if b.coding else 1
@@ -155,6 +158,14 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
         routed=routed,
         gate=gate,
     )
+    return act
+
+
+def _routed_down(
+    b: Builder, layer: int, kind: ExpertFeed, down: Weight, act: Value, gate: int
+) -> Value:
+    """A block has the same rows of each expert."""
+    width = _slice(b, kind.width, down.format, b.ranks // b.options.expert_ranks)
     return b.rows(
         StageKind.ROUTED_DOWN,
         layer,
@@ -162,7 +173,7 @@ def _routed(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: in
         reads=[b.whole(act)],
         vector=0,
         operations=("grouped_down_proj", "combine"),
-        routed=routed,
+        routed=_routed(b, kind),
         gate=gate,
     )
 

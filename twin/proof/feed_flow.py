@@ -44,18 +44,6 @@ def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> Value:
         act = layer.rows(StageKind.SHARED_UP, [], [(shared, "shared_up")], unit=2)
     route = walk.peek(StageKind.ROUTE, layer.index)
     walk.take(StageKind.ROUTE, layer.index, [layer.all(logits)], elements=None)
-    kept = None
-    if act is not None:
-        kept = walk.peek(StageKind.SHARED_DOWN, layer.index)
-        if not kept.kept:
-            walk.say(kept, "throws the shared experts' sums away")
-        walk.take(
-            StageKind.SHARED_DOWN,
-            layer.index,
-            [layer.all(act)],
-            elements=None,
-            matrix=[(hidden, act.elements, 1)],
-        )
     known = 0 if kind.hashed else route.index
     up = walk.peek(StageKind.ROUTED_UP, layer.index)
     pack = up.matrix.pack if up.matrix else 0
@@ -74,6 +62,18 @@ def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> Value:
             up,
             "blocks do not publish their shares of the chosen experts' rows in block order, "
             f"{wanted[0]} the first",
+        )
+    kept = None
+    if act is not None:
+        kept = walk.peek(StageKind.SHARED_DOWN, layer.index)
+        if not kept.kept:
+            walk.say(kept, "throws the shared experts' sums away")
+        walk.take(
+            StageKind.SHARED_DOWN,
+            layer.index,
+            [layer.all(act)],
+            elements=None,
+            matrix=[(hidden, act.elements, 1)],
         )
     down = walk.peek(StageKind.ROUTED_DOWN, layer.index)
     _chosen(layer, down, kind, known)
