@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from twin.calibrate import store
@@ -19,7 +19,7 @@ from twin.hardware.types import Node
 from twin.workers import each
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StageCompared:
     """One kind of stage of a traced run, all layers together."""
 
