@@ -50,7 +50,7 @@ def test_a_seed_names_its_shapes() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.few(1)
 @pytest.mark.parametrize("node", [H200, calibrated_node("1xh100")], ids=["h200", "h100"])
 def test_dense_shapes_of_a_seed_are_those_on_file(node: Node) -> None:
     """They were predicted and run in November 2026: nothing that is drawn besides may move them.

@@ -39,7 +39,7 @@ def test_shapes_reach_all_of_what_is_wanted() -> None:
     assert sum(shape.positions > 500 and shape.splits > 8 for shape in every) >= 5
 
 
-@pytest.mark.slow
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NODES)
 def test_every_shape_is_proven_and_all_fit_the_budget(name: str) -> None:
     limits = limits_of(load_node(name))

@@ -213,7 +213,6 @@ def test_of_records_that_the_fit_rests_on_only_runs_of_kernels_in_force_count(
         assert known.drawn[drawn] == {n: e for n, e in errors[drawn].items() if n not in older}
 
 
-@pytest.mark.slow
 def test_the_table_of_errors_is_that_of_the_errors_on_file() -> None:
     made = held_out.FILE.read_text(encoding="utf-8")
     assert made == held_out.page(), "python -m studies.common.held_out"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.draws import TIMES
 from tests.engine.small_engine import LLAMA, planned
 from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams, sample
@@ -22,6 +23,7 @@ from twin.plan.types import HandOffKind, Sampling
 
 CHANCE = np.random.default_rng(11)
 COUNT = 2003  # no multiple of the blocks, nor of a load
+DRAWS = 500 * min(TIMES, 4)  # tokens of each seed
 
 
 @dataclass(frozen=True)
@@ -151,14 +153,14 @@ def test_the_protocol_changes_no_token(handoff: HandOffKind) -> None:
 
 
 def test_drawn_tokens_have_the_probabilities_of_the_definition() -> None:
-    """Chi-squared over the tokens that top-k and top-p leave; 500 draws of each seed."""
+    """Chi-squared over the tokens that top-k and top-p leave."""
     params = SamplingParams(temperature=1.1, top_k=40, top_p=0.9)
     logits = flat(2)
     running = drawing(logits, blocks=2)
     with running:
         drawn = np.concatenate(
             [
-                running.generate([1], max_tokens=500, sampling=replace(params, seed=seed)).tokens
+                running.generate([1], max_tokens=DRAWS, sampling=replace(params, seed=seed)).tokens
                 for seed in range(4)
             ]
         )

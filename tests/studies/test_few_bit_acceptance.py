@@ -57,7 +57,6 @@ def test_plans_are_for_the_gpu_that_is_there(name: str, monkeypatch: pytest.Monk
     assert opened == [here]
 
 
-@pytest.mark.slow
 def test_a_peer_is_farther_from_the_reference_than_the_engine() -> None:
     (spec,) = (s for s in formats.small_specs(formats.TINY) if s.name == "dense int4-g128")
     found = formats.judged(Bench("host"), replace(spec, vocab=64))

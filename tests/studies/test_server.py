@@ -60,7 +60,6 @@ def measured(bare: Path) -> tuple[Path, dict[str, Any]]:
     return out, found
 
 
-@pytest.mark.slow
 def test_every_question_is_answered_in_one_run(measured: tuple[Path, dict[str, Any]]) -> None:
     _, found = measured
     assert set(found) == CELLS
