@@ -257,7 +257,8 @@ def test_an_unknown_family_lists_the_known_ones(kind: object) -> None:
         ("mixtrall", {"num_local_experts": 8, "num_experts_per_tok": 2}, "mixtral"),
         ("mixtrall", {}, None),  # no experts
         ("gemma-2", {}, None),  # gates with SiLU
-        ("minimax_m2", {"num_local_experts": 8, "num_experts_per_tok": 2}, None),
+        ("minimax_m3", {"num_local_experts": 8, "num_experts_per_tok": 2}, "minimax_m2"),
+        ("dbrx", {"num_local_experts": 8, "num_experts_per_tok": 2}, None),
         ("qwen3_moee", {}, None),
     ],
 )
