@@ -241,6 +241,13 @@ def test_a_family_names_what_it_cannot_do(
     assert field in str(error.value)
 
 
+@pytest.mark.parametrize("given", [..., None])
+def test_key_heads_that_glm_leaves_out_are_not_taken_for_the_query_heads(given: object) -> None:
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    with pytest.raises(ConfigError, match="num_key_value_heads is missing"):
+        from_config(base("glm4_moe", num_key_value_heads=given, **experts), "tiny")
+
+
 @pytest.mark.parametrize("kind", [..., None, "mixtrall", "gpt2", "phimoe", 3])
 def test_an_unknown_family_lists_the_known_ones(kind: object) -> None:
     with pytest.raises(

@@ -53,7 +53,7 @@ def _fetch_ps(plan: Plan, device: Device) -> int:
     """A sentinel poll returns the data; behind a counter, a barrier or a kernel border they are
     loaded afterwards.
     """
-    if plan.options.resident and plan.options.handoff is HandOffKind.SENTINEL:
+    if plan.options.polled:
         return 0
     return picoseconds(device.exchange.latency_s.value)
 

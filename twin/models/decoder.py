@@ -101,6 +101,12 @@ def layer_types(config: Config, window: int) -> tuple[int, ...] | None:
     return tuple(window if t == "sliding_attention" else 0 for t in types)
 
 
+def all_but_every(config: Config, window: int, every: int) -> tuple[int, ...]:
+    """A window in all layers but every `every`-th."""
+    layers = config.count("num_hidden_layers")
+    return tuple(window if (layer + 1) % every else 0 for layer in range(layers))
+
+
 def tensors(spec: ModelSpec, names: Names | None = None) -> dict[str, Tensor]:
     """Canonical name -> tensor of a checkpoint in the usual Hugging Face naming (Llama, Mistral,
     Qwen).

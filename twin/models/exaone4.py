@@ -5,7 +5,7 @@ those without one know no positions.
 from __future__ import annotations
 
 from twin.models.config import Config, rope
-from twin.models.decoder import Tensor, dense, layer_types, no_windows, tensors
+from twin.models.decoder import Tensor, all_but_every, dense, layer_types, no_windows, tensors
 from twin.models.spec import ModelSpec
 from twin.models.variant import Norms, Variant
 
@@ -40,6 +40,4 @@ def _windows(config: Config) -> tuple[int, ...]:
         config.unused("sliding_window_pattern")  # "LLLG", which the list spells out
         return types
     every = config.count("sliding_window_pattern", _EVERY)
-    return tuple(
-        window if (layer + 1) % every else 0 for layer in range(config.count("num_hidden_layers"))
-    )
+    return all_but_every(config, window, every)

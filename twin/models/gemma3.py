@@ -12,7 +12,7 @@ from dataclasses import replace
 from twin.errors import ConfigError
 from twin.models import decoder
 from twin.models.config import Config, rope
-from twin.models.decoder import Tensor, dense, layer_types
+from twin.models.decoder import Tensor, all_but_every, dense, layer_types
 from twin.models.gemma import HEAD_DIM, canonical, embedding, refuse_others, stored
 from twin.models.gemma2 import cap
 from twin.models.spec import ModelSpec, Rope
@@ -91,9 +91,7 @@ def _windows(config: Config) -> tuple[int, ...]:
     if types := layer_types(config, window):
         config.unused("_sliding_window_pattern")
         return types
-    return tuple(
-        window if (layer + 1) % every else 0 for layer in range(config.count("num_hidden_layers"))
-    )
+    return all_but_every(config, window, every)
 
 
 def _ropes(config: Config) -> tuple[Rope, Rope]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from twin.models.config import Config, rope, rotated
 from twin.models.feeds import ExpertFeed, Scoring
-from twin.models.layered import check_experts, feed_of, layered, layout
+from twin.models.layered import check_experts, feed_of, grouped_heads, layered, layout
 from twin.models.mixers import GroupedAttention
 from twin.models.modules import GLM_EXPERTS
 from twin.models.spec import ModelSpec
@@ -23,14 +23,8 @@ _COUNT, _SAVED = "n_routed_experts", "num_local_experts"
 def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `glm4_moe` configuration describes."""
     fields.unused("num_nextn_predict_layers", "num_mtp_layers")
-    heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
-    kv_heads = fields.count("num_key_value_heads")
-    fields.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    head_dim = (
-        fields.count("head_dim")
-        if "head_dim" in fields
-        else fields.divides("hidden_size", hidden, "num_attention_heads", heads)
-    )
+    fields.count("num_key_value_heads")  # must be there: left out it is not num_attention_heads
+    heads, kv_heads, head_dim = grouped_heads(fields)
     attention = GroupedAttention(
         heads=heads,
         kv_heads=kv_heads,

@@ -72,6 +72,18 @@ def _all(layout: Sequence[Layer], what: str) -> bool:
     return bool(mixers) and all(getattr(mixer, what, False) for mixer in mixers)
 
 
+def grouped_heads(config: Config) -> tuple[int, int, int]:
+    """(query heads, key heads, elements of one). A head has hidden_size / num_attention_heads
+    elements unless the configuration says another number.
+    """
+    heads, hidden = config.count("num_attention_heads"), config.count("hidden_size")
+    kv_heads = config.count("num_key_value_heads", heads)
+    config.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    if "head_dim" in config:
+        return heads, kv_heads, config.count("head_dim")
+    return heads, kv_heads, config.divides("hidden_size", hidden, "num_attention_heads", heads)
+
+
 def layout(
     config: Config, mixer: Callable[[int], Mixer], feed: Callable[[int], Feed]
 ) -> list[Layer]:

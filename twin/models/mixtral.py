@@ -7,7 +7,7 @@ from twin.models.config import Config, rope
 from twin.models.decoder import Tensor
 from twin.models.experts import Names
 from twin.models.feeds import ExpertFeed
-from twin.models.layered import check_experts, feed_of, layered, layout
+from twin.models.layered import check_experts, feed_of, grouped_heads, layered, layout
 from twin.models.mixers import GroupedAttention
 from twin.models.modules import MIXTRAL
 from twin.models.spec import ModelSpec
@@ -22,14 +22,7 @@ def tensors(spec: ModelSpec) -> dict[str, Tensor]:
 
 def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `mixtral` configuration describes."""
-    heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
-    kv_heads = fields.count("num_key_value_heads", heads)
-    fields.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    head_dim = (
-        fields.count("head_dim")
-        if "head_dim" in fields
-        else fields.divides("hidden_size", hidden, "num_attention_heads", heads)
-    )
+    heads, kv_heads, head_dim = grouped_heads(fields)
     attention = GroupedAttention(
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=fields.whole("sliding_window", 0)
     )

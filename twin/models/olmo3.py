@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twin.models.config import Config, rope
-from twin.models.decoder import Tensor, dense, layer_types, tensors
+from twin.models.decoder import Tensor, all_but_every, dense, layer_types, tensors
 from twin.models.spec import ModelSpec, Rope
 from twin.models.variant import Norms, Variant
 
@@ -37,9 +37,7 @@ def from_config(fields: Config) -> ModelSpec:
 
 def _windows(config: Config) -> tuple[int, ...]:
     window = config.count("sliding_window", _WINDOW)
-    return layer_types(config, window) or tuple(
-        window if (layer + 1) % _EVERY else 0 for layer in range(config.count("num_hidden_layers"))
-    )
+    return layer_types(config, window) or all_but_every(config, window, _EVERY)
 
 
 def _ropes(config: Config) -> tuple[Rope, Rope]:

@@ -9,7 +9,7 @@ from twin.models.config import Config, rope
 from twin.models.decoder import Tensor
 from twin.models.experts import Names
 from twin.models.feeds import ExpertFeed
-from twin.models.layered import check_experts, feed_of, layered, layout
+from twin.models.layered import check_experts, feed_of, grouped_heads, layered, layout
 from twin.models.mixers import GroupedAttention
 from twin.models.modules import QWEN_EXPERTS
 from twin.models.qwen2 import windows
@@ -30,14 +30,7 @@ def tensors(spec: ModelSpec) -> dict[str, Tensor]:
 
 def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `qwen2_moe` configuration describes."""
-    heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
-    kv_heads = fields.count("num_key_value_heads", heads)
-    fields.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    head_dim = (
-        fields.count("head_dim")
-        if "head_dim" in fields
-        else fields.divides("hidden_size", hidden, "num_attention_heads", heads)
-    )
+    heads, kv_heads, head_dim = grouped_heads(fields)
     biased, seen = fields.flag("qkv_bias", True), _windows(fields)
     experts = check_experts(fields, with_shared(fields), "num_experts", "num_experts_per_tok")
     return layered(

@@ -7,7 +7,7 @@ from twin.models.config import Config, rope
 from twin.models.decoder import Tensor, layer_types
 from twin.models.experts import Names
 from twin.models.feeds import ExpertFeed
-from twin.models.layered import check_experts, feed_of, layered, layout
+from twin.models.layered import check_experts, feed_of, grouped_heads, layered, layout
 from twin.models.mixers import GroupedAttention
 from twin.models.modules import QWEN_EXPERTS
 from twin.models.spec import ModelSpec
@@ -29,14 +29,8 @@ def from_config(fields: Config) -> ModelSpec:
         (False,),
         "biases in the attention of this family are not described",
     )
-    heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
-    kv_heads = fields.count("num_key_value_heads", heads)
-    fields.divides("num_attention_heads", heads, "num_key_value_heads", kv_heads)
-    head_dim = (  # unlike Qwen 3's dense class this one has no default of its own
-        fields.count("head_dim")
-        if "head_dim" in fields
-        else fields.divides("hidden_size", hidden, "num_attention_heads", heads)
-    )
+    # unlike Qwen 3's dense class this one has no default of its own for a head
+    heads, kv_heads, head_dim = grouped_heads(fields)
     fields.require("use_qk_norm", True, (True,), "queries and keys of this family are normed")
     fields.require("shared_expert_intermediate_size", 0, (0,), "this family has no shared expert")
     window = _window(fields)
