@@ -88,12 +88,12 @@ def test_the_container_s_command_and_its_check_work(checkpoint: Path) -> None:
     )
     try:
         assert server.stdout
-        told = ""
-        while "}" not in told:
+        printed = ""
+        while "}" not in printed:
             line = server.stdout.readline()
             assert line
-            told += line
-        port = int(json.loads(told)["url"].rsplit(":", 1)[1])
+            printed += line
+        port = int(json.loads(printed)["url"].rsplit(":", 1)[1])
         assert checked(port) == 0
         server.send_signal(signal.SIGINT)
         assert server.wait(20) == 130

@@ -93,7 +93,7 @@ def test_what_is_right_becomes_the_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"count": 9}, "count: 9 must be a whole number, 1 to 8"),
         ({"count": True}, "count: True must be a whole number, 1 to 8"),
@@ -117,13 +117,17 @@ def test_what_is_right_becomes_the_type() -> None:
         ({"name": ..., "count": ...}, "name, count: missing; add it"),
     ],
 )
-def test_a_wrong_value_is_told_with_its_place_and_limit(changes: dict[Any, Any], told: str) -> None:
-    assert told in refusal(changes)
+def test_a_wrong_value_is_told_with_its_place_and_limit(
+    changes: dict[Any, Any], message: str
+) -> None:
+    assert message in refusal(changes)
 
 
 def test_all_mistakes_are_told_at_once() -> None:
     inner = {"low": "x", "hgih": 1}
-    told = refusal({"name": ..., "count": 9, "inner": inner, "word": "up", "by_name": {"a": None}})
+    message = refusal(
+        {"name": ..., "count": 9, "inner": inner, "word": "up", "by_name": {"a": None}}
+    )
     for part in (
         "name, inner.high: missing",
         "count: 9",
@@ -132,7 +136,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         "word: 'up'",
         "by_name.a: None",
     ):
-        assert part in told
+        assert part in message
 
 
 def test_keys_that_no_field_has_can_be_left_unread() -> None:
@@ -145,9 +149,9 @@ def test_a_table_s_cells_are_numbers_where_a_field_is_one() -> None:
 
 def test_a_refusal_is_bounded_however_much_is_wrong() -> None:
     wrong = {f"key{i}": i for i in range(5000)}
-    told = refusal(wrong)
-    assert "4984 more unknown keys" in told
-    assert len(told) < 2 * LONGEST_WRONG
+    message = refusal(wrong)
+    assert "4984 more unknown keys" in message
+    assert len(message) < 2 * LONGEST_WRONG
     many = {f"{name}-{word}": 1 for name in Outer.__slots__ for word in "abc"}
     assert refusal(many).count("unknown key") <= MOST_WRONG
 
@@ -162,12 +166,12 @@ PLAIN = st.recursive(
 @drawn(100)
 @given(st.dictionaries(st.sampled_from([*GOOD, "inners", "word", "mixed", "known"]), PLAIN))
 def test_any_plain_data_are_read_or_refused_in_a_line(data: dict[str, Any]) -> None:
-    told = ""
+    message = ""
     try:
         assert isinstance(read(data, Outer, "a.yaml"), Outer)
     except ConfigError as error:
-        told = str(error)
-    assert told.isprintable()
+        message = str(error)
+    assert message.isprintable()
 
 
 def test_eleven_missing_keys_of_a_device_are_told_in_one_refusal(tmp_path: Path) -> None:

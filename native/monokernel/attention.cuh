@@ -100,9 +100,9 @@ __device__ __forceinline__ int held(const Plan& plan, int position, int split) {
 
 // A warp looks at some query heads of an item, and at warp_threads() / POSITION_THREADS positions
 // at a time, of which a thread holds PIECE elements. Neighbouring positions go to different
-// scanners, so that a short context keeps every scanner's chain short.
+// subwarps, so that a short context keeps every subwarp's chain short.
 constexpr int PIECE = (HEAD_DIM + Core::POSITION_THREADS - 1) / Core::POSITION_THREADS;
-constexpr int SCANNERS = Core::warp_threads() / Core::POSITION_THREADS;  // of a warp
+constexpr int SUBWARPS = Core::warp_threads() / Core::POSITION_THREADS;  // of a warp
 
 // Where a byte of a cached row lies in it: rows that follow each other begin in other banks, where
 // the tensor cores load eight at once.
@@ -120,7 +120,7 @@ struct HeadSets {
   static constexpr int WARPS = Core::warps() / AT_ONCE;
 };
 
-// Running softmax of some query heads over the positions that one scanner scanned.
+// Running softmax of some query heads over the positions that one subwarp scanned.
 template <int HEADS>
 struct Partial {
   float output[HEADS][PIECE];
@@ -139,7 +139,7 @@ struct Partial {
 
   // `queries` lie in shared memory, [heads][HEAD_DIM].
   template <class Rows>
-  __device__ TWIN_APART void scan(Block& b, const float* queries, int heads, const Rows& rows) {
+  __device__ TWIN_LARGE void scan(Block& b, const float* queries, int heads, const Rows& rows) {
     constexpr int POSITIONS = sizeof(rows.held);
     float score[HEADS][POSITIONS], key[POSITIONS][PIECE];
     TWIN_UNROLL
@@ -153,7 +153,7 @@ struct Partial {
         query[d] = h < heads && first + d < HEAD_DIM ? queries[h * HEAD_DIM + first + d] : 0.0f;
       TWIN_UNROLL
       for (int p = 0; p < POSITIONS; ++p) {
-        const float dot = capped_score(b.core.scanner_sum(b.core.piece_dot(query, key[p])));
+        const float dot = capped_score(b.core.subwarp_sum(b.core.piece_dot(query, key[p])));
         score[h][p] = rows.held[p] ? dot : -infinity();
       }
     }
@@ -185,7 +185,7 @@ struct Partial {
     }
   }
 
-  // Into [HEADS][PARTIAL] in shared memory; all scanners hold the same.
+  // Into [HEADS][PARTIAL] in shared memory; all subwarps hold the same.
   __device__ __forceinline__ void put(Block& b, float* rows) const {
     if (b.core.warp_thread() >= Core::POSITION_THREADS) return;
     TWIN_UNROLL
@@ -199,19 +199,19 @@ struct Partial {
     }
   }
 
-  // All scanners of a warp into each of them.
+  // All subwarps of a warp into each of them.
   __device__ __forceinline__ void meet(Block& b) {
     TWIN_UNROLL
-    for (int apart = Core::POSITION_THREADS; apart < Core::warp_threads(); apart *= 2)
+    for (int mask = Core::POSITION_THREADS; mask < Core::warp_threads(); mask *= 2)
       TWIN_UNROLL
       for (int h = 0; h < HEADS; ++h) {
-        const float other = b.core.thread_apart(most[h], apart),
+        const float other = b.core.shuffle_xor(most[h], mask),
                     top = other > most[h] ? other : most[h];
         const float mine = softmax_weight(most[h], top), theirs = softmax_weight(other, top);
-        total[h] = total[h] * mine + b.core.thread_apart(total[h], apart) * theirs;
+        total[h] = total[h] * mine + b.core.shuffle_xor(total[h], mask) * theirs;
         TWIN_UNROLL
         for (int d = 0; d < PIECE; ++d)
-          output[h][d] = output[h][d] * mine + b.core.thread_apart(output[h][d], apart) * theirs;
+          output[h][d] = output[h][d] * mine + b.core.shuffle_xor(output[h][d], mask) * theirs;
         most[h] = top;
       }
   }
@@ -271,14 +271,14 @@ struct Scan : Item {
   static constexpr int MERGED_WORDS =
       Core::TENSOR_SCAN && GROUP * HEAD_DIM / Outputs::TOGETHER > Core::threads() ? 2 : 1;
   // positions that one looks at
-  static constexpr int AT_ONCE = Core::TENSOR_SCAN ? TileScan::POSITIONS : SCANNERS;
+  static constexpr int AT_ONCE = Core::TENSOR_SCAN ? TileScan::POSITIONS : SUBWARPS;
   // partial results that one warp of each set makes: the last set may have fewer heads
   static constexpr int ROWS = Core::TENSOR_SCAN ? least(Sets::AT_ONCE * HEADS, GROUP)
                                                 : Sets::AT_ONCE * HEADS;
   static constexpr int PARTIALS = WARPS * ROWS;
   // positions that all warps of a set look at together
-  static constexpr int APART = Sets::WARPS * SCANNERS;
-  static constexpr int STRIDE = APART * Core::POSITIONS;  // the same, in one of their rounds
+  static constexpr int PITCH = Sets::WARPS * SUBWARPS;
+  static constexpr int STRIDE = PITCH * Core::POSITIONS;  // the same, in one of their rounds
   static_assert(!Core::CACHE_IN_RING || Sets::COUNT == Sets::AT_ONCE,
                 "what came through the ring is there once");
 
@@ -297,16 +297,16 @@ struct Scan : Item {
 
   // the warps of its set
   __device__ static int among(const Block& b) { return b.core.warp() / Sets::AT_ONCE; }
-  __device__ static int scanner(const Block& b) {
-    return among(b) * SCANNERS + b.core.warp_thread() / Core::POSITION_THREADS;
+  __device__ static int subwarp(const Block& b) {
+    return among(b) * SUBWARPS + b.core.warp_thread() / Core::POSITION_THREADS;
   }
 
-  // Asks memory for the positions at + k * all scanners. The newest is read from the chip once it
+  // Asks memory for the positions at + k * all subwarps. The newest is read from the chip once it
   // is there.
-  __device__ TWIN_APART void ask(const Block& b, Rows& rows, int at, bool again) const {
+  __device__ TWIN_LARGE void ask(const Block& b, Rows& rows, int at, bool again) const {
     TWIN_UNROLL
     for (int k = 0; k < Core::POSITIONS; ++k) {
-      const int p = at + k * APART;
+      const int p = at + k * PITCH;
       if (again && p != newest) continue;
       rows.held[k] = p < to;
       const bool here = p == newest;
@@ -325,14 +325,14 @@ struct Scan : Item {
   }
   __device__ __forceinline__ void prefetch(const Block& b) {
     if (Core::CACHE_IN_RING) return;  // a loader has been there
-    ask(b, rows, from + scanner(b), false);
-    ask(b, next, from + scanner(b) + STRIDE, false);
+    ask(b, rows, from + subwarp(b), false);
+    ask(b, next, from + subwarp(b) + STRIDE, false);
   }
 
   // A warp's positions of the item, from memory.
   __device__ __forceinline__ void look_at_memory(Block& b, Partial<HEADS>& partial,
                                                  const float* queries, int heads, bool prefetched) {
-    int at = from + scanner(b);
+    int at = from + subwarp(b);
     ask(b, rows, at, prefetched);
     ask(b, next, at + STRIDE, prefetched);
     auto look = [&](Rows& seen, int p) {
@@ -342,7 +342,7 @@ struct Scan : Item {
     };
     TWIN_ONCE
     // by turns: what moves to other registers is awaited first
-    for (int p = from + among(b) * SCANNERS; p < to; p += 2 * STRIDE) {
+    for (int p = from + among(b) * SUBWARPS; p < to; p += 2 * STRIDE) {
       look(rows, p);
       if (p + STRIDE < to) look(next, p + STRIDE);
     }
@@ -359,10 +359,10 @@ struct Scan : Item {
       const u8* const tile = streamed ? core.cache_tile() : nullptr;
       const int count = least(TILE, to - first), here = newest - first;
       TWIN_ONCE
-      for (int p = among(b) * SCANNERS; p < count && heads > 0; p += STRIDE) {
+      for (int p = among(b) * SUBWARPS; p < count && heads > 0; p += STRIDE) {
         TWIN_UNROLL
         for (int k = 0; k < Core::POSITIONS; ++k) {
-          const int at = p + b.core.warp_thread() / Core::POSITION_THREADS + k * APART;
+          const int at = p + b.core.warp_thread() / Core::POSITION_THREADS + k * PITCH;
           const bool near = at == here || !streamed;
           // numbers, also where nothing is held
           const u8* const key = near ? fresh : tile + (at < count ? at : 0) * ROW;

@@ -23,12 +23,12 @@ __device__ __forceinline__ int first_looked_at(const Block& b, int each, int all
 template <class Vector, int PACKS, int PACK>
 __device__ __forceinline__ void meet_sharers(Block& b, float (&most)[PACKS], float (&total)[PACKS],
                                              float (&sum)[PACKS][PACK]) {
-  constexpr int SHARERS = Vector::SHARERS, APART = Vector::SHARING_THREADS;
+  constexpr int SHARERS = Vector::SHARERS, PITCH = Vector::SHARING_THREADS;
   const int me = b.core.thread(), number = Vector::row_group(me);
   float* const room = b.scratch + Vector::sharing_thread(me);
-  TWIN_HOLDS(SHARERS * PACKS * (PACK + 2) * APART <= b.plan.scratch_floats);
+  TWIN_HOLDS(SHARERS * PACKS * (PACK + 2) * PITCH <= b.plan.scratch_floats);
   const auto at = [&](int sharer, int r, int k) {
-    return room + ((sharer * PACKS + r) * (PACK + 2) + k) * APART;
+    return room + ((sharer * PACKS + r) * (PACK + 2) + k) * PITCH;
   };
   TWIN_UNROLL
   for (int r = 0; r < PACKS; ++r) {

@@ -7,7 +7,7 @@
 namespace twin {
 
 // The first bucket up to which there is enough, and what lies above it.
-__device__ TWIN_APART int Drawing::crossing(Tally& above) {
+__device__ TWIN_LARGE int Drawing::crossing(Tally& above) {
   constexpr int AT_ONCE = 9;  // 132 blocks in one round
   Tally* const part = reinterpret_cast<Tally*>(room);  // [PROBES][ADDERS]
   Tally* const reached = part + PROBES * ADDERS;        // [PROBES]
@@ -61,7 +61,7 @@ __device__ TWIN_APART int Drawing::crossing(Tally& above) {
 }
 
 // Where the crossing lies among a bucket's logits, or what shares keep of them.
-__device__ TWIN_APART void Drawing::search(bool shared_out, int bucket, const Tally& over,
+__device__ TWIN_LARGE void Drawing::search(bool shared_out, int bucket, const Tally& over,
                                   Kept& kept) {
   open(bucket);
   if (there == 0) {  // rounding: all is too little
@@ -145,7 +145,7 @@ __device__ TWIN_APART void Drawing::search(bool shared_out, int bucket, const Ta
 }
 
 // Which 256th of what is left the crossing lies in: as `key`, its logits as `equal`.
-__device__ TWIN_APART void Drawing::narrow(const Tally& above, int left, const u32* part,
+__device__ TWIN_LARGE void Drawing::narrow(const Tally& above, int left, const u32* part,
                                   Found* found) {
   const Span own = neighbours(b, BUCKETS);
   const Content mine = tally_of(part, own);
@@ -165,7 +165,7 @@ __device__ TWIN_APART void Drawing::narrow(const Tally& above, int left, const u
 }
 
 // Few logits, each compared with all others.
-__device__ TWIN_APART void Drawing::compare(const Tally& above, int left, const Listed* list,
+__device__ TWIN_LARGE void Drawing::compare(const Tally& above, int left, const Listed* list,
                                    Found* found) {
   TWIN_ONCE
   TWIN_EACH(i, left) {
@@ -188,7 +188,7 @@ __device__ TWIN_APART void Drawing::compare(const Tally& above, int left, const 
 }
 
 // Is there enough with these, and not without? Where rounding leaves too little, the last.
-__device__ TWIN_APART void Drawing::find(const Tally& above, u64 before, u64 weight, int number,
+__device__ TWIN_LARGE void Drawing::find(const Tally& above, u64 before, u64 weight, int number,
                                 int here, int left, u32 key, Found* found) const {
   const Tally without = {above.mass + double(before), above.count + number},
               with = {above.mass + double(before + weight), above.count + number + here};

@@ -265,7 +265,7 @@ __device__ __forceinline__ void update_item(Block& b, const Stage& stage, const 
   const float* const values = convolved + 2 * KEYS;
   const float* const gates = gathered + at.gates + (item - items.lo) * COLUMNS;
   Output out = output_of(b, stage);
-  if constexpr (Core::APART) out.others = 0;
+  if constexpr (Core::OWN_GPUS) out.others = 0;
   const auto put = [&](int column, float made, float scale) {
     publish(b, out, item * Recurrent::WORDS + column, made * scale * silu(gates[column]));
   };
@@ -357,9 +357,9 @@ __device__ __forceinline__ bool delta(Block& b, int index, const Stage& stage) {
 // columns.
 template <class Vector>
 struct Squares {
-  static constexpr int SPLITS = Recurrent::SPLITS, APART = Vector::SIDE_BY_SIDE;
+  static constexpr int SPLITS = Recurrent::SPLITS, PITCH = Vector::SIDE_BY_SIDE;
   static constexpr int NEIGHBOURS =
-      APART > 0 && Delta::VALUE_DIM % APART == 0 ? Delta::VALUE_DIM / APART : 1;
+      PITCH > 0 && Delta::VALUE_DIM % PITCH == 0 ? Delta::VALUE_DIM / PITCH : 1;
   static constexpr bool TOGETHER = SPLITS > 4 && NEIGHBOURS > 1 && (NEIGHBOURS & (NEIGHBOURS - 1)) == 0 &&
                                    Core::warp_threads() % NEIGHBOURS == 0 &&
                                    Vector::SIDE_WIDTH % Delta::VALUE_DIM == 0;
@@ -370,7 +370,7 @@ struct Squares {
 
   // `element`: the thread's first of the head
   __device__ __forceinline__ void load(const float* head, int element) {
-    const int mine = TOGETHER ? element % Delta::VALUE_DIM / (APART > 0 ? APART : 1) : 0;
+    const int mine = TOGETHER ? element % Delta::VALUE_DIM / (PITCH > 0 ? PITCH : 1) : 0;
     TWIN_UNROLL
     for (int j = 0; j < EACH; ++j) {
       const int split = mine + j * THREADS;
@@ -391,7 +391,7 @@ struct Squares {
     TWIN_UNROLL
     for (int j = 0; j < EACH; ++j) total += has ? item[j].at[0] : 0.0f;
     TWIN_UNROLL
-    for (int apart = 1; apart < THREADS; apart *= 2) total += core.thread_apart(total, apart);
+    for (int mask = 1; mask < THREADS; mask *= 2) total += core.shuffle_xor(total, mask);
     return total;
   }
 };
@@ -399,17 +399,17 @@ struct Squares {
 // What the first of several threads with the same columns has made, to the others.
 template <class Vector, int PACKS, int PACK, class Out>
 __device__ __forceinline__ void hand_on(Block& b, const Out& out) {
-  constexpr int APART = Vector::SHARING_THREADS;
+  constexpr int PITCH = Vector::SHARING_THREADS;
   const int me = b.core.thread(), number = Vector::row_group(me);
   float* const room = b.scratch + Vector::sharing_thread(me);
-  TWIN_HOLDS(PACKS * PACK * APART <= b.plan.scratch_floats);
+  TWIN_HOLDS(PACKS * PACK * PITCH <= b.plan.scratch_floats);
   TWIN_UNROLL
   for (int i = 0; i < PACKS * PACK; ++i)
-    if (number == 0) room[i * APART] = out[i / PACK][i % PACK];
+    if (number == 0) room[i * PITCH] = out[i / PACK][i % PACK];
   b.core.barrier();
   TWIN_UNROLL
   for (int i = 0; i < PACKS * PACK; ++i)
-    if (number > 0) out[i / PACK][i % PACK] = room[i * APART];
+    if (number > 0) out[i / PACK][i % PACK] = room[i * PITCH];
   b.core.barrier();
 }
 
@@ -425,7 +425,7 @@ __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& st
   constexpr int COLUMNS = Recurrent::COLUMNS, SPLITS = Recurrent::SPLITS, WORDS = Recurrent::WORDS,
                 QUADS = Vector::PACK / 4;
   // of a pack: neighbours are of one head, or each quad is looked up
-  constexpr int HEADS = Delta::VALUE_DIM % Vector::PACK == 0 ? 1 : QUADS, APART = QUADS / HEADS;
+  constexpr int HEADS = Delta::VALUE_DIM % Vector::PACK == 0 ? 1 : QUADS, PITCH = QUADS / HEADS;
   static_assert(Vector::PACK % 4 == 0, "quads of an item");
   static_assert(HEADS == 1 || !Squares<Vector>::TOGETHER, "threads side by side have whole packs");
   bool asks = true;
@@ -437,7 +437,7 @@ __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& st
   return b.core.agree(x.packs(b.core, [&](const auto& first, const auto& valid, const auto& out) {
     constexpr int PACKS = int(sizeof(first) / sizeof(int));
     const auto head_of = [&](int r, int h) {
-      return base + (first[r] + 4 * APART * h) / Delta::VALUE_DIM * (SPLITS * WORDS);
+      return base + (first[r] + 4 * PITCH * h) / Delta::VALUE_DIM * (SPLITS * WORDS);
     };
     Pack<4> part[PACKS][QUADS];
     Squares<Vector> squares[PACKS][HEADS];
@@ -474,8 +474,8 @@ __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& st
         const float squared = squares[r][h].sum(b.core, has);
         const float by = inverse_root(squared / float(Delta::VALUE_DIM) + b.plan.norm_eps);
         TWIN_UNROLL
-        for (int d = 0; d < 4 * APART; ++d) {
-          const int e = h * APART + d / 4;
+        for (int d = 0; d < 4 * PITCH; ++d) {
+          const int e = h * PITCH + d / 4;
           out[r][4 * e + d % 4] = part[r][e].at[d % 4] * by;
         }
       }

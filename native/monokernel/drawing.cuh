@@ -1,7 +1,7 @@
 // What the block that draws knows of all blocks' logits, and how it looks at those of one bucket.
 #pragma once
 
-#include "shelf.cuh"
+#include "logits_buffer.cuh"
 
 namespace twin {
 
@@ -93,16 +93,16 @@ struct Drawing {
     share.kept[0] = u32(whole), share.kept[1] = u32(whole >> 32);
   }
   __device__ __forceinline__ bool far() const { return b.plan.ranks > 1; }
-  __device__ TWIN_APART const float* shelf(int share) const {
-    return shelf_of(b, share / b.plan.blocks, share % b.plan.blocks);
+  __device__ TWIN_LARGE const float* buffer(int share) const {
+    return buffer_of(b, share / b.plan.blocks, share % b.plan.blocks);
   }
   __device__ __forceinline__ const float* logits(int share) const {
-    return shelf(share) + FIRST;
+    return buffer(share) + FIRST;
   }
   __device__ __forceinline__ const float* levels(int share) const {
-    return logits(share) + b.plan.shelf_rows;
+    return logits(share) + b.plan.block_logits;
   }
-  static __device__ TWIN_APART u64 mass_of(const Share& share) {
+  static __device__ TWIN_LARGE u64 mass_of(const Share& share) {
     return whole_of(share.kept[0], share.kept[1]);
   }
   __device__ __forceinline__ bool enough(const Tally& seen) const {
@@ -110,7 +110,7 @@ struct Drawing {
   }
 
   // All weights, scaled.
-  __device__ TWIN_APART double weigh(float best) {
+  __device__ TWIN_LARGE double weigh(float best) {
     const Span own = neighbours(b, count);
     const int top = heat.bucket(best);
     double mine = 0, total;
@@ -126,14 +126,14 @@ struct Drawing {
   }
 
   // What a share has in buckets 0..at of all: the words of a level, and whether they count.
-  __device__ TWIN_APART Pack<4> level(int share, int at, bool& any) const {
+  __device__ TWIN_LARGE Pack<4> level(int share, int at, bool& any) const {
     const int own = at == BUCKETS - 1 ? at : at - shares[share].down;
     any = own >= 0;
     return load_pack<4, 16>(levels(share) + LEVEL * (any ? own : 0), far());
   }
 
   // Looks at a bucket: where each share has it, and what it keeps above it.
-  __device__ TWIN_APART void open(int bucket) {
+  __device__ TWIN_LARGE void open(int bucket) {
     if (bucket == opened) return;
     opened = bucket, held = false;
     const Span own = neighbours(b, count);
@@ -205,21 +205,21 @@ struct Drawing {
   }
 
   // crossing.cuh
-  __device__ TWIN_APART int crossing(Tally& above);
-  __device__ TWIN_APART void search(bool shared_out, int bucket, const Tally& over,
+  __device__ TWIN_LARGE int crossing(Tally& above);
+  __device__ TWIN_LARGE void search(bool shared_out, int bucket, const Tally& over,
                                     Kept& kept);
-  __device__ TWIN_APART void narrow(const Tally& above, int left, const u32* part,
+  __device__ TWIN_LARGE void narrow(const Tally& above, int left, const u32* part,
                                     Found* found);
-  __device__ TWIN_APART void compare(const Tally& above, int left, const Listed* list,
+  __device__ TWIN_LARGE void compare(const Tally& above, int left, const Listed* list,
                                      Found* found);
-  __device__ TWIN_APART void find(const Tally& above, u64 before, u64 weight, int number,
+  __device__ TWIN_LARGE void find(const Tally& above, u64 before, u64 weight, int number,
                                   int here, int left, u32 key, Found* found) const;
 
   // pick.cuh
-  __device__ TWIN_APART void share_ties(const Kept& kept);
-  __device__ TWIN_APART double kept_mass(float lowest) const;
-  __device__ TWIN_APART int choose(double u, u64& into);
-  __device__ TWIN_APART int pick(int number, u64 into, bool cut, const Kept& kept);
+  __device__ TWIN_LARGE void share_ties(const Kept& kept);
+  __device__ TWIN_LARGE double kept_mass(float lowest) const;
+  __device__ TWIN_LARGE int choose(double u, u64& into);
+  __device__ TWIN_LARGE int pick(int number, u64 into, bool cut, const Kept& kept);
 
   // sampling.cuh
   __device__ __forceinline__ int token(const Candidate& best, u64 position);

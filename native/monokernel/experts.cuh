@@ -51,7 +51,7 @@ __device__ __forceinline__ bool route(Block& b, int index, const Stage& stage) {
     choose(b, choice);
     b.core.barrier();
     b.core.chosen(choice.made);
-    if constexpr (Beside::GATED)
+    if constexpr (NonRouted::GATED)
       if (b.core.thread() == 0)
         kept_of(b.plan, b.scratch)[0] = 1.0f / (1.0f + exp32(-b.scratch[Experts::COUNT]));
     TWIN_EACH(i, Experts::TOP_K) choice.weight[i] = weight_of(b.scratch, choice, i);
@@ -64,14 +64,14 @@ __device__ __forceinline__ bool route(Block& b, int index, const Stage& stage) {
 // The shared experts' rows stay in the block, which adds them to those of the chosen ones.
 template <class Stage>
 __device__ __forceinline__ bool shared_down(Block& b, int index, const Stage& stage) {
-  if constexpr (Beside::SHARED) {
+  if constexpr (NonRouted::SHARED) {
     Core::Shared x = Core::Shared::in(b.input, stage.cols);
     const Span own = b.plan.owned_of(stage.owned, b.block);
     auto ahead = b.core.prefetch<Core::Shared>(stage, own, true);
     if (!gather_vector(b, index, b.plan.reads_at(stage.first_read), x)) return false;
     begin(b, index, stage);
     float* const kept = kept_of(b.plan, b.scratch);
-    const float by = Beside::GATED ? kept[0] : 1.0f;
+    const float by = NonRouted::GATED ? kept[0] : 1.0f;
     const Work work = {own, 1, {}};
     return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) {
       kept[facts::KEPT_FIRST + row - own.lo] = by * sum;
@@ -82,7 +82,7 @@ __device__ __forceinline__ bool shared_down(Block& b, int index, const Stage& st
 
 // A row's sum with that of the shared experts.
 __device__ __forceinline__ float with_shared(const Block& b, const Span& own, int row, float sum) {
-  if constexpr (Beside::SHARED)
+  if constexpr (NonRouted::SHARED)
     return sum + kept_of(b.plan, b.scratch)[facts::KEPT_FIRST + row - own.lo];
   return sum;
 }
@@ -118,7 +118,7 @@ __device__ __forceinline__ bool compute_experts(Block& b, int index, const Stage
       default: break;
     }
   }
-  if constexpr (Beside::SHARED) {
+  if constexpr (NonRouted::SHARED) {
     switch (StageKind(stage.kind)) {
       case StageKind::SHARED_DOWN: return shared_down(b, index, stage);
       default: break;

@@ -35,12 +35,12 @@ __device__ __forceinline__ void norm_head(Block& b, float* head, const float* we
 // 1) when interleaved.
 __device__ __forceinline__ void rotate_head(Block& b, float* head, const float* turns,
                                             float scale) {
-  const int step = b.plan.interleaved ? 2 : 1, apart = b.plan.interleaved ? 1 : HALF;
+  const int step = b.plan.interleaved ? 2 : 1, pitch = b.plan.interleaved ? 1 : HALF;
   for (int i = b.core.warp_thread(); i < HALF; i += b.core.warp_threads()) {
-    const float x = head[i * step], y = head[i * step + apart], cosine = turns[i],
+    const float x = head[i * step], y = head[i * step + pitch], cosine = turns[i],
                 sine = turns[HALF + i];
     head[i * step] = (x * cosine - y * sine) * scale;
-    head[i * step + apart] = (y * cosine + x * sine) * scale;
+    head[i * step + pitch] = (y * cosine + x * sine) * scale;
   }
   b.core.warp_sync();
 }
@@ -162,33 +162,33 @@ __device__ __forceinline__ bool norm_together(Block& b, int index, const Stage& 
   const int queries = b.plan.heads * HEAD_DIM, keys = b.plan.kv_heads * HEAD_DIM;
   // with one word under way at a time OLMo-2-7B's blocks waited 8 us a layer
   constexpr int QUAD = HEAD_DIM % 4 ? 1 : 4, AT_ONCE = 4;
-  const int all = queries + keys, apart = QUAD * b.core.threads();
+  const int all = queries + keys, pitch = QUAD * b.core.threads();
   float query = 0, key = 0;
   Patience patience;
   bool good = true;
   TWIN_ONCE
-  for (int from = QUAD * b.core.thread(); from < all && good; from += apart * AT_ONCE) {
+  for (int from = QUAD * b.core.thread(); from < all && good; from += pitch * AT_ONCE) {
     Pack<QUAD> x[AT_ONCE];
     for (;;) {  // all under way before the first is looked at
       int late = -1;
       TWIN_UNROLL
       for (int j = 0; j < AT_ONCE; ++j)
-        if (from + j * apart < all)
-          x[j] = load_pack<QUAD, 4 * QUAD>(source.at(0) + from + j * apart);
+        if (from + j * pitch < all)
+          x[j] = load_pack<QUAD, 4 * QUAD>(source.at(0) + from + j * pitch);
       TWIN_UNROLL
       for (int j = 0; j < AT_ONCE; ++j)
-        if (from + j * apart < all && missing(x[j])) late = from + j * apart;
+        if (from + j * pitch < all && missing(x[j])) late = from + j * pitch;
       if (late < 0 || !source.polled) break;
       good = keep_waiting(b, patience, {index, read.value, 0, late});
       if (!good) break;
     }
     TWIN_UNROLL
     for (int j = 0; j < AT_ONCE; ++j) {
-      if (from + j * apart >= all) continue;
+      if (from + j * pitch >= all) continue;
       float squares = 0;
       TWIN_UNROLL
       for (int i = 0; i < QUAD; ++i) squares += x[j].at[i] * x[j].at[i];
-      (from + j * apart < queries ? query : key) += squares;
+      (from + j * pitch < queries ? query : key) += squares;
     }
   }
   if (!b.core.agree(good)) return false;

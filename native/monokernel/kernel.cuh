@@ -23,7 +23,7 @@ __device__ __forceinline__ StageKind way_of(int kind) {
       default: break;
     }
   }
-  if constexpr (Beside::SHARED) {
+  if constexpr (NonRouted::SHARED) {
     switch (StageKind(kind)) {
       case StageKind::SHARED_UP: return StageKind::QKV;
       default: break;
@@ -83,7 +83,7 @@ __device__ __forceinline__ bool end_step(Block& b) {
       TWIN_GLOBAL(wanted.checksums)[me] = b.at.checksum;
     }
     ++b.at.step;
-    ended = b.at.step >= wanted.steps || b.core.told_to_leave(wanted.abort);
+    ended = b.at.step >= wanted.steps || b.core.abort_requested(wanted.abort);
   }
   b.core.ring.rewind();
   return !b.core.any(ended);

@@ -6,7 +6,7 @@
 namespace twin {
 
 // Of the logits as high as the lowest one kept, the first of the vocabulary are.
-__device__ TWIN_APART void Drawing::share_ties(const Kept& kept) {
+__device__ TWIN_LARGE void Drawing::share_ties(const Kept& kept) {
   const Span own = neighbours(b, count);
   int mine = 0, total;
   TWIN_ONCE
@@ -27,7 +27,7 @@ __device__ TWIN_APART void Drawing::share_ties(const Kept& kept) {
 }
 
 // The mass of what shares keep, of logits as high as the lowest one all of them.
-__device__ TWIN_APART double Drawing::kept_mass(float lowest) const {
+__device__ TWIN_LARGE double Drawing::kept_mass(float lowest) const {
   const Span own = neighbours(b, count);
   double mine = 0, total;
   TWIN_ONCE
@@ -41,7 +41,7 @@ __device__ TWIN_APART double Drawing::kept_mass(float lowest) const {
 }
 
 // The share in which `u` of all that is kept falls, and how far into its mass.
-__device__ TWIN_APART int Drawing::choose(double u, u64& into) {
+__device__ TWIN_LARGE int Drawing::choose(double u, u64& into) {
   double* const starts = reinterpret_cast<double*>(room);  // [shares]
   const Span own = neighbours(b, count);
   double mine = 0, total;
@@ -69,15 +69,15 @@ __device__ TWIN_APART int Drawing::choose(double u, u64& into) {
 // The token in vocabulary order whose weight takes the share's kept mass past `into`. Threads
 // have neighbouring quads of logits: the first round counts ties, where only some of them are
 // kept, the second one weighs, and the thread in whose quads the token lies looks for it.
-__device__ TWIN_APART int Drawing::pick(int number, u64 into, bool cut, const Kept& kept) {
+__device__ TWIN_LARGE int Drawing::pick(int number, u64 into, bool cut, const Kept& kept) {
   const Share& share = shares[number];
   const float* const from = logits(number);
-  const Span own = neighbours(b, b.plan.shelf_rows / 4);
+  const Span own = neighbours(b, b.plan.block_logits / 4);
   const int taken = cut ? share.taken : 0;
   const bool some = taken > 0 && taken < int(share.equal);
   int ties_before = 0, all_ties, token = -1, loaded = -1;
   u64 reached = 0, all;
-  const int first = bits_as<int>(load_shared(shelf(number), far()));
+  const int first = bits_as<int>(load_shared(buffer(number), far()));
   Pack<4> seen = {};
   TWIN_ONCE
   for (int round = some ? 0 : 1; round < 3; ++round) {

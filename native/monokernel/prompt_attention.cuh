@@ -173,14 +173,14 @@ struct Near {
 __device__ __forceinline__ void scan_rows(Block& b, Partial<Core::HEADS>& partial,
                                           const float* queries, int heads, const u8* rows,
                                           int first, int count, int from, int to, int share) {
-  const int scanner = b.core.warp_thread() / Core::POSITION_THREADS, end = least(count, to - first);
+  const int subwarp = b.core.warp_thread() / Core::POSITION_THREADS, end = least(count, to - first);
   TWIN_ONCE
-  for (int p = (from > first ? from - first : 0) + b.core.warp() % share * SCANNERS; p < end;
-       p += share * SCANNERS * Near::POSITIONS) {
+  for (int p = (from > first ? from - first : 0) + b.core.warp() % share * SUBWARPS; p < end;
+       p += share * SUBWARPS * Near::POSITIONS) {
     Near seen;
     TWIN_UNROLL
     for (int k = 0; k < Near::POSITIONS; ++k) {
-      const int at = p + scanner + k * share * SCANNERS;
+      const int at = p + subwarp + k * share * SUBWARPS;
       seen.held[k] = at < end;
       if (at < end) {
         Chunk::load(b.core, seen.key[k], rows + at * Attending::PITCH);

@@ -13,7 +13,7 @@ __device__ __forceinline__ u32 coded_place(const Stage& stage, int block, int fi
   const bool shared = stage.kind == int(StageKind::ROUTED_UP);  // blocks share the row groups
   const u32 group = u32(stage.expert_group), high = u32(stage.tile_rows),
             from = shared ? 0u : u32(first);
-  const u32 home = (from * group + high - 1u) / high + u32(block) * u32(stage.expert_apart);
+  const u32 home = (from * group + high - 1u) / high + u32(block) * u32(stage.expert_gap);
   return home + (u32(row) - from) / high * group +
          u32(slice) * u32(coded_bytes(stage, rows, true) / UNIT_BYTES);
 }

@@ -50,7 +50,7 @@ struct Heat {
   }
 
   // The bucket of a logit, higher ones last. The same borders in every block, whatever it has.
-  __device__ TWIN_APART int bucket(float logit) const {
+  __device__ TWIN_LARGE int bucket(float logit) const {
     float at = logit * per;
     at = at > -OUTERMOST ? at : -OUTERMOST;
     at = at < OUTERMOST ? at : OUTERMOST;
@@ -60,7 +60,7 @@ struct Heat {
 
   // A logit's weight next to that of the best one, 2**39. So few bits that the weights of 2**24
   // tokens fit 64; so many that a weight has those of FP32 down to 2**-15.
-  __device__ TWIN_APART u64 weight(float logit, float best) const {
+  __device__ TWIN_LARGE u64 weight(float logit, float best) const {
     const float weight = exp32(float(double(logit - best) * by));
     return weight > 0.0f ? u64(weight * 0x1p39f) : 0;
   }

@@ -1,7 +1,7 @@
 // The next token; its definition is twin/engine/sampling.py.
 //
 // Each block divides its own logits into buckets and says in four words how much it has
-// (shelf.cuh). The block that draws adds these up, so it looks at the logits of one bucket
+// (logits_buffer.cuh). The block that draws adds these up, so it looks at the logits of one bucket
 // (crossing.cuh) and of one block (pick.cuh), not at all. Weights are integers, whose sums do
 // not depend on who adds first.
 #pragma once

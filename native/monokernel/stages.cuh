@@ -69,7 +69,7 @@ __device__ __forceinline__ bool publish_zeros(Block& b, const Output& out) {
 }
 
 // What a full sampler's block makes of its logits. Whoever sees it finds the block's shelf filled.
-__device__ TWIN_APART bool publish_summary(Block& b, const Stage& stage, const Work& work,
+__device__ TWIN_LARGE bool publish_summary(Block& b, const Stage& stage, const Work& work,
                                                 int first) {
   b.core.barrier();  // the logits are there, and the sums' room is free
   const Pack<SUMMARY> said =
@@ -124,7 +124,7 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
 // Do a stage's rows come in pairs, of a gate and of what passes it?
 __device__ __forceinline__ bool makes_pairs(int kind) {
   return kind == int(StageKind::GATE_UP) || (Experts::ANY && kind == int(StageKind::ROUTED_UP)) ||
-         (Beside::SHARED && kind == int(StageKind::SHARED_UP));
+         (NonRouted::SHARED && kind == int(StageKind::SHARED_UP));
 }
 
 // The stages that norm the residual and multiply it: QKV, GATE_UP and LM_HEAD, a router and
@@ -242,7 +242,7 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
     const float* queries = heads + (probe ? 0 : head * GROUP * HEAD_DIM);
     if (!probe) {
       Output out = output_of(b, stage);
-      if constexpr (Core::APART) out.others = 0;  // code of pushes spilled registers here
+      if constexpr (Core::OWN_GPUS) out.others = 0;  // code of pushes spilled registers here
       scan.attend(b, queries, i == items.lo, merged,
                   [&](int at, float value) { publish(b, out, i * Outputs::WORDS + at, value); });
     } else {
@@ -406,7 +406,7 @@ __device__ __forceinline__ bool best_candidate(Block& b, int index, const Read& 
 }
 
 // The summaries of all blocks: items of the block that draws, and the best of their candidates.
-__device__ TWIN_APART bool gather_summaries(Block& b, int index, const Read& read,
+__device__ TWIN_LARGE bool gather_summaries(Block& b, int index, const Read& read,
                                                  Drawing& drawing, Candidate& best) {
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
@@ -430,12 +430,12 @@ __device__ TWIN_APART bool gather_summaries(Block& b, int index, const Read& rea
 }
 
 // A probe's block publishes its logits itself: it makes of them what blocks make of a head's.
-__device__ TWIN_APART bool gather_logits(Block& b, int index, const Read& read,
+__device__ TWIN_LARGE bool gather_logits(Block& b, int index, const Read& read,
                                               Drawing& drawing, Candidate& best) {
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
   const int rows = b.plan.values_at(read.value).elements;
-  float* const logits = const_cast<float*>(drawing.logits(0)) + b.plan.shelf_rows;
+  float* const logits = const_cast<float*>(drawing.logits(0)) + b.plan.block_logits;
   if (!gather(b, index, read, source, 0, rows, logits)) return false;
   const Pack<SUMMARY> said = summarize(b, logits, rows, 0);
   if (b.core.thread() == 0) drawing.put(0, said);

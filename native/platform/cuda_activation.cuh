@@ -72,21 +72,21 @@ struct Side {
     return any;
   }
   __device__ __forceinline__ Pack<N> settle(int thread) {
-    // Two threads, `apart`, hold a row each of a matrix of 2 x 2 elements, and leave with a column
+    // Two threads, `pitch`, hold a row each of a matrix of 2 x 2 elements, and leave with a column
     // each. As a function of its own this made other machine code.
 #pragma unroll
-    for (int apart = 1; apart < THREADS; apart *= 2) {
-      const bool upper = thread & apart;
+    for (int mask = 1; mask < THREADS; mask *= 2) {
+      const bool upper = thread & mask;
 #pragma unroll
       for (int i = 0; i < THREADS; ++i) {
-        if (i & apart) continue;
+        if (i & mask) continue;
 #pragma unroll
         for (int e = 0; e < PIECE; ++e) {
-          const float keep = upper ? piece[i + apart].at[e] : piece[i].at[e];
+          const float keep = upper ? piece[i + mask].at[e] : piece[i].at[e];
           const float other =
-              __shfl_xor_sync(0xFFFFFFFFu, upper ? piece[i].at[e] : piece[i + apart].at[e], apart);
+              __shfl_xor_sync(0xFFFFFFFFu, upper ? piece[i].at[e] : piece[i + mask].at[e], mask);
           piece[i].at[e] = upper ? other : keep;
-          piece[i + apart].at[e] = upper ? keep : other;
+          piece[i + mask].at[e] = upper ? keep : other;
         }
       }
     }
@@ -271,16 +271,16 @@ struct TeamLayout {
 // few lines that every one of them polls: 7 % of a step of Qwen3-0.6B on an H200.
 template <class Team, int COLS>
 struct FoursLayout {
-  static constexpr int VECTOR = 4, APART = VECTOR * CONSUMERS,
-                       PORTIONS = (COLS + APART - 1) / APART;
+  static constexpr int VECTOR = 4, PITCH = VECTOR * CONSUMERS,
+                       PORTIONS = (COLS + PITCH - 1) / PITCH;
   static_assert(COLS % VECTOR == 0, "tiles have eights of columns");
   static_assert(Team::PORTIONS == 1 || Team::FOLDED,
                 "all that a thread multiplies is taken behind one barrier");
 
   __device__ static int norm_place(int column) { return column; }
   __device__ static int norm_place(int me, int c, int) { return column(me, c); }
-  __device__ static int column(int me, int c) { return VECTOR * me + APART * c; }
-  __device__ static bool valid(int me, int c) { return COLS % APART == 0 || column(me, c) < COLS; }
+  __device__ static int column(int me, int c) { return VECTOR * me + PITCH * c; }
+  __device__ static bool valid(int me, int c) { return COLS % PITCH == 0 || column(me, c) < COLS; }
   __device__ static constexpr int row_group(int) { return 0; }
 
   // Where a column lies in shared memory. Of threads that multiply eights all first fours lie side
@@ -464,20 +464,20 @@ struct Activation<Layout_, InRegisters<REACH>> : Elements<Layout_> {
 #pragma unroll 1
     for (int p = 0, end = 1; p < Plan::ranks && good; p = end, end += AT_ONCE) {
       Side<VECTOR, 16, Layout::alike(VECTOR / 4)> got[AT_ONCE][PORTIONS];
-      const auto asked = [&](int j) { return p + j < end && p + j < Plan::ranks; };
+      const auto wanted = [&](int j) { return p + j < end && p + j < Plan::ranks; };
       for (;;) {
         int late = -1, place = 0;
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j)
 #pragma unroll
           for (int c = 0; c < PORTIONS; ++c)
-            if (asked(j) && valid(me, c))
+            if (wanted(j) && valid(me, c))
               got[j][c].load(core.warp_thread(), source.at(p + j) + column(me, c), true);
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j)
 #pragma unroll
           for (int c = 0; c < PORTIONS; ++c)
-            if (asked(j) && valid(me, c) && got[j][c].late()) late = p + j, place = column(me, c);
+            if (wanted(j) && valid(me, c) && got[j][c].late()) late = p + j, place = column(me, c);
         if (late < 0 || !source.polled) break;
         good = stall(source.part(late), place);
         if (!good) break;
@@ -489,7 +489,7 @@ struct Activation<Layout_, InRegisters<REACH>> : Elements<Layout_> {
           const Pack<VECTOR> pack = got[j][c].settle(core.warp_thread());
 #pragma unroll
           for (int i = 0; i < VECTOR; ++i)
-            if (asked(j) && valid(me, c))
+            if (wanted(j) && valid(me, c))
               at[c][i] = p + j ? at[c][i] + pack.at[i] : pack.at[i];
         }
     }
@@ -559,11 +559,11 @@ struct Activation<Layout_, InRegisters<REACH>> : Elements<Layout_> {
   __device__ static __forceinline__ void load(int me, int c, u32 from, int rows,
                                               Packed<VECTOR> (&words)[MOST]) {
     constexpr bool INSIDE = Plan::pieces_inside;
-    const u32 apart = u32(Layout::stride(me, c)),
+    const u32 pitch = u32(Layout::stride(me, c)),
               at_thread = from + u32((valid(me, c) ? Layout::local(me, c) : 0) * type_bytes(WEIGHT));
 #pragma unroll
     for (int r = 0; r < MOST; ++r)
-      words[r].load_shared_at(at_thread + u32(INSIDE || r < rows ? r : rows - 1) * apart);
+      words[r].load_shared_at(at_thread + u32(INSIDE || r < rows ? r : rows - 1) * pitch);
   }
 
   // sum[r] += this thread's part of row r.

@@ -38,12 +38,12 @@ struct PassScan {
   static_assert(!Plan::tensor_pass || bytes <= Plan::prompt_bytes, "the plan counts the same");
 
   int thread;
-  u32 asked;  // where the warp's queries lie in shared memory
+  u32 query_at;  // where the warp's queries lie in shared memory
   u32 query[KEPT ? STEPS : 1][4];
   float output[2 * STEPS][4];
   float most[2], total[2];  // of scores in powers of two
 
-  __device__ __forceinline__ static float apart(float v, int threads) {
+  __device__ __forceinline__ static float shuffle(float v, int threads) {
     return __shfl_xor_sync(0xFFFFFFFFu, v, threads);
   }
   __device__ __forceinline__ static float larger(float a, float b) { return a > b ? a : b; }
@@ -52,7 +52,7 @@ struct PassScan {
   // are not kept are on their way to `chip`, behind the tiles, with the first tile.
   template <class Row>
   __device__ __forceinline__ PassScan(int thread, u32 chip, int warp, Row row)
-      : thread(thread), asked(chip + u32(QUERIES + warp * 16 * PITCH)) {
+      : thread(thread), query_at(chip + u32(QUERIES + warp * 16 * PITCH)) {
     if constexpr (KEPT) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -68,7 +68,7 @@ struct PassScan {
         const u8* const from = row(i);
 #pragma unroll
         for (int unit = thread % 4; unit < UNITS; unit += 4)
-          copy_activations(asked + u32((thread / 4 + 8 * i) * PITCH + unit * 16), from + unit * 16,
+          copy_activations(query_at + u32((thread / 4 + 8 * i) * PITCH + unit * 16), from + unit * 16,
                            true);
       }
     }
@@ -94,7 +94,7 @@ struct PassScan {
     for (int step = 0; step < STEPS; ++step) {
       u32 found[4];
       if constexpr (!KEPT)
-        load_matrices(found, asked + u32(thread % 16 * PITCH + thread / 16 * 16 + step * 32));
+        load_matrices(found, query_at + u32(thread % 16 * PITCH + thread / 16 * 16 + step * 32));
       const u32* const q = KEPT ? query[KEPT ? step : 0] : found;
 #pragma unroll
       for (int set = 0; set < SETS; ++set) {
@@ -154,8 +154,8 @@ struct PassScan {
 #pragma unroll
       for (int j = 0; j < 2 * SETS; ++j)
         top = larger(top, larger(score[j][2 * h], score[j][2 * h + 1]));
-      top = larger(top, apart(top, 1));
-      top = larger(top, apart(top, 2));
+      top = larger(top, shuffle(top, 1));
+      top = larger(top, shuffle(top, 2));
       top = larger(most[h], top * scale);
       const float shrink = power_of_two(most[h] - top);
       most[h] = top, total[h] *= shrink;
@@ -177,8 +177,8 @@ struct PassScan {
   __device__ __forceinline__ void close(Put put) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float sum = total[h] + apart(total[h], 1);
-      sum += apart(sum, 2);
+      float sum = total[h] + shuffle(total[h], 1);
+      sum += shuffle(sum, 2);
       const float by = 1.0f / sum;
 #pragma unroll
       for (int m = 0; m < 2 * STEPS; ++m)

@@ -129,26 +129,26 @@ struct CodedPiece {
   u32 inner[PAIRED_ROWS / 2];              // scales of blocks as they are stored
   u32 zero[PAIRED_ROWS / 4];               // zero points, a byte each
 
-  // Of thread `me`, from row `first` on of a tile of `rows` rows of `apart` bytes at address
+  // Of thread `me`, from row `first` on of a tile of `rows` rows of `pitch` bytes at address
   // `from`. Beyond its rows: what the slot has there.
   template <class Coding, class Vector>
-  __device__ __forceinline__ void load(int me, int c, u32 from, u32 apart, int first, int rows) {
+  __device__ __forceinline__ void load(int me, int c, u32 from, u32 pitch, int first, int rows) {
     constexpr int LOADS = Coding::LOADS;
-    const u32 plane = apart / LOADS;  // the second loads of all threads follow the first ones
+    const u32 plane = pitch / LOADS;  // the second loads of all threads follow the first ones
     const u32 mine =
         Vector::valid(me, c) ? u32(Vector::local(me) / Vector::VECTOR * UNIT_BYTES) : 0u;
-    const u32 at = from + u32(first) * apart + mine;
+    const u32 at = from + u32(first) * pitch + mine;
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i)
-      load_four(at + u32(i / LOADS * Coding::PAIR) * apart + u32(i % LOADS) * plane, word[i]);
+      load_four(at + u32(i / LOADS * Coding::PAIR) * pitch + u32(i % LOADS) * plane, word[i]);
     if constexpr (Coding::SCALED) {
       constexpr int WIDE = code_block(Coding::CODE);  // 0: a row has one scale
       const int block = WIDE && Vector::valid(me, c) ? Vector::local(me) / (WIDE ? WIDE : 1) : 0;
-      const u32 behind = from + u32(whole_rows(Coding::CODE, rows)) * apart;
+      const u32 behind = from + u32(whole_rows(Coding::CODE, rows)) * pitch;
       if constexpr (code_scale(Coding::CODE) == Scale::FP32) {
         load_floats<Coding::ROWS>(behind + 4u * u32(block * scaled_rows(rows) + first));
       } else {
-        const u32 blocks = WIDE ? (apart * 8 / code_bits(Coding::CODE) + WIDE - 1) / WIDE : 1;
+        const u32 blocks = WIDE ? (pitch * 8 / code_bits(Coding::CODE) + WIDE - 1) / WIDE : 1;
         load_scales<Coding::CODE>(behind, u32(scaled_rows(rows)), u32(first), u32(block), blocks);
       }
     }

@@ -21,7 +21,7 @@ struct Signals {
   u64 met[2][CONSUMER_WARPS];
   u64 left;       // consumers -> side warps: they are done, and what they wrote may be read
   u16 lost;       // a wait was given up
-  u16 told;       // the host wants the generation to end
+  u16 stop;       // the host wants the generation to end
   int delivered;  // the scheduler warp's own
   u32 scanned;    // consumers -> loaders: stages of attention that have appended
 };
@@ -79,8 +79,8 @@ struct Core {
       Either<(Plan::ffn_at_once < FfnTeams::PORTIONS),
              Activation<FfnTeams, Split<Plan::ffn_in_registers, Plan::ffn_at_once>>,
              Near<FfnTeams>>>;
-  using Shared = Either<Beside::SHARED, Near<TWIN_LAYOUT(shared, Plan::shared_cols)>, Ffn>;
-  using Dense = Either<Beside::DENSE, Near<TWIN_LAYOUT(dense, Plan::dense_cols)>, Ffn>;
+  using Shared = Either<NonRouted::SHARED, Near<TWIN_LAYOUT(shared, Plan::shared_cols)>, Ffn>;
+  using Dense = Either<NonRouted::DENSE, Near<TWIN_LAYOUT(dense, Plan::dense_cols)>, Ffn>;
   using Piece = CachedPiece;
   using TileScan = twin::TileScan<(Plan::scan_heads > facts::TENSOR_HEADS)>;
 
@@ -102,7 +102,7 @@ struct Core {
   static constexpr bool CACHE_IN_RING = true;  // loaders bring cached keys and values
   static constexpr bool EXPERTS_IN_RING = true;
   static constexpr int CACHE_TILE = Plan::cache_tile;     // positions of a tile
-  static constexpr bool APART = PEERS;  // ranks have GPUs of their own
+  static constexpr bool OWN_GPUS = PEERS;  // ranks have GPUs of their own
   static constexpr bool TENSOR_SCAN = Plan::tensor_scan;  // they are looked at by TileScan
 
   // Where a block's scratch begins, behind its ring; a probe's behind its input as well. Models
@@ -159,26 +159,26 @@ struct Core {
   __device__ __forceinline__ bool gave_up() const {
     return *const_cast<volatile u16*>(&signals.lost);
   }
-  __device__ __forceinline__ bool told_to_leave(const int*) const {
-    return *const_cast<volatile u16*>(&signals.told);
+  __device__ __forceinline__ bool abort_requested(const int*) const {
+    return *const_cast<volatile u16*>(&signals.stop);
   }
 
   // ---- sums -------------------------------------------------------------------------------------
 
   template <class T>
-  __device__ static T thread_apart(T v, int apart) {
-    return __shfl_xor_sync(0xFFFFFFFFu, v, apart);
+  __device__ static T shuffle_xor(T v, int mask) {
+    return __shfl_xor_sync(0xFFFFFFFFu, v, mask);
   }
   template <class T>
   // butterfly: the same order, so the same bits, in every thread
   __device__ static T warp_sum(T v) {
 #pragma unroll
-    for (int apart = 16; apart; apart /= 2) v += thread_apart(v, apart);
+    for (int mask = 16; mask; mask /= 2) v += shuffle_xor(v, mask);
     return v;
   }
-  __device__ static float scanner_sum(float v) {
+  __device__ static float subwarp_sum(float v) {
 #pragma unroll
-    for (int apart = POSITION_THREADS / 2; apart; apart /= 2) v += thread_apart(v, apart);
+    for (int mask = POSITION_THREADS / 2; mask; mask /= 2) v += shuffle_xor(v, mask);
     return v;
   }
 
@@ -208,8 +208,8 @@ struct Core {
   template <class Wins>
   __device__ __forceinline__ Candidate best(Candidate mine, Wins wins) {
 #pragma unroll
-    for (int apart = 16; apart; apart /= 2) {
-      const Candidate other = {thread_apart(mine.logit, apart), thread_apart(mine.index, apart)};
+    for (int mask = 16; mask; mask /= 2) {
+      const Candidate other = {shuffle_xor(mine.logit, mask), shuffle_xor(mine.index, mask)};
       if (wins(other, mine)) mine = other;
     }
     Candidate* met = reinterpret_cast<Candidate*>(signals.met[phase & 1u]);
@@ -432,8 +432,8 @@ struct Core {
   __device__ static constexpr u32 codes_by() {
     return (SAME<Vector, Normed> ? HIDDEN_CODES : 0u) | (SAME<Vector, Heads> ? HEADS_CODES : 0u) |
            (SAME<Vector, Ffn> ? FFN_CODES : 0u) |
-           (Beside::SHARED && SAME<Vector, Shared> ? SHARED_CODES : 0u) |
-           (Beside::DENSE && SAME<Vector, Dense> ? DENSE_CODES : 0u);
+           (NonRouted::SHARED && SAME<Vector, Shared> ? SHARED_CODES : 0u) |
+           (NonRouted::DENSE && SAME<Vector, Dense> ? DENSE_CODES : 0u);
   }
 
   template <class Coding, class Vector>
@@ -596,13 +596,13 @@ struct Core {
       const u32 slot = now.slot, empty = now.empty;
       const int row = at.row, left = at.left(), first = at.first();
       const bool leaves = at.last(), ends = c + 1 == Vector::PORTIONS || Vector::beyond(me, c + 1);
-      const u32 apart = u32(Vector::row_bytes_of(slice, Coding::CODE)),
+      const u32 pitch = u32(Vector::row_bytes_of(slice, Coding::CODE)),
                 begin = u32(Vector::begin(slice) / Vector::VECTOR);
       // where the next tile is, while this one's loads are under way
       if (ends) at.next();
       c = ends ? 0 : c + 1, slice = Vector::slice(me, c), more = !ends || at.more();
       now = ring.place(base + at.tile(slice));
-      Its::template dot<Coding>(lane, slot, apart, row, row + left, begin, sum);
+      Its::template dot<Coding>(lane, slot, pitch, row, row + left, begin, sum);
       __syncwarp();
       if (leaves) Ring::leave(empty, CONSUMER_WARPS / Vector::TEAM);
       if (!ends) continue;
@@ -668,22 +668,22 @@ struct Core {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const float keep = upper ? sum[i + 8] : sum[i], give = upper ? sum[i] : sum[i + 8];
-        sum[i] = keep + thread_apart(give, 16);
+        sum[i] = keep + shuffle_xor(give, 16);
       }
     }
     constexpr int LEFT = ROWS == 16 ? 8 : ROWS, FROM = ROWS == 16 ? 8 : 16;
 #pragma unroll
-    for (int half = LEFT / 2, apart = FROM; half; half /= 2, apart /= 2) {
-      const bool upper = number & apart;
+    for (int half = LEFT / 2, mask = FROM; half; half /= 2, mask /= 2) {
+      const bool upper = number & mask;
 #pragma unroll
       // of two rows the lower thread gets the first one's sum, the upper the second one's
       for (int i = 0; i < half; ++i) {
         const float keep = upper ? sum[i + half] : sum[i], give = upper ? sum[i] : sum[i + half];
-        sum[i] = keep + thread_apart(give, apart);
+        sum[i] = keep + shuffle_xor(give, mask);
       }
     }
 #pragma unroll
-    for (int apart = THREADS / 2; apart; apart /= 2) sum[0] += thread_apart(sum[0], apart);
+    for (int mask = THREADS / 2; mask; mask /= 2) sum[0] += shuffle_xor(sum[0], mask);
     // The thread's highest bits. Of eight rows `number / THREADS` made other machine code.
     const int row = ROWS == 8 ? (number >> 4 & 1) * 4 + (number >> 3 & 1) * 2 + (number >> 2 & 1)
                               : number / THREADS;

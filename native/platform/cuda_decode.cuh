@@ -22,16 +22,16 @@ struct Decoder {
 
   // Columns from COLUMNS * unit on, of row PAIR * line of a tile and of the next where it has two.
   __device__ __forceinline__ void load(const u8* tile, int rows, int cols, int line, int unit) {
-    const long apart = long(cols) * BITS / 8;  // of rows
-    const u8* at = tile + line * PAIR * apart + unit * UNIT_BYTES;
+    const long pitch = long(cols) * BITS / 8;  // of rows
+    const u8* at = tile + line * PAIR * pitch + unit * UNIT_BYTES;
 #pragma unroll
     for (int l = 0; l < LOADS; ++l) {
-      const float4 four = load_once(reinterpret_cast<const float*>(at + l * (apart / LOADS)));
+      const float4 four = load_once(reinterpret_cast<const float*>(at + l * (pitch / LOADS)));
       word[4 * l] = bits_as<u32>(four.x), word[4 * l + 1] = bits_as<u32>(four.y);
       word[4 * l + 2] = bits_as<u32>(four.z), word[4 * l + 3] = bits_as<u32>(four.w);
     }
     if constexpr (CODE != Code::PLAIN) {
-      const Scales scales = {CODE, tile + whole_rows(CODE, rows) * apart, scaled_rows(rows),
+      const Scales scales = {CODE, tile + whole_rows(CODE, rows) * pitch, scaled_rows(rows),
                              BLOCK ? (cols + BLOCK - 1) / (BLOCK ? BLOCK : 1) : 1};
       const int block = BLOCK ? unit * COLUMNS / (BLOCK ? BLOCK : 1) : 0;
 #pragma unroll

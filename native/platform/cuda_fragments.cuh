@@ -108,20 +108,20 @@ struct Fragments {
   };
 
   // sum[r] += the products of row r of this thread's pair, from row `first` on of a tile of `rows`
-  // rows of `apart` bytes at `from`, whose columns begin at unit `begin` of the input: of every
+  // rows of `pitch` bytes at `from`, whose columns begin at unit `begin` of the input: of every
   // TEAM-th chain.
   template <class Coding>
-  __device__ __forceinline__ static void dot(const Lane& lane, u32 from, u32 apart, int first,
+  __device__ __forceinline__ static void dot(const Lane& lane, u32 from, u32 pitch, int first,
                                              int rows, u32 begin, float (&sum)[2]) {
     constexpr u32 BLOCK = u32(code_block(Coding::CODE)), NEXT = u32(Vector::TEAM * CHAIN);
     static_assert(NEXT * u32(UNIT) % BLOCK == 0, "a chain's step is of whole blocks");
-    const u32 units = 2 * apart / u32(UNIT_BYTES), last = (2 * apart - 1) / BLOCK;
+    const u32 units = 2 * pitch / u32(UNIT_BYTES), last = (2 * pitch - 1) / BLOCK;
     const u32 high = u32(scaled_rows(rows)), row = u32(first) + lane.row;
-    const u32 behind = from + u32(whole_rows(Coding::CODE, rows)) * apart;
+    const u32 behind = from + u32(whole_rows(Coding::CODE, rows)) * pitch;
     const u32 inner = behind + (code_outer(Coding::CODE) ? 4u * high : 0u) + row;
     // Addresses alone count the chains. Beyond a tile's columns inputs are zero, and any scales
     // will do that are numbers: the last ones.
-    const u32 begins = from + row * apart + lane.quarter * u32(UNIT_BYTES),
+    const u32 begins = from + row * pitch + lane.quarter * u32(UNIT_BYTES),
               ends = begins + units * u32(UNIT_BYTES), inputs_end = lane.inputs(begin + units),
               scales_end = lane.scales + 4 * (begin + units - 1), inner_end = inner + last * high;
     u32 at = begins + lane.first * u32(UNIT_BYTES), input = lane.inputs(begin) + lane.ahead,
@@ -183,9 +183,9 @@ struct Fragments {
   // The pair of a tile's 16 rows whose weights a thread loads. Where eight pairs of rows would meet
   // the same banks of shared memory, neighbours take pairs that do not.
   __device__ __forceinline__ static u32 pair_of(u32 lane) {
-    constexpr u32 APART = u32(Vector::WIDTH) % 128u;  // bytes of a pair
+    constexpr u32 PITCH = u32(Vector::WIDTH) % 128u;  // bytes of a pair
     const u32 pair = lane / 4;
-    return APART % 64u == 32u ? (pair & 4u) | (pair & 1u) << 1 | (pair >> 1 & 1u) : pair;
+    return PITCH % 64u == 32u ? (pair & 4u) | (pair & 1u) << 1 | (pair >> 1 & 1u) : pair;
   }
 
   // The sums of 16 rows over a warp's columns.

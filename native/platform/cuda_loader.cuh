@@ -76,9 +76,9 @@ struct ExpertStream {
   __device__ __forceinline__ bool chosen(bool next) const {
     // layers whose experts were requested
     const int mine = 2 * Experts::TOP_K + 1 + int(threadIdx.x / 32 - LOADER_WARP);
-    const u32 asked = look(mine) + u32(next);
-    if (next) asm volatile("st.shared.u32 [%0], %1;" ::"r"(word(mine)), "r"(asked) : "memory");
-    while (look(2 * Experts::TOP_K) < asked)
+    const u32 wanted = look(mine) + u32(next);
+    if (next) asm volatile("st.shared.u32 [%0], %1;" ::"r"(word(mine)), "r"(wanted) : "memory");
+    while (look(2 * Experts::TOP_K) < wanted)
       if (barrier_seen(loader.left, 0)) return false;
     return true;
   }

@@ -9,7 +9,7 @@ namespace twin {
 // Where a product finds rows of 128 bytes whose 16-byte units are swizzled by the row
 // (`unit ^ row % 8`), eight rows in 1,024 bytes that begin at a multiple of as much: a matrix
 // descriptor with the 128-byte swizzle (PTX ISA, "Matrix Descriptor Format").
-__device__ __forceinline__ u64 twisted_rows(u32 at) {
+__device__ __forceinline__ u64 swizzled_rows(u32 at) {
   constexpr u64 EIGHT_ROWS = 1024, SWIZZLE_128 = 1;
   return u64(at >> 4 & 0x3FFFu) | (u64(1) << 16) | (EIGHT_ROWS >> 4) << 32 | SWIZZLE_128 << 62;
 }

@@ -14,7 +14,7 @@ constexpr int WARP_GROUPS = CONSUMER_WARPS / 4;
 constexpr int PIECE_COLUMNS = 8;  // 16 bytes of 16-bit activations
 constexpr int STEP_COLUMNS = facts::PASS_STEP_COLUMNS;
 constexpr int STEP_BYTES = 2 * STEP_COLUMNS;  // of a row: what a descriptor twists
-static_assert(STEP_BYTES == 128, "twisted_rows: rows of 128 bytes");
+static_assert(STEP_BYTES == 128, "swizzled_rows: rows of 128 bytes");
 constexpr int MOST_STEPS = facts::PASS_MOST_STEPS;  // in shared memory
 constexpr int ALIGNED = 1024;                       // of eight swizzled rows
 constexpr int SECTOR_ROWS = 8;                      // whose sums fill one, in FP32
@@ -132,12 +132,12 @@ struct Steps {
                 "what is awaited is under way");
 };
 
-// A thread's share of the copies of one step after the other: a 16-byte unit of each APARTth row,
+// A thread's share of the copies of one step after the other: a 16-byte unit of each PITCHth row,
 // of weights and of activations.
 template <int WIDE>
 struct Feeder {
-  static constexpr int APART = CONSUMERS / (STEP_BYTES / 16), ROWS = WIDE / APART,
-                       TOKENS = (TILE_TOKENS + APART - 1) / APART;
+  static constexpr int PITCH = CONSUMERS / (STEP_BYTES / 16), ROWS = WIDE / PITCH,
+                       TOKENS = (TILE_TOKENS + PITCH - 1) / PITCH;
   static constexpr u32 NONE = ~0u;
   using Of = Steps<WIDE>;
 
@@ -207,7 +207,7 @@ struct Feeder {
     until = column < rows.cols ? (end - column + STEP_COLUMNS - 1) / STEP_COLUMNS : 1 << 30;
 #pragma unroll 1
     for (int i = 0; i < ROWS; ++i) {
-      const int at = row + first() + i * APART;
+      const int at = row + first() + i * PITCH;
       const bool there = column < rows.cols && at >= rows.skew && at < rows.count();
       begin[i * CONSUMERS] =
           there ? rows.unit(rows.row_at(at), column) - u32(step) * (STEP_BYTES / 16) : NONE;
@@ -219,7 +219,7 @@ struct Feeder {
 #pragma unroll 4
     for (int i = 0; i < ROWS; ++i) {
       const u32 row = begin[i * CONSUMERS];
-      copy_weights(to + u32(i * APART * STEP_BYTES),
+      copy_weights(to + u32(i * PITCH * STEP_BYTES),
                    from + u64(row != NONE ? row + along : 0u) * 16, row != NONE, policy);
     }
   }
@@ -230,9 +230,9 @@ struct Feeder {
       if (rows.entries) {
 #pragma unroll
         for (int i = 0; i < TOKENS; ++i) {
-          if (first() + i * APART >= here) continue;
-          const int from = rows.input_of(tile * rows.of + first() + i * APART);
-          copy_activations(to + u32(i * APART * STEP_BYTES),
+          if (first() + i * PITCH >= here) continue;
+          const int from = rows.input_of(tile * rows.of + first() + i * PITCH);
+          copy_activations(to + u32(i * PITCH * STEP_BYTES),
                            x + u64(from / TILE_TOKENS) * u64(rows.steps()) *
                                    (TILE_TOKENS * STEP_BYTES) +
                                from % TILE_TOKENS * STEP_BYTES +
@@ -243,8 +243,8 @@ struct Feeder {
       }
 #pragma unroll
     for (int i = 0; i < TOKENS; ++i)
-      if (first() + i * APART < here)
-        copy_activations(to + u32(i * APART * STEP_BYTES), x + i * APART * STEP_BYTES, held);
+      if (first() + i * PITCH < here)
+        copy_activations(to + u32(i * PITCH * STEP_BYTES), x + i * PITCH * STEP_BYTES, held);
   }
   __device__ __forceinline__ void next(u32 slots, bool small) {
     slot += u32(Of::bytes(small));
@@ -578,7 +578,7 @@ struct Chunk {
 
   // Where a block decodes its rows of an expert, which no other block reads.
   template <class Block>
-  __device__ static u8* decoded_lot(const Block& b) {
+  __device__ static u8* decoded_batch(const Block& b) {
     return reinterpret_cast<u8*>(b.memory.prompt + b.plan.prompt_decoded +
                                  long(b.block) * b.plan.prompt_normed_floats);
   }
@@ -604,7 +604,7 @@ struct Chunk {
     constexpr int TEAM = 64, TEAMS = CONSUMERS / TEAM;
     if constexpr (CODED) {
       const int cols = stage.expert_cols;
-      u8* const to = decoded_lot(b);
+      u8* const to = decoded_batch(b);
       with_decoder(stage, [&](auto decoder) {
         int number = 0;
         each_group(b, stage, batch, [&](int row, int rows, auto lies) {
@@ -638,7 +638,7 @@ struct Chunk {
         SharedRows& all = rows();
         all.first = b.block, all.members = 1, all.lo = batch.lo;
         for (int m = 0; m < MEMBERS; ++m) all.end[m] = batch.hi, all.start[m] = 0;
-        all.from = CODED ? decoded_lot(b) : weights, all.cols = stage.expert_cols;
+        all.from = CODED ? decoded_batch(b) : weights, all.cols = stage.expert_cols;
         all.tile_cols = CODED ? stage.expert_cols : stage.tile_cols, all.height = 8;
         all.expert_rows = CODED ? 0 : stage.expert_rows;
         all.x = reinterpret_cast<const u8*>(x), all.own_input = UNIT == 1;
@@ -817,13 +817,13 @@ struct Chunk {
     SharedRows& all = rows();
     share_among(all);
     const u8* const from = decoded(b, stage, all.first);
-    const u32 apart = u32((decoded(b, stage, all.first + 1) - from) / UNIT_BYTES);
+    const u32 pitch = u32((decoded(b, stage, all.first + 1) - from) / UNIT_BYTES);
     all.from = from, all.cols = stage.cols, all.tile_cols = stage.cols, all.height = 8;
     for (int m = 0; m < MEMBERS; ++m) {
       const int member = m < all.members ? m : all.members - 1;
       const Span own = b.plan.owned_of(stage.owned, all.first + member);
       if (m == 0) all.lo = own.lo;
-      all.end[m] = own.hi, all.start[m] = u32(member) * apart;
+      all.end[m] = own.hi, all.start[m] = u32(member) * pitch;
     }
     all.x = x, all.tokens = tokens, all.of = together(tokens);
     arrange<UNIT>(all);
@@ -957,8 +957,8 @@ struct Chunk {
             // slots of steps between two barriers are neighbours
             for (int i = 0; i < AT_ONCE; ++i) {
               const u32 from = slot + u32(i * Of::bytes(small));
-              const u64 w = twisted_rows(from),
-                        x = twisted_rows(from +
+              const u64 w = swizzled_rows(from),
+                        x = swizzled_rows(from +
                                          u32((WIDE * TIMES + group * GROUP_TOKENS) * STEP_BYTES));
 #pragma unroll
               for (int k = 0; k < STEP_COLUMNS / 16; ++k)
@@ -1079,8 +1079,8 @@ struct Chunk {
 #pragma unroll
           for (int r = 0; r < ROWS; ++r)
 #pragma unroll
-            for (int apart = 16; apart; apart /= 2)
-              sum[t][r] += __shfl_xor_sync(0xFFFFFFFFu, sum[t][r], apart);
+            for (int mask = 16; mask; mask /= 2)
+              sum[t][r] += __shfl_xor_sync(0xFFFFFFFFu, sum[t][r], mask);
           if (thread != 0 || token + t >= tokens) continue;
 #pragma unroll
           for (int r = 0; r < ROWS; ++r) {

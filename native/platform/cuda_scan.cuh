@@ -52,12 +52,12 @@ struct TileScan {
   static constexpr int CHAINS = 4;  // of products that do not await each other
 
   int thread;  // of the warp
-  u32 asked, unit;  // in shared memory: the query row of which a thread has the address, and where in it
+  u32 query_at, unit;  // in shared memory: the query row of which a thread has the address, and where in it
   u32 query[KEPT ? STEPS * PARTS : 1][2];
   float output[STEPS][4];
   float most[2], total[2];
 
-  __device__ __forceinline__ static float apart(float v, int threads) {
+  __device__ __forceinline__ static float shuffle(float v, int threads) {
     return __shfl_xor_sync(0xFFFFFFFFu, v, threads);
   }
 
@@ -79,7 +79,7 @@ struct TileScan {
       : thread(thread) {
     const int column = thread % 8, lost = column / HEADS,
               head = column % HEADS < heads ? column % HEADS : heads - 1;
-    asked = u32(__cvta_generic_to_shared(queries + head * HEAD_DIM)) + u32(lost * BYTES);
+    query_at = u32(__cvta_generic_to_shared(queries + head * HEAD_DIM)) + u32(lost * BYTES);
     unit = u32(thread / 8 ^ swizzle(first + head, lost));
     if constexpr (KEPT) {
 #pragma unroll
@@ -100,7 +100,7 @@ struct TileScan {
   __device__ __forceinline__ void load_queries(int pair, int part, u32 (*to)[2]) const {
     static_assert(STEPS % 2 == 0, "queries of two steps are loaded together");
     u32 both[4];
-    load_matrices(both, asked + u32(part * BYTES) + ((unit ^ 4u * u32(pair ^ part)) << 4));
+    load_matrices(both, query_at + u32(part * BYTES) + ((unit ^ 4u * u32(pair ^ part)) << 4));
 #pragma unroll
     for (int i = 0; i < 4; ++i) to[i / 2 * PARTS + part][i % 2] = both[i];
   }
@@ -155,7 +155,7 @@ struct TileScan {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       p[i] = (score[0][i] + score[1][i]) + (score[2][i] + score[3][i]);
-      p[i] = capped_score(WIDE ? p[i] : p[i] + apart(p[i], 2));
+      p[i] = capped_score(WIDE ? p[i] : p[i] + shuffle(p[i], 2));
       if (!(i < 2 ? held : later)) p[i] = -infinity();
     }
     float top[2];
@@ -165,7 +165,7 @@ struct TileScan {
     for (int threads = 4; threads < 32; threads *= 2)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {  // both under way
-        const float other = apart(top[h], threads);
+        const float other = shuffle(top[h], threads);
         top[h] = other > top[h] ? other : top[h];
       }
 #pragma unroll
@@ -203,7 +203,7 @@ struct TileScan {
   // Sums over the threads of a warp, before it meets others: each has those of all its positions.
   __device__ __forceinline__ static float over_positions(float sum) {
 #pragma unroll
-    for (int threads = 4; threads < 32; threads *= 2) sum += apart(sum, threads);
+    for (int threads = 4; threads < 32; threads *= 2) sum += shuffle(sum, threads);
     return sum;
   }
   __device__ __forceinline__ void close() {
@@ -274,7 +274,7 @@ struct TileScan {
                  const float(&part)[4] = output[i / 2];
                  const int at = i % 2 * 2;
                  const float give = second ? part[at] : part[at + 1];
-                 return (second ? part[at + 1] : part[at]) + apart(give, 2);
+                 return (second ? part[at + 1] : part[at]) + shuffle(give, 2);
                });
     }
   }

@@ -14,14 +14,14 @@ constexpr int LATE_PARTS = Plan::ranks == 1 ? 1 : Plan::ranks < 9 ? Plan::ranks 
 // before the first is looked at. The last part that is not there yet, or -1.
 __device__ __forceinline__ int load_late_parts(const float* own, int stride, int rank, int p,
                                                int left, float (&got)[LATE_PARTS][LATE_AT_ONCE]) {
-  int me = rank, apart = stride;
+  int me = rank, pitch = stride;
   // addresses are computed here, not carried from loop to loop in scarce registers
-  asm volatile("" : "+r"(me), "+r"(apart));
-  const float* part = own + (p + (p > me)) * apart;
+  asm volatile("" : "+r"(me), "+r"(pitch));
+  const float* part = own + (p + (p > me)) * pitch;
   int late = -1;
 #pragma unroll
-  for (int j = 0; j < LATE_PARTS; ++j, part += apart) {
-    if (p + j == me) part += apart;
+  for (int j = 0; j < LATE_PARTS; ++j, part += pitch) {
+    if (p + j == me) part += pitch;
     asm volatile("" : "+l"(part));
 #pragma unroll
     for (int i = 0; i < LATE_AT_ONCE; ++i)
@@ -56,7 +56,7 @@ __device__ __forceinline__ int load_late_parts(const float* own, int stride, int
 // - Consumers' polls in the stage behind may begin before this stage ends. The proof grants them
 //   nothing that it learns or does. Consumers never run further: `begin` of the stage after next
 //   waits for `done` of the next one.
-__device__ __forceinline__ bool sum_as_keeper(const Launch& launch, const RankMemory& memory,
+__device__ __forceinline__ bool sum_as_scheduler(const Launch& launch, const RankMemory& memory,
                                               int rank, int block, int step, int index) {
   const Plan& plan = launch.plan;
   const Stage& stage = plan.stages_at(index);
@@ -135,7 +135,7 @@ __device__ __forceinline__ void sum_stage(const Launch& launch, const RankMemory
                                           int block, Signals& signals, int step, int index,
                                           int thread) {
   if (TRACE && thread == 0) mark(launch, rank, block, step, index, 0);
-  if (!sum_as_keeper(launch, memory, rank, block, step, index))
+  if (!sum_as_scheduler(launch, memory, rank, block, step, index))
     *const_cast<volatile u16*>(&signals.lost) = 1;
   __syncwarp();
   if (TRACE && thread == 0) mark(launch, rank, block, step, index, 1);
@@ -240,7 +240,7 @@ __device__ void keep_house(const Launch& launch, const RankMemory& memory, int r
       if (thread == 0 && at_once) barrier_arrive(done);
       if (!Plan::resident || index > 0) continue;
       if (thread == 0 && load_host(launch.request.abort))
-        *const_cast<volatile u16*>(&signals.told) = 1;
+        *const_cast<volatile u16*>(&signals.stop) = 1;
       if (tells && step > delivered) hand_out(launch, progress, step, delivered);
     }
     ++step;

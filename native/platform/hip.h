@@ -284,7 +284,7 @@ struct Core {
   static constexpr bool CACHE_IN_RING = false;
   static constexpr bool EXPERTS_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
-  static constexpr bool APART = PEERS;  // ranks have GPUs of their own
+  static constexpr bool OWN_GPUS = PEERS;  // ranks have GPUs of their own
   static constexpr bool TENSOR_SCAN = false;
   struct TileScan {
     static constexpr int WARPS = 1, PARTIALS = 1, POSITIONS = 1;
@@ -304,17 +304,17 @@ struct Core {
 
   __device__ bool any(bool mine) { return sum(int(mine)) != 0; }
 
-  __device__ static float apart_by(float v, int apart) {
-    return bits_as<float>(thread_xor(bits_as<int>(v), apart));
+  __device__ static float wave_xor(float v, int mask) {
+    return bits_as<float>(thread_xor(bits_as<int>(v), mask));
   }
-  __device__ static int apart_by(int v, int apart) { return thread_xor(v, apart); }
-  __device__ static u64 apart_by(u64 v, int apart) {
-    const u64 low = u32(thread_xor(int(u32(v)), apart)),
-              high = u32(thread_xor(int(u32(v >> 32)), apart));
+  __device__ static int wave_xor(int v, int mask) { return thread_xor(v, mask); }
+  __device__ static u64 wave_xor(u64 v, int mask) {
+    const u64 low = u32(thread_xor(int(u32(v)), mask)),
+              high = u32(thread_xor(int(u32(v >> 32)), mask));
     return low | (high << 32);
   }
-  __device__ static double apart_by(double v, int apart) {
-    return bits_as<double>(apart_by(bits_as<u64>(v), apart));
+  __device__ static double wave_xor(double v, int mask) {
+    return bits_as<double>(wave_xor(bits_as<u64>(v), mask));
   }
 
   // Sums of 4, 8, 16 threads and of all 64, the same bits in each of them, without a trip to local
@@ -335,7 +335,7 @@ struct Core {
       v += moved<BROADCAST_31, 0xC>(v);  // into rows 2 and 3
       return bits_as<T>(__builtin_amdgcn_readlane(bits_as<int>(v), WAVE - 1));
     } else {
-      for (int apart = WAVE / 2; apart; apart /= 2) v += apart_by(v, apart);
+      for (int mask = WAVE / 2; mask; mask /= 2) v += wave_xor(v, mask);
       asm volatile("" : "+v"(v));  // known before the barrier that follows
       return v;
     }
@@ -353,14 +353,14 @@ struct Core {
     return total;
   }
 
-  __device__ static float scanner_sum(float v) {
+  __device__ static float subwarp_sum(float v) {
     v = row_sum(v);
-    if constexpr (POSITION_THREADS > 16) v += apart_by(v, 16);
+    if constexpr (POSITION_THREADS > 16) v += wave_xor(v, 16);
     return v;
   }
   template <class T>
-  __device__ static T thread_apart(T v, int apart) {
-    return apart_by(v, apart);
+  __device__ static T shuffle_xor(T v, int mask) {
+    return wave_xor(v, mask);
   }
   __device__ bool agree(bool good) { return !any(!good); }
   __device__ static bool gave_up() { return false; }
@@ -369,7 +369,7 @@ struct Core {
   __device__ void forget() { asm volatile("" : "+v"(me)); }
   __device__ static void begin() {}
   __device__ static void cleared() {}
-  __device__ static bool told_to_leave(const int* abort) { return load_host(abort); }
+  __device__ static bool abort_requested(const int* abort) { return load_host(abort); }
 
   // ---- weights ----------------------------------------------------------------------------------
 
@@ -435,8 +435,8 @@ struct Core {
 
   template <class Wins>
   __device__ Candidate best(Candidate mine, Wins wins) {
-    for (int apart = WAVE / 2; apart; apart /= 2) {
-      const Candidate other = {apart_by(mine.logit, apart), apart_by(mine.index, apart)};
+    for (int mask = WAVE / 2; mask; mask /= 2) {
+      const Candidate other = {wave_xor(mine.logit, mask), wave_xor(mine.index, mask)};
       if (wins(other, mine)) mine = other;
     }
     Candidate* met = reinterpret_cast<Candidate*>(meeting);
@@ -484,13 +484,13 @@ struct Core {
     if (code == Code::PLAIN) return dot_tile(w, rows, cols, x, sums);
     const Element element = code_element(code);
     const int bits = code_bits(code), block = code_block(code) ? code_block(code) : cols;
-    const long apart = long(cols) * bits / 8;
-    const Scales scales = {code, w + whole_rows(code, rows) * apart, scaled_rows(rows),
+    const long pitch = long(cols) * bits / 8;
+    const Scales scales = {code, w + whole_rows(code, rows) * pitch, scaled_rows(rows),
                            (cols + block - 1) / block};
     for (int r = 0; r < rows; ++r) {
       float sum = 0;
       for (int c = warp_thread(); c < cols; c += WAVE)
-        sum += (coded_value(element, code_at(element, w + r * apart, c)) -
+        sum += (coded_value(element, code_at(element, w + r * pitch, c)) -
                 scales.zero(r, c / block)) *
                scales.of(r, c / block) * x[c];
       const float total = warp_sum(sum);

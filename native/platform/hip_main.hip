@@ -16,13 +16,13 @@ static_assert(
     sizeof(Shared) <= SHARED_BYTES,
     "the plan's vectors exceed a compute unit's local data share: use more blocks or ranks");
 static_assert(sizeof(Shared) <=
-                  4 * ((INPUT_FLOATS + 3) / 4 * 4 + Plan::scratch_floats) + TWIN_BESIDE_BYTES,
-              "BESIDE_BYTES in twin/engine/hip_build.py are fewer");
+                  4 * ((INPUT_FLOATS + 3) / 4 * 4 + Plan::scratch_floats) + TWIN_STATUS_BYTES,
+              "STATUS_BYTES in twin/engine/hip_build.py are fewer");
 static_assert(THREADS == TWIN_THREADS, "the driver launches as many threads as a block has");
 
 // ---- which of the GPU's blocks it is ------------------------------------------------------------
 
-// Nobody promises how blocks are dealt to dies, so each tells all others where it is. `told`
+// Nobody promises how blocks are dealt to dies, so each tells all others where it is. `reported`
 // [blocks of the GPU] holds -1 where nobody has: a word that is there is its own flag. A block's
 // number is how many come before it, by die and then as the hardware counts them, so no two have
 // the same and neighbours share a die. -1: some block did not say where it is.
@@ -30,16 +30,16 @@ constexpr bool BY_DIE = TWIN_BY_DIE;
 constexpr int GPU_BLOCKS = Plan::blocks * Plan::ranks_per_gpu;
 static_assert(!BY_DIE || GPU_BLOCKS <= THREADS, "a thread looks at one word of them");
 
-__device__ __forceinline__ int numbered(const Launch& launch, int rank, int* told, u64* meeting) {
+__device__ __forceinline__ int numbered(const Launch& launch, int rank, int* reported, u64* meeting) {
   constexpr int LOST = 1 << 16;
   const int me = block_index(), other = thread_index();
   const int here = die();
-  if (other == 0) store_word(told + me, here, false);
+  if (other == 0) store_word(reported + me, here, false);
   int counted = 0;
   if (other < GPU_BLOCKS) {
     Patience patience;
     const int at_start = 0;
-    int there = load_word(told + other, false);
+    int there = load_word(reported + other, false);
     while (there < 0 && counted == 0) {
       ++patience.polls;
       Core::relax(patience.polls);
@@ -47,7 +47,7 @@ __device__ __forceinline__ int numbered(const Launch& launch, int rank, int* tol
         return Waiting{0, facts::START_BARRIER, rank / Plan::ranks_per_gpu, other};
       };
       if (!may_wait(launch, rank, 0, at_start, patience, what)) counted = LOST;
-      there = load_word(told + other, false);
+      there = load_word(reported + other, false);
     }
     if (counted == 0) counted = there < here || (there == here && other < me);
   }
@@ -62,7 +62,7 @@ __device__ __forceinline__ int numbered(const Launch& launch, int rank, int* tol
 }  // namespace twin
 
 extern "C" __global__ void __launch_bounds__(twin::THREADS)
-    twin_kernel(const twin::Launch, int first_rank, int* dies, int* told) {
+    twin_kernel(const twin::Launch, int first_rank, int* dies, int* reported) {
   using namespace twin;
   // Where it lies among the arguments: named, it would be copied into each thread's scratch memory,
   // to be indexed by rank.
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS)
   static __shared__ Shared shared;
   int number = block_index();
   if constexpr (BY_DIE) {
-    number = numbered(launch, first_rank, told, shared.meeting);
+    number = numbered(launch, first_rank, reported, shared.meeting);
     if (number < 0) return;
   }
   const int rank = first_rank + number / Plan::blocks, block = number % Plan::blocks;

@@ -21,8 +21,8 @@ __device__ inline int block_index() { return int(__builtin_amdgcn_workgroup_id_x
 // The number of this GPU's die (XCD), register 20 (XCC_ID), 4 bits from 0 on.
 __device__ inline int die() { return int(__builtin_amdgcn_s_getreg(20 | 0 << 6 | (4 - 1) << 11)); }
 
-// The value of the thread `apart` away (exclusive or), within a wave of 64.
-__device__ inline int thread_xor(int value, int apart) {
+// The value of the thread `mask` away (exclusive or), within a wave of 64.
+__device__ inline int thread_xor(int value, int mask) {
   const int thread = int(__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u)));
-  return __builtin_amdgcn_ds_bpermute((thread ^ apart) << 2, value);
+  return __builtin_amdgcn_ds_bpermute((thread ^ mask) << 2, value);
 }

@@ -175,14 +175,14 @@ struct Walk {
   }
 
   // The next one; where it lies, and the bytes between its rows. `opens`: a round begins with it.
-  __device__ Strip take(const Plan& plan, bool opens, const u8*& from, int& apart) {
-    from = nowhere, apart = 0;
+  __device__ Strip take(const Plan& plan, bool opens, const u8*& from, int& pitch) {
+    from = nowhere, pitch = 0;
     if ((opens && !open(plan)) || row >= end || row >= rows) return {-1, 0, 0, 0, 0, 0};
     const int here = rows - row < high ? rows - row : high,
               width = cols - col < wide ? cols - col : wide, left = here - sub;
     const Strip strip = {batch, row + sub - (end - most), left < STRIP_ROWS ? left : STRIP_ROWS,
                          col + inner, width - inner, part};
-    apart = width * type_bytes(WEIGHT);
+    pitch = width * type_bytes(WEIGHT);
     from = stream + u32(at) + u32(row * cols + here * col + sub * width + inner) * type_bytes(WEIGHT);
     inner += STRIP_COLS;
     if (inner >= width) {
@@ -219,12 +219,12 @@ struct Strips {
   // under way. Rows and lanes without weights load 16 bytes that are somebody's.
   __device__ void load(const Plan& plan, Known& known, int at, int lane) {
     const u8* from;
-    int apart;
-    const Strip strip = known.walk.take(plan, at == 0, from, apart);
+    int pitch;
+    const Strip strip = known.walk.take(plan, at == 0, from, pitch);
     const bool holds = lane * STEP < strip.cols;
 #pragma unroll
     for (int r = 0; r < STRIP_ROWS; ++r) {
-      const u32 there = holds && r < strip.rows ? u32(r * apart + lane * 16) : 0u;
+      const u32 there = holds && r < strip.rows ? u32(r * pitch + lane * 16) : 0u;
       words[at][r] =
           __builtin_nontemporal_load(global(reinterpret_cast<const quad_words*>(from + there)));
     }

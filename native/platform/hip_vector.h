@@ -116,7 +116,7 @@ __device__ __forceinline__ Elements elements(const NarrowVector& x, bool holds, 
 
 // Does a block's local memory hold what its stages compute with in FP32? Few-bit weights and
 // experts are multiplied one by one, from FP32.
-constexpr int ROOM_FLOATS = (SHARED_BYTES - TWIN_BESIDE_BYTES) / 4 - Plan::scratch_floats;
+constexpr int ROOM_FLOATS = (SHARED_BYTES - TWIN_STATUS_BYTES) / 4 - Plan::scratch_floats;
 constexpr bool NARROW =
     !CODED && !Experts::ANY && !Plan::probe && Plan::input_floats > ROOM_FLOATS;
 constexpr int most(int a, int b) { return a > b ? a : b; }

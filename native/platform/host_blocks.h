@@ -137,8 +137,8 @@ struct InputRoom {
 
   // Of what lies at `x`, which is a token's column of what they were made of.
   Inputs at(const float* x) const {
-    const long apart = x - made_of;
-    return of(int(apart / given)).from(int(apart % given));
+    const long offset = x - made_of;
+    return of(int(offset / given)).from(int(offset % given));
   }
 
   // A group of `count` inputs; what is missing is zero. No number stays none.
@@ -352,9 +352,9 @@ __forceinline__ vfloat dot_blocks(const u8* w, int first, int cols, Inputs x, u6
 }
 
 template <class Blocks>
-TWIN_APART void dot_block_rows(const u8* w, int rows, int cols, Inputs x, float* sums, u64 ahead) {
-  const long apart = long(cols / Blocks::COLUMNS) * Blocks::BYTES * BLOCK_ROWS;
-  for (int row = 0; row < rows; row += BLOCK_ROWS, w += apart)
+TWIN_LARGE void dot_block_rows(const u8* w, int rows, int cols, Inputs x, float* sums, u64 ahead) {
+  const long pitch = long(cols / Blocks::COLUMNS) * Blocks::BYTES * BLOCK_ROWS;
+  for (int row = 0; row < rows; row += BLOCK_ROWS, w += pitch)
     for (int first = 0; first < BLOCK_ROWS && row + first < rows; first += VECTOR) {
       const vfloat sum = dot_blocks<Blocks>(w, first, cols, x, ahead);
       const int left = rows - row - first;

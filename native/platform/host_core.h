@@ -65,7 +65,7 @@ struct Core {
   static constexpr bool CACHE_IN_RING = false;  // cached keys and values are read where they lie
   static constexpr bool EXPERTS_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
-  static constexpr bool APART = false;  // ranks have GPUs of their own
+  static constexpr bool OWN_GPUS = false;  // ranks have GPUs of their own
   static constexpr bool TENSOR_SCAN = false;
   struct TileScan {
     static constexpr int WARPS = 1, PARTIALS = 1, POSITIONS = 1;
@@ -82,9 +82,9 @@ struct Core {
   void warp_sync() {}
   void settle() {}
   float warp_sum(float v) { return v; }
-  float scanner_sum(float v) { return v; }
+  float subwarp_sum(float v) { return v; }
   template <class T>
-  T thread_apart(T v, int) {
+  T shuffle_xor(T v, int) {
     return v;
   }
   static u32 count(u32* at, u32 by) {
@@ -98,7 +98,7 @@ struct Core {
   void forget() { nap_at_random(); }
   void begin() { nap_at_random(); }
   void cleared() {}
-  bool told_to_leave(const int* abort) { return load_host(abort); }
+  bool abort_requested(const int* abort) { return load_host(abort); }
   template <class Vector>
   Nothing prefetch(const Stage&, Span, bool) {
     return {};
@@ -177,8 +177,8 @@ struct Core {
       return dot_in_blocks(code, w, rows, cols, made.at(x), sums, ring.ahead);
     }
     const int bits = code_bits(code), block = code_block(code) ? code_block(code) : cols;
-    const long apart = long(cols) * bits / 8;
-    const Scales scales = {code, w + whole_rows(code, rows) * apart, scaled_rows(rows),
+    const long pitch = long(cols) * bits / 8;
+    const Scales scales = {code, w + whole_rows(code, rows) * pitch, scaled_rows(rows),
                            (cols + block - 1) / block};
     for (int r = 0; r < rows; ++r) sums[r] = 0;
     for (int c = 0, at = 0; c < cols; c += block, ++at)
@@ -187,7 +187,7 @@ struct Core {
         const int count = rows - r < CODED_ROWS ? rows - r : CODED_ROWS,
                   wide = cols - c < block ? cols - c : block;
         for (int i = 0; i < count; ++i) zero[i] = scales.zero(r + i, at);
-        dot_codes(code_element(code), w + r * apart + long(c) * bits / 8, apart, count, wide, x + c,
+        dot_codes(code_element(code), w + r * pitch + long(c) * bits / 8, pitch, count, wide, x + c,
                   zero, part, ring.ahead);
         for (int i = 0; i < count; ++i) sums[r + i] += part[i] * scales.of(r + i, at);
       }

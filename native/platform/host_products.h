@@ -73,21 +73,21 @@ __forceinline__ vfloat coded_vector(const u8* row, int c) {
   }
 }
 
-// R rows of codes, `apart` bytes from each other, less their zeros, times x; `cols` is a multiple
+// R rows of codes, `pitch` bytes from each other, less their zeros, times x; `cols` is a multiple
 // of 16.
 template <Element ELEMENT, int R>
-__forceinline__ void dot_code_rows(const u8* w, long apart, int cols, const float* x,
+__forceinline__ void dot_code_rows(const u8* w, long pitch, int cols, const float* x,
                                    const float* zero, float* sums, u64 ahead) {
   constexpr bool ZEROS = ELEMENT == Element::INT4;
   vfloat sum[R] = {};
   for (int c = 0; c < cols; c += VECTOR) {
     const vfloat xs = *reinterpret_cast<const vfloat*>(x + c);
     for (int r = 0; r < R; ++r) {
-      const vfloat value = coded_vector<ELEMENT>(w + r * apart, c);
+      const vfloat value = coded_vector<ELEMENT>(w + r * pitch, c);
       sum[r] += (ZEROS ? value - zero[r] : value) * xs;
     }
     if (c % LINE == 0)
-      for (int r = 0; r < R; ++r) __builtin_prefetch(w + r * apart + c + ahead, 0, 3);
+      for (int r = 0; r < R; ++r) __builtin_prefetch(w + r * pitch + c + ahead, 0, 3);
   }
   for (int r = 0; r < R; ++r) sums[r] = sum_elements(sum[r]);
 }
@@ -95,26 +95,26 @@ __forceinline__ void dot_code_rows(const u8* w, long apart, int cols, const floa
 constexpr int CODED_ROWS = 4;  // at once
 
 template <Element ELEMENT>
-__forceinline__ void dot_code(const u8* w, long apart, int rows, int cols, const float* x,
+__forceinline__ void dot_code(const u8* w, long pitch, int rows, int cols, const float* x,
                               const float* zero, float* sums, u64 ahead) {
   if (rows == CODED_ROWS)
-    return dot_code_rows<ELEMENT, CODED_ROWS>(w, apart, cols, x, zero, sums, ahead);
+    return dot_code_rows<ELEMENT, CODED_ROWS>(w, pitch, cols, x, zero, sums, ahead);
   for (int r = 0; r < rows; ++r)
-    dot_code_rows<ELEMENT, 1>(w + r * apart, apart, cols, x, zero + r, sums + r, ahead);
+    dot_code_rows<ELEMENT, 1>(w + r * pitch, pitch, cols, x, zero + r, sums + r, ahead);
 }
 
 // Up to CODED_ROWS rows, before their scales.
-__forceinline__ void dot_codes(Element element, const u8* w, long apart, int rows, int cols,
+__forceinline__ void dot_codes(Element element, const u8* w, long pitch, int rows, int cols,
                                const float* x, const float* zero, float* sums, u64 ahead) {
   switch (element) {
     case Element::INT8:
-      return dot_code<Element::INT8>(w, apart, rows, cols, x, zero, sums, ahead);
+      return dot_code<Element::INT8>(w, pitch, rows, cols, x, zero, sums, ahead);
     case Element::E4M3:
-      return dot_code<Element::E4M3>(w, apart, rows, cols, x, zero, sums, ahead);
+      return dot_code<Element::E4M3>(w, pitch, rows, cols, x, zero, sums, ahead);
     case Element::INT4:
-      return dot_code<Element::INT4>(w, apart, rows, cols, x, zero, sums, ahead);
+      return dot_code<Element::INT4>(w, pitch, rows, cols, x, zero, sums, ahead);
     case Element::E2M1:
-      return dot_code<Element::E2M1>(w, apart, rows, cols, x, zero, sums, ahead);
+      return dot_code<Element::E2M1>(w, pitch, rows, cols, x, zero, sums, ahead);
   }
 }
 

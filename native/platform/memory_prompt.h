@@ -166,13 +166,13 @@ struct Chunk {
     if (!ready()) return false;
     b.core.quantise_chunk(stage, x, tokens);
     const Span own = b.plan.owned_of(stage.owned, b.block);
-    const int apart = tokens * stage.tile_rows;
-    float* const mine = b.scratch + b.core.warp() * apart;
+    const int pitch = tokens * stage.tile_rows;
+    float* const mine = b.scratch + b.core.warp() * pitch;
     // one token's sums of a tile
-    float* const tile = b.scratch + b.core.warps() * apart + b.core.warp() * stage.tile_rows;
+    float* const tile = b.scratch + b.core.warps() * pitch + b.core.warp() * stage.tile_rows;
     for (int row = own.lo; row < own.hi; row += stage.tile_rows) {
       const int rows = own.hi - row < stage.tile_rows ? own.hi - row : stage.tile_rows;
-      for (int i = b.core.warp_thread(); i < apart; i += b.core.warp_threads()) mine[i] = 0.0f;
+      for (int i = b.core.warp_thread(); i < pitch; i += b.core.warp_threads()) mine[i] = 0.0f;
       b.core.warp_sync();
       for (int col = 0; col < stage.cols; col += stage.tile_cols) {
         const int cols = stage.cols - col < stage.tile_cols ? stage.cols - col : stage.tile_cols;
@@ -198,8 +198,8 @@ struct Chunk {
         const int token = i / elements, first = token * stage.tile_rows + i % elements * unit;
         float sums[2] = {};
         for (int w = 0; w < b.core.warps(); ++w) {
-          sums[0] += b.scratch[w * apart + first];
-          sums[1] += b.scratch[w * apart + first + unit - 1];
+          sums[0] += b.scratch[w * pitch + first];
+          sums[1] += b.scratch[w * pitch + first + unit - 1];
         }
         emit(token, row / unit + i % elements, sums[0], sums[1]);
       }

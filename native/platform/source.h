@@ -2,8 +2,8 @@
 // once `__device__` means something.
 #pragma once
 
-#ifndef TWIN_APART
-#define TWIN_APART __forceinline__  // of large functions that are called at several places
+#ifndef TWIN_LARGE
+#define TWIN_LARGE __forceinline__  // of large functions that are called at several places
 #endif
 
 // What lies in the device's memory, not in shared memory: AMD's compiler asks.

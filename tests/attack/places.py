@@ -449,7 +449,7 @@ def shape_of_matrix(plan: Plan, chance: random.Random) -> Plan | None:
     """Tiles, and how matrices are seen."""
     matrices = [s.matrix for s in plan.stages if s.matrix]
     field = chance.choice(
-        ("tile_rows", "tile_cols", "unit", "beside", "folded", "pack", "format", "cols", "owned")
+        ("tile_rows", "tile_cols", "unit", "joined", "folded", "pack", "format", "cols", "owned")
     )
     given = chance.choice(matrices)
 

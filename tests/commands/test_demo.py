@@ -58,5 +58,5 @@ def test_a_busy_computer_is_told_no_error(model: DemoModel) -> None:
     made = page(BUSY, model, {}, FOUND)
     assert made.cards[0][0] == "busy"
     assert not any("edian error" in section.text for section in made.sections)
-    told = BUSY.to_json()
-    assert (told["busy"], told["median_abs_error"]) == (BUSY.busy, None)
+    record = BUSY.to_json()
+    assert (record["busy"], record["median_abs_error"]) == (BUSY.busy, None)

@@ -23,7 +23,7 @@ def result(path: Path, *, slow: float, extra: bool = False) -> Path:
     stages = [("qkv[0]", "qkv", 1.0 * slow), ("down[0]", "down", 2.0)]
     stages += [("late[0]", "reduce", 0.5)] if extra else []
     total = sum(us for _, _, us in stages)
-    told = {
+    content = {
         "model": "m",
         "node": "n",
         "tokens_per_s": 1e6 / total,
@@ -34,16 +34,16 @@ def result(path: Path, *, slow: float, extra: bool = False) -> Path:
             for name, kind, us in stages
         ],
     }
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(content))
     return path
 
 
 def test_a_diff_says_what_takes_longer_and_adds_up(twin: Twin, tmp_path: Path) -> None:
     files = result(tmp_path / "a.json", slow=1), result(tmp_path / "b.json", slow=3, extra=True)
-    told = twin("diff", *files).out
-    assert re.search(r"qkv\[0\] +streaming +streaming +1.00 +3.00 +\+2.00 +\+200.0%", told)
-    assert re.search(r"late\[0\] .*new", told)
-    assert "down[0]" not in told, "it is as long as it was"
+    content = twin("diff", *files).out
+    assert re.search(r"qkv\[0\] +streaming +streaming +1.00 +3.00 +\+2.00 +\+200.0%", content)
+    assert re.search(r"late\[0\] .*new", content)
+    assert "down[0]" not in content, "it is as long as it was"
     data = json.loads(twin("diff", *files, "--json").out)
     by = sum((one["us"][1] or 0) - (one["us"][0] or 0) for one in data["stages"])
     assert by == pytest.approx(data["step_us"][1] - data["step_us"][0])

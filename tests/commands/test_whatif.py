@@ -14,14 +14,14 @@ EXPERTS = ("gpt-oss-20b", "2xh200", "--expert-ranks", 2, "--blocks", 4)
 DENSE = ("llama-3.2-1b", "1xh200", "--blocks", 8)
 
 
-def told(twin: Twin, *words: object) -> dict[str, dict[str, float]]:
+def answer(twin: Twin, *words: object) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = json.loads(twin(*words, "--json").out)
     return found
 
 
 def test_a_changed_routing_is_that_of_simulate(twin: Twin) -> None:
     routing = "zipf:1.5"
-    found = told(twin, "whatif", *EXPERTS, "--set", f"routing={routing}")
+    found = answer(twin, "whatif", *EXPERTS, "--set", f"routing={routing}")
     before, after = (
         json.loads(twin("simulate", *EXPERTS, *more, "--json").out)
         for more in ((), ("--routing", routing))
@@ -34,7 +34,7 @@ def test_a_changed_routing_is_that_of_simulate(twin: Twin) -> None:
 def test_accepted_drafts_are_counted(twin: Twin) -> None:
     base = (*DENSE, "--draft", 3)
     few, more = (
-        told(twin, "whatif", *base, "--set", f"acceptance={rate}", "--sweep", "context=64,128")
+        answer(twin, "whatif", *base, "--set", f"acceptance={rate}", "--sweep", "context=64,128")
         for rate in (0.1, 0.9)
     )
     speeds = [json.dumps(one) for one in (few, more)]

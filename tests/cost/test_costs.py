@@ -423,8 +423,8 @@ def test_a_format_takes_the_rate_of_its_element() -> None:
 def test_a_projection_decodes_by_the_rates_that_were_probed(name: str) -> None:
     """Of a plan that the engine cannot run, whose matrices are not its tiles."""
     node = load_node(name)
-    asked = {"common": Common.SHARDED, "residual": Residual.SLICED}
-    plan = default_plan(load_model("gpt-oss-120b"), node, **asked)
+    chosen = {"common": Common.SHARDED, "residual": Residual.SLICED}
+    plan = default_plan(load_model("gpt-oss-120b"), node, **chosen)
     forms = {m.format for s in plan.stages for m in s.matrices if m.format and m.format.bits == 4}
     (form,) = forms
     assert not form.coded
@@ -468,8 +468,8 @@ def test_a_recurrent_state_is_one_request() -> None:
     """128 x 32 elements over 256 threads, and three positions of 288 channels."""
     plan, scan = scan_of("qwen3-coder-next@fp8-128x128", "1xh200", StageKind.DELTA)
     device = warped(state_s=3e-6, state_element_s=1e-8)
-    asked = list(streams_of(plan, device)._entries(StageKind.DELTA, scan, 0))
-    assert asked == [(4 * (128 * 32 + 3 * 288), 3_160_000)]
+    entries = list(streams_of(plan, device)._entries(StageKind.DELTA, scan, 0))
+    assert entries == [(4 * (128 * 32 + 3 * 288), 3_160_000)]
     assert "state_s" not in rests.untouched(plan, device.kernel)
 
 
@@ -480,11 +480,11 @@ def test_wide_entries_are_multiplied_by_tensor_cores() -> None:
     plan, scan = scan_of("deepseek-v3", "8xh200", StageKind.ATTENTION)
     assert (scan.group, scan.dim) == (16, 576)
     device = warped(unit_s=13e-6, item_s=1e-6)
-    asked = list(streams_of(plan, device)._entries(StageKind.ATTENTION, scan, 0))
-    times = [ps / 1e6 for _, ps in asked]
+    entries = list(streams_of(plan, device)._entries(StageKind.ATTENTION, scan, 0))
+    times = [ps / 1e6 for _, ps in entries]
     assert times[0] == pytest.approx(78.0)
     assert set(times[1:]) <= {77.0}
-    assert sum(size for size, _ in asked) == scan.item_bytes(0)
+    assert sum(size for size, _ in entries) == scan.item_bytes(0)
     assert "kernel.unit_s" in {path.removeprefix("device.") for path in rests_on(plan)}
 
 

@@ -81,7 +81,7 @@ class Started:
         return self._words(2)
 
     @property
-    def told(self) -> NDArray[np.int32]:
+    def reported(self) -> NDArray[np.int32]:
         """[blocks] where blocks tell each other."""
         return self._words(3)
 
@@ -127,14 +127,14 @@ def answers_at_once(started: Sequence[Started]) -> int:
     return 0
 
 
-def runs_until_told(started: Sequence[Started]) -> int:
+def runs_until_aborted(started: Sequence[Started]) -> int:
     """It leaves once each GPU's own abort word is set."""
     words = [ctypes.c_int.from_address(one.launch.request.abort).value for one in started]
     return 0 if all(words) else NOT_READY
 
 
 class Runtime:
-    """What the library answers, and what it was asked."""
+    """What the library answers, and what it was calls_of."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Runtime:
     def names(self) -> list[str]:
         return [name for name, *_ in self.calls]
 
-    def asked(self, name: str) -> list[tuple[Any, ...]]:
+    def calls_of(self, name: str) -> list[tuple[Any, ...]]:
         return [tuple(arguments) for called, *arguments in self.calls if called == name]
 
     def of(self, address: int) -> Held:

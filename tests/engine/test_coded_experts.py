@@ -187,7 +187,7 @@ def looked_for(plan: Plan, place: experts.Place, stage: Any, block: int, first: 
     """`coded_place` in choice.cuh: bytes from an expert's first to a tile of rows and columns."""
     high, shared = stage.matrix.tile_rows, stage.kind is StageKind.ROUTED_UP
     start = 0 if shared else first
-    home = -(-start * place.group // high) + block * place.apart
+    home = -(-start * place.group // high) + block * place.gap
 
     def at(rows: tuple[int, int], cols: tuple[int, int]) -> int:
         size = plan.stored_bytes(stage.matrix, rows[1] - rows[0], stage.matrix.tile_cols)
@@ -255,8 +255,8 @@ def test_blocks_beyond_the_last_tile_have_no_rows(name: str) -> None:
 
 
 def of_a_gpu(name: str, width: int, slot_bytes: int) -> Plan:
-    asked = {"blocks": 5, "slot_bytes": slot_bytes}
-    options = replace(coded(**asked).options, weight_dtype=DType.BF16, kv_dtype=DType.BF16)
+    chosen = {"blocks": 5, "slot_bytes": slot_bytes}
+    options = replace(coded(**chosen).options, weight_dtype=DType.BF16, kv_dtype=DType.BF16)
     plan = build(model(name, width=width), options, replace(LIMITS, teams=True))
     prove(plan)
     return plan

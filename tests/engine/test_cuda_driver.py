@@ -37,7 +37,7 @@ Installs = Callable[[FakeDriver], FakeDriver]
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Installs:
     """Makes a driver the one that cuda-python binds, and the compiler one that says what it was
-    asked for.
+    ran for.
     """
 
     def use(fake: FakeDriver) -> FakeDriver:
@@ -299,16 +299,16 @@ def test_the_hardware_model_of_a_supported_gpu_names_what_its_capability_gives(n
 def test_both_compilers_are_told_the_same_machine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[str] = []
+    ran: list[str] = []
 
     def compiler(command: list[str]) -> str:
-        asked.extend(command)
+        ran.extend(command)
         (tmp_path / "kernel.cubin").write_bytes(b"code")
         return ""
 
     monkeypatch.setattr(cuda_build, "run_compiler", compiler)
     cuda_build._by_nvcc("nvcc", "sm_90a", [*cuda_build.FLAGS], tmp_path)
-    assert asked[:5] == [
+    assert ran[:5] == [
         "nvcc",
         "-std=c++17",
         "--ptxas-options=-v",

@@ -141,8 +141,8 @@ def test_every_line_is_that_of_nvdisasm(tmp_path: Path) -> None:
     ).stdout
     made, place, compared = read_kernel(compiled), ("", 0), 0
     for line in said.splitlines():
-        if told := re.match(r'\s*//## File "(?:[^"]*/)?([^"]*)", line (\d+)', line):
-            place = told[1], int(told[2])
+        if mark := re.match(r'\s*//## File "(?:[^"]*/)?([^"]*)", line (\d+)', line):
+            place = mark[1], int(mark[2])
         elif instruction := re.match(r"\s+/\*([0-9a-f]{4,})\*/", line):
             first = made.places(int(instruction[1], 16))[0]
             assert (first.file, first.line) == place

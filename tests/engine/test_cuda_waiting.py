@@ -28,7 +28,7 @@ class Timed(FakeDriver):
     def __init__(self, step_s: float, ends_after: int = MOST) -> None:
         super().__init__(kernel=self.begin)
         self.step_s, self.ends_after = step_s, ends_after
-        self.now_s, self.asked = 100.0, 0
+        self.now_s, self.queries = 100.0, 0
 
     def begin(self, launch: Any, control: Control) -> None:
         request = launch.request
@@ -47,7 +47,7 @@ class Timed(FakeDriver):
             self.control.status = tuple(Status).index(Status.STOP)
 
     def cuStreamQuery(self, stream: Any) -> tuple[CUresult, None]:
-        self.asked += 1
+        self.queries += 1
         most = min(self.made, self.ends_after)
         ended = self.control.emitted == most
         return (CUresult.CUDA_SUCCESS if ended else CUresult.CUDA_ERROR_NOT_READY, None)
@@ -56,14 +56,14 @@ class Timed(FakeDriver):
 def lags(
     fake: Timed, install: Installs, monkeypatch: pytest.MonkeyPatch, **chosen: Any
 ) -> list[float]:
-    """How late each token is told."""
+    """How late each token is taken."""
     install(fake)
     clock = SimpleNamespace(monotonic=lambda: fake.now_s, sleep=fake.sleep)
     monkeypatch.setattr(cuda, "time", clock)
-    told = list[float]()
+    taken = list[float]()
     with opened(**chosen) as engine:
-        engine.generate(PROMPT, max_tokens=MOST, on_token=lambda _: told.append(fake.now_s))
-    return [at - fake.due_s(n) for n, at in enumerate(told)]
+        engine.generate(PROMPT, max_tokens=MOST, on_token=lambda _: taken.append(fake.now_s))
+    return [at - fake.due_s(n) for n, at in enumerate(taken)]
 
 
 @pytest.mark.parametrize("step_s", [0.0001, 0.0005, 0.0035, 0.05])
@@ -94,9 +94,9 @@ def test_the_driver_is_not_asked_while_tokens_come(
     before = round(FIRST_S / NAP_S) + 2  # looks until the first token
     quick, slow = Timed(0.0005), Timed(0.0035)
     lags(quick, install, monkeypatch)
-    assert quick.asked <= before + 5
+    assert quick.queries <= before + 5
     lags(slow, install, monkeypatch)
-    assert slow.asked <= before + MOST * 4
+    assert slow.queries <= before + MOST * 4
 
 
 def test_a_kernel_that_is_fed_step_by_step_is_looked_at_often(

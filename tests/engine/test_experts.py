@@ -107,11 +107,11 @@ def test_the_references_logits_are_those_of_one_rank_however_a_model_is_divided(
     """
     few = TOKENS[:5]
     room = {"slot_bytes": 4096} | more
-    alone, apart = (
+    alone, separate = (
         expected(planned(spec, slot_bytes=4096), few),
         expected(planned(spec, **room), few),
     )
-    np.testing.assert_allclose(apart, alone, atol=1e-5 * float(np.abs(alone).max()))
+    np.testing.assert_allclose(separate, alone, atol=1e-5 * float(np.abs(alone).max()))
 
 
 @pytest.mark.slow  # each is a build of its own

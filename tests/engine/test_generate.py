@@ -159,6 +159,6 @@ def test_a_stop_text_may_name_special_tokens_which_have_no_text(
 
 
 def test_a_stop_token_is_not_shown(byte: Tokenizer) -> None:
-    asked = Request([256], 9, stop_tokens=frozenset({98}))
-    ended = complete(Script([*b"ab"], stop_reason="stop"), byte, asked)  # type: ignore[arg-type]
+    wanted = Request([256], 9, stop_tokens=frozenset({98}))
+    ended = complete(Script([*b"ab"], stop_reason="stop"), byte, wanted)  # type: ignore[arg-type]
     assert (ended.text, ended.made.tokens) == ("a", [*b"ab"])

@@ -142,9 +142,9 @@ def test_what_no_format_holds_becomes_the_weight_type(tmp_path: Path) -> None:
 
 def test_a_chunk_of_a_prompt_is_what_its_steps_are(tmp_path: Path) -> None:
     made = write(tmp_path / "model.gguf", WIDE, llama_cpp_mix)
-    apart, _ = logits(made, 2, prompt_chunk=1)
+    separate, _ = logits(made, 2, prompt_chunk=1)
     together, _ = logits(made, 2, prompt_chunk=4)
-    assert np.abs(apart - together).max() < TOLERANCE * np.abs(apart).max()
+    assert np.abs(separate - together).max() < TOLERANCE * np.abs(separate).max()
 
 
 def test_the_stream_counts_the_bytes_of_the_file(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.engine.hip_runtime import (
     answers_at_once,
     arguments_after,
     installed,
-    runs_until_told,
+    runs_until_aborted,
 )
 from tests.engine.small_engine import LLAMA, after_the_first, run_script
 from tests.gfx942.small import small
@@ -138,9 +138,9 @@ def test_a_kernel_is_given_its_ranks_its_words_and_clean_memory(install: Opens) 
             prompt = (ctypes.c_int32 * launch.request.forced).from_address(launch.request.prompt)
             assert list(prompt) == PROMPT
             assert (one.dies == -1).all()
-            assert (one.told == -1).all()
-            assert runtime.of(one.told.ctypes.data).device == one.device
-            one.told[:] = 0  # as blocks leave them
+            assert (one.reported == -1).all()
+            assert runtime.of(one.reported.ctypes.data).device == one.device
+            one.reported[:] = 0  # as blocks leave them
         seen.extend(started)
         return answers_at_once(started)
 
@@ -157,7 +157,7 @@ def test_a_kernel_is_given_its_ranks_its_words_and_clean_memory(install: Opens) 
 def test_exchanged_words_of_one_gpu_stay_in_its_caches(install: Opens) -> None:
     runtime = install(Runtime())
     with opened():
-        assert len(runtime.asked("hipExtMallocWithFlags")) == 1, "the abort word alone"
+        assert len(runtime.calls_of("hipExtMallocWithFlags")) == 1, "the abort word alone"
 
 
 def test_where_the_blocks_ran_is_what_they_said(install: Opens) -> None:
@@ -176,7 +176,7 @@ def test_where_the_blocks_ran_is_what_they_said(install: Opens) -> None:
 def test_a_cancelled_run_tells_every_gpu_to_leave(install: Opens) -> None:
     def begins(started: Any) -> int:
         Control.from_address(started[0].launch.control).emitted = 1
-        return runs_until_told(started)
+        return runs_until_aborted(started)
 
     runtime = install(Runtime(gpus=2, kernel=begins))
     with opened(**TWO) as engine:
@@ -210,7 +210,7 @@ def test_the_watchdogs_report_is_passed_on(install: Opens) -> None:
     def hangs(started: Any) -> int:
         control = Control.from_address(started[0].launch.control)
         control.status, control.hung_value, control.hung_part, control.abort = 3, 0, 0, 1
-        return runs_until_told(started)
+        return runs_until_aborted(started)
 
     runtime = install(Runtime(kernel=hangs))
     with opened() as engine, pytest.raises(EngineError, match=r"watchdog: Rank\[0\].Block\[0\]"):
@@ -289,7 +289,7 @@ def test_a_refusal_during_a_request_ends_that_request_alone(
 
 def runs_or_leaves(started: Any) -> int:
     """A GPU without its peer waits until it is told to leave."""
-    return answers_at_once(started) if len(started) == 2 else runs_until_told(started)
+    return answers_at_once(started) if len(started) == 2 else runs_until_aborted(started)
 
 
 @pytest.mark.parametrize("name", CLOSING)

@@ -131,12 +131,12 @@ def test_stored_types_are_computed_in_fp32(dtype: DType) -> None:
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_greedy_generation_matches_the_reference(sampling: Sampling, gpus: int) -> None:
     plan = planned(sampling=sampling, gpus=gpus)
-    told: list[int] = []
+    streamed: list[int] = []
     with engine(plan) as running:
-        made = running.generate(TOKENS[:5], max_tokens=12, on_token=told.append)
+        made = running.generate(TOKENS[:5], max_tokens=12, on_token=streamed.append)
     assert (
         made.tokens
-        == told
+        == streamed
         == Reference(plan, random_weights(LLAMA, SEED, DType.FP32)).generate(TOKENS[:5], 12)
     )
     assert made.stop_reason == "length"

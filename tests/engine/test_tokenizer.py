@@ -102,20 +102,20 @@ def test_bytes_are_shown_as_a_decoder_of_utf8_shows_them(
 def test_a_token_costs_the_same_however_many_bytes_are_stray(
     words: Tokenizer, byte: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    lengths = []
     whole = Tokenizer.decode_whole
 
     def counted(tokenizer: Tokenizer, tokens: list[int]) -> str:
-        asked.append(len(tokens))
+        lengths.append(len(tokens))
         return whole(tokenizer, tokens)
 
     monkeypatch.setattr(Tokenizer, "decode_whole", counted)
     for tokenizer, stray in ((byte, [0x80]), (words, [7 + 0x80]), (words, [7 + 0x80, 3])):
-        asked.clear()
+        lengths.clear()
         detokenizer = tokenizer.detokenizer()
         shown = "".join(detokenizer.push(token) for token in stray * 500)
         assert shown.count("\ufffd") == 500
-        assert sum(asked) <= 4 * 500 * len(stray)
+        assert sum(lengths) <= 4 * 500 * len(stray)
 
 
 def test_a_character_that_a_prompt_begins_is_shown_once_it_is_whole(byte: Tokenizer) -> None:

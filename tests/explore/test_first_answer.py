@@ -36,12 +36,12 @@ def fresh(tmp_path: Path) -> Iterator[str]:
     try:
         assert process.stdout
         assert process.stderr
-        told = ""
-        while "}" not in told:
+        printed = ""
+        while "}" not in printed:
             line = process.stdout.readline()
             assert line, process.stderr.read()
-            told += line
-        yield str(json.loads(told)["url"])
+            printed += line
+        yield str(json.loads(printed)["url"])
     finally:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=PATIENCE_S)
@@ -49,7 +49,7 @@ def fresh(tmp_path: Path) -> Iterator[str]:
 
 
 def first(url: str, case: str) -> tuple[float, str]:
-    """Seconds until a speed is told, and which part tells it."""
+    """Seconds until a speed is printed, and which part tells it."""
     began = time.monotonic()
     with httpx.stream(
         "GET", f"{url}/answer", params={"case": case}, timeout=PATIENCE_S, verify=False

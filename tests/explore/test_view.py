@@ -22,18 +22,18 @@ def view(*pairs: tuple[str, str]) -> str:
 
 
 def test_a_case_is_the_point_of_its_command() -> None:
-    asked = ViewCase("qwen3-8b", "8xh200", ("context=1024", "handoff=grid", "weight-dtype=fp16"))
-    words = shlex.split(asked.command())
+    wanted = ViewCase("qwen3-8b", "8xh200", ("context=1024", "handoff=grid", "weight-dtype=fp16"))
+    words = shlex.split(wanted.command())
     assert words[:2] == ["twin", "simulate"]
-    assert point_of(build_parser().parse_args(words[1:])) == asked.point()
+    assert point_of(build_parser().parse_args(words[1:])) == wanted.point()
 
 
 def test_what_simulate_has_no_option_for_is_a_what_if() -> None:
-    asked = ViewCase("qwen3-8b", "8xh200", ("context=1024", "link.hop=x0.5", "layers=4"))
-    words = shlex.split(asked.command())
+    wanted = ViewCase("qwen3-8b", "8xh200", ("context=1024", "link.hop=x0.5", "layers=4"))
+    words = shlex.split(wanted.command())
     args = build_parser().parse_args(words[1:])
-    assert args.changes == list(asked.sets)
-    point = asked.point()
+    assert args.changes == list(wanted.sets)
+    point = wanted.point()
     assert dict(point.options) == {"context": 1024, "layers": 4}
     assert [name for name, _ in point.settings] == ["link.hop_s"]
 
@@ -94,7 +94,7 @@ def test_a_wrong_address_is_refused_in_a_line(query: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("wanted", "says"),
     [
         (ViewCase("llama-9", "1xh200"), "did you mean"),
         (ViewCase("llama-3.2-1b", "9xh200"), "allowed: 1xh200-sxm"),
@@ -104,8 +104,8 @@ def test_a_wrong_address_is_refused_in_a_line(query: str, says: str) -> None:
         (ViewCase("llama-3.2-1b", "1xh200", ("memory.stream=5 GB",)), "memory.stream"),
     ],
 )
-def test_a_wrong_case_says_what_is_meant(asked: ViewCase, says: str) -> None:
-    refused(TwinError, lambda: asked.point().case(), says)
+def test_a_wrong_case_says_what_is_meant(wanted: ViewCase, says: str) -> None:
+    refused(TwinError, lambda: wanted.point().case(), says)
 
 
 @pytest.mark.parametrize("name", ["routing", " routing "])
@@ -115,8 +115,8 @@ def test_no_address_reads_a_file(name: str, tmp_path: Path) -> None:
     case = ("case", "qwen3-30b-a3b 8xh200 expert_ranks=8")
     found = read_view(view(case, ("sweep", f"{name}=uniform,{counts}")).encode())
     refused(TwinError, found.axes, "")
-    asked = ViewCase("qwen3-30b-a3b", "8xh200", ("expert_ranks=8", f"{name}={counts}"))
-    refused(TwinError, asked.point, "")
+    wanted = ViewCase("qwen3-30b-a3b", "8xh200", ("expert_ranks=8", f"{name}={counts}"))
+    refused(TwinError, wanted.point, "")
 
 
 def test_a_sweep_of_too_many_points_is_refused() -> None:

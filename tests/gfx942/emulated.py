@@ -18,7 +18,7 @@ from tests.gfx942.code import Code, Instruction, code_of
 from tests.gfx942.interpreter import Launched, load, run
 from twin import toolchain
 from twin.engine.cuda import new_launch
-from twin.engine.hip_build import BESIDE_BYTES, clang, definitions
+from twin.engine.hip_build import STATUS_BYTES, clang, definitions
 from twin.engine.host import _Arenas
 from twin.engine.session import Session, address
 from twin.engine.weights import random_weights
@@ -45,7 +45,7 @@ WAVES_FLAGS = (
     "-Wno-unknown-attributes",  # those of HIP
     "-Wno-ignored-attributes",
     f"-DTWIN_THREADS={THREADS}",
-    f"-DTWIN_BESIDE_BYTES={BESIDE_BYTES}",
+    f"-DTWIN_STATUS_BYTES={STATUS_BYTES}",
 )
 
 
@@ -62,7 +62,7 @@ class Stepped(Session):
         self._control = Control.from_buffer(self._words)
         self._kept: list[NDArray[Any]] = []
         self.places = np.full(plan.ranks * plan.blocks, -1, np.int32)
-        self.told = self.places.copy()
+        self.reported = self.places.copy()
         self.clears = True  # what blocks tell each other, at the start of a run
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Stepped(Session):
         self._arenas.clear()
         self._words[:] = 0
         if self.clears:
-            self.told[:] = -1
+            self.reported[:] = -1
         launch = new_launch(self.plan)
         launch.request, launch.control = request, ctypes.addressof(self._control)
         for rank, memory in enumerate(self._arenas.ranks):
@@ -109,7 +109,7 @@ class Stepped(Session):
             arguments[:size] = np.frombuffer(bytes(launch), np.uint8)
             blocks = ranks * self.plan.blocks
             arguments[size : size + 4].view(np.int32)[0] = gpu * ranks
-            for at, words in ((size + 8, self.places), (size + 16, self.told)):
+            for at, words in ((size + 8, self.places), (size + 16, self.reported)):
                 where = words[gpu * blocks :].ctypes.data
                 arguments[at : at + 8].view(np.uint64)[0] = where
             launches.append(Launched(arguments, blocks))
@@ -117,7 +117,7 @@ class Stepped(Session):
         lent = [
             self._words,
             self.places,
-            self.told,
+            self.reported,
             *arenas._streams,
             *arenas._exchange,
             *arenas._counts,
@@ -126,7 +126,7 @@ class Stepped(Session):
         ]
         self._execute(launches, [a for a in lent if a.nbytes])
 
-    def _wait(self, told: int) -> bool:
+    def _wait(self, sent: int) -> bool:
         return True
 
     def _join(self) -> None:
@@ -192,8 +192,8 @@ def build_waves(plan: Plan, *, sanitize: bool) -> Path:
         f'-DTWIN_PLATFORM="{HERE / "waves.h"}"',
     ]
     if sanitize:  # with GCC's runtime: Debian's clang comes without
-        asked = toolchain.run_compiler([toolchain.host_compiler(), "-print-file-name=libubsan.so"])
-        runtime = asked.strip()
+        found = toolchain.run_compiler([toolchain.host_compiler(), "-print-file-name=libubsan.so"])
+        runtime = found.strip()
         if not Path(runtime).is_absolute():
             pytest.skip("libubsan.so is not installed")
         flags += [

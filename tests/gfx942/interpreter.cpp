@@ -485,7 +485,7 @@ struct Machine {
 
   // `shift`: of the word whose lower part is stored
   void local_access(Wave& w, const Instruction& i, bool store, int width, bool two,
-                    int shift = 0, int apart = 1) {
+                    int shift = 0, int stride = 1) {
     auto made = std::make_unique<Access>();
     Access& a = *made;
     a.what = store ? Access::LOCAL_WRITE : Access::LOCAL_LOAD;
@@ -499,7 +499,7 @@ struct Machine {
       const u64 at = raw(w, i.operand[store ? 0 : 1], l);
       for (int k = 0; k < (two ? 2 : 1); ++k) {
         const u32 where =
-            local_at(w, i, at + u64(two ? (k ? i.offset1 : i.offset) * width * apart : i.offset), width);
+            local_at(w, i, at + u64(two ? (k ? i.offset1 : i.offset) * width * stride : i.offset), width);
         if (!store) {
           a.pieces.push_back({l, u64(where) | u64(k * width) << 32});
           continue;

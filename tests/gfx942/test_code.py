@@ -117,10 +117,10 @@ def caches(code: Code) -> tuple[int, int, int, int]:
         if one.name != "buffer_wbl2":
             continue
         after = [f"{i.name} {i.operands}" for i in code.instructions[n + 1 : n + 5]]
-        told = one.operands == "sc0 sc1" and any(
+        published = one.operands == "sc0 sc1" and any(
             "_store_" in i and i.endswith("sc0 sc1") for i in after
         )
-        writes[f"buffer_wbl2 {one.operands}"] += not told
+        writes[f"buffer_wbl2 {one.operands}"] += not published
     near, far = code.count("^buffer_inv sc1$"), code.count("^buffer_inv sc0 sc1$")
     return near, far, writes["buffer_wbl2 sc1"], writes["buffer_wbl2 sc0 sc1"]
 

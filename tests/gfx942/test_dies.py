@@ -59,7 +59,7 @@ def test_a_flat_plans_blocks_keep_the_numbers_that_the_hardware_gives_them() -> 
     drawn = np.random.default_rng(4)
     assert not numbered_by_die(plan)
     assert running.places.tolist() == [int(drawn.integers(8)) for _ in range(plan.blocks)]
-    assert (running.told == -1).all(), "nobody asks"
+    assert (running.reported == -1).all(), "nobody asks"
 
 
 @pytest.mark.slow

@@ -123,12 +123,12 @@ struct Arguments {
   twin::Launch launch;
   int first_rank;
   int* dies;
-  int* told;
+  int* reported;
 };
 
 static void call(const void* at) {
   const Arguments& given = *static_cast<const Arguments*>(at);
-  twin_kernel(given.launch, given.first_rank, given.dies, given.told);
+  twin_kernel(given.launch, given.first_rank, given.dies, given.reported);
 }
 
 static void* serve(void* given) {

@@ -144,7 +144,7 @@ def _read(data: dict[str, Any], folder: Path) -> Device:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("device", "h21", "like.device: unknown device 'h21'"),
         ("device", "b300", "itself like another part"),
@@ -160,14 +160,14 @@ def _read(data: dict[str, Any], folder: Path) -> Device:
     ],
 )
 def test_a_wrong_likeness_names_the_file_and_the_key(
-    b200: dict[str, Any], tmp_path: Path, key: str, value: object, told: str
+    b200: dict[str, Any], tmp_path: Path, key: str, value: object, message: str
 ) -> None:
     b200["like"] = {**b200["like"], key: value}
     if value is None:
         del b200["like"][key]
     with pytest.raises(HardwareError, match=r"b200\.yaml") as error:
         _read(b200, tmp_path)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_without_a_likeness_nothing_may_be_left_out(b200: dict[str, Any], tmp_path: Path) -> None:

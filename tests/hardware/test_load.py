@@ -163,7 +163,7 @@ def _change(data: dict[str, Any], dotted: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("memory.stream_bytes_per_s.value", "4.6 TB", "memory.stream_bytes_per_s.value: unit 'TB'"),
         ("memory.stream_bytes_per_s.value", 4.6e12, "must be text with its unit"),
@@ -204,12 +204,12 @@ def _change(data: dict[str, Any], dotted: str, value: object) -> None:
     ],
 )
 def test_a_wrong_file_names_the_file_and_the_key(
-    h200: dict[str, Any], tmp_path: Path, key: str, value: object, told: str
+    h200: dict[str, Any], tmp_path: Path, key: str, value: object, message: str
 ) -> None:
     _change(h200, key, value)
     with pytest.raises(HardwareError, match=r"h200-sxm\.yaml") as error:
         _read(h200, tmp_path)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_capability_decides_and_not_the_vendor(h200: dict[str, Any], tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("gpus", [1, 3], "gpus[1]: 3 is unknown; allowed: 1, 2, 4, 8"),
         ("gpus", [], "gpus: [] must be a list, with at least one entry"),
@@ -266,7 +266,7 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_a_wrong_node_file_names_the_key(
-    tmp_path: Path, key: str, value: object, told: str
+    tmp_path: Path, key: str, value: object, message: str
 ) -> None:
     data: dict[str, Any] = dict(read_yaml(data_dir("hwmodels") / "nodes" / "h200-sxm.yaml"))
     if key.endswith(".8"):
@@ -277,7 +277,7 @@ def test_a_wrong_node_file_names_the_key(
     path.write_text(yaml.safe_dump(data))
     with pytest.raises(HardwareError, match=r"h200-sxm\.yaml") as error:
         read_family(path)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -318,13 +318,13 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_refused_in_a_line(tmp_path: Path, name: str) -> None:
-    text, told = HOSTILE[name]
+    text, message = HOSTILE[name]
     path = tmp_path / "x.yaml"
     path.write_text(text)
     for read in (read_yaml, read_device, read_family):
         with pytest.raises(TwinError, match=r"x\.yaml") as error:
             read(path)
-        assert told in str(error.value)
+        assert message in str(error.value)
         assert len(str(error.value)) < 400
         assert str(error.value).isprintable()
 

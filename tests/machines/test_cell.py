@@ -177,7 +177,7 @@ def test_as_many_units_as_the_weights_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "context", "told"),
+    ("name", "model", "context", "message"),
     [
         ("taalas-hc1", "gpt-oss-120b", 1024, "hard-wired: it runs llama-3.1-8b"),
         ("groq-lp30", "kimi-k2.6", 1024, "has at most 256"),
@@ -187,11 +187,11 @@ def test_as_many_units_as_the_weights_need() -> None:
     ],
 )
 def test_what_a_machine_cannot_hold_is_refused(
-    name: str, model: str, context: int, told: str
+    name: str, model: str, context: int, message: str
 ) -> None:
     with pytest.raises(HardwareError) as refused:
         cell(load_machine(name), model, context)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_cell_carries_what_it_rests_on() -> None:

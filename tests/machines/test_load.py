@@ -39,7 +39,7 @@ ROW = {"model": "kimi-k2.6", "tokens_per_s": 981, "kind": "measured", "source": 
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"name": "other"}, "must be the file's name"),
         ({"colour": "blue"}, "colour: unknown key"),
@@ -61,10 +61,12 @@ ROW = {"model": "kimi-k2.6", "tokens_per_s": 981, "kind": "measured", "source": 
         ({"not_modelled": [""]}, "not_modelled[0]: '' must be text"),
     ],
 )
-def test_a_wrong_machine_file_is_named(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+def test_a_wrong_machine_file_is_named(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(HardwareError, match=r"cerebras-cs3\.yaml") as error:
         read_machine(changed(tmp_path, **changes))
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_mistyped_machine_gives_the_closest() -> None:

@@ -281,7 +281,7 @@ def cache(place: Path, to: str) -> Path:
     )
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
-    for file in (blobs / "abcd", blobs.parent / "beside", place / "outside"):
+    for file in (blobs / "abcd", blobs.parent / "sibling", place / "outside"):
         file.write_text(json.dumps(base("llama")))
     (snapshot / "config.json").symlink_to(to)
     return snapshot
@@ -298,7 +298,7 @@ def test_the_cache_may_itself_lie_behind_a_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "to", ["../../beside", "../../../outside", "/etc/passwd", "/dev/zero", "/proc/self/environ"]
+    "to", ["../../sibling", "../../../outside", "/etc/passwd", "/dev/zero", "/proc/self/environ"]
 )
 def test_a_link_out_of_the_folder_is_refused(tmp_path: Path, to: str) -> None:
     refused(

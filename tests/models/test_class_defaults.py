@@ -108,9 +108,9 @@ def test_the_record_is_what_the_installed_transformers_reads() -> None:
         kept = recorded()["read"][name]
         plain = full[AS_IT_IS]
         if same:  # another version may know more keys
-            told = {what: kept[what] and applied(plain or {}, kept[what]) for what in kept}
-            told |= {what: plain for what in kept if what == AS_IT_IS or kept[what] == {}}
-            assert told == full, "record it anew: python -m tests.models.class_defaults"
+            restored = {what: kept[what] and applied(plain or {}, kept[what]) for what in kept}
+            restored |= {what: plain for what in kept if what == AS_IT_IS or kept[what] == {}}
+            assert restored == full, "record it anew: python -m tests.models.class_defaults"
 
 
 @pytest.mark.hf

@@ -235,7 +235,7 @@ def test_kimi_behind_its_vision_tower() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "told"),
+    ("name", "changes", "message"),
     [
         (
             "mixtral-8x7b",
@@ -278,10 +278,10 @@ def test_kimi_behind_its_vision_tower() -> None:
         ("deepseek-v4-flash", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     ],
 )
-def test_a_wrong_field_is_named(name: str, changes: dict[str, object], told: str) -> None:
+def test_a_wrong_field_is_named(name: str, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         from_config({**config_of(name), **changes}, "wrong")
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "allowed" in str(error.value)
 
 

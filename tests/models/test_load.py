@@ -263,7 +263,7 @@ def test_a_mistyped_model_gives_the_closest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("parameters", 1, "config gives 1235814400"),
         ("parameters", ..., "parameters: missing"),
@@ -273,14 +273,14 @@ def test_a_mistyped_model_gives_the_closest() -> None:
         ("config", [], "config: [] must be a mapping"),
     ],
 )
-def test_a_wrong_model_file_is_named(tmp_path: Path, key: str, value: object, told: str) -> None:
+def test_a_wrong_model_file_is_named(tmp_path: Path, key: str, value: object, message: str) -> None:
     data = dict(read_yaml(data_dir("hwmodels") / "models" / "llama-3.2-1b.yaml"))
     data[key] = value
     path = tmp_path / "llama-3.2-1b.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in data.items() if v is not ...}))
     with pytest.raises(ConfigError, match=r"llama-3\.2-1b\.yaml") as error:
         read_named(path)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 # ---- what a newcomer brings ----------------------------------------------------------------------

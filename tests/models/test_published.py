@@ -93,7 +93,7 @@ def test_an_explained_difference_passes_and_an_idle_explanation_does_not(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"total": "about 117"}, "a number and M, B or T"),
         ({"total": ...}, "published.total: missing"),
@@ -105,11 +105,11 @@ def test_an_explained_difference_passes_and_an_idle_explanation_does_not(tmp_pat
     ],
 )
 def test_wrong_published_counts_are_named(
-    tmp_path: Path, changes: dict[str, object], told: str
+    tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match="published") as error:
         read_named(write(tmp_path, "gpt-oss-120b", **changes))
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(

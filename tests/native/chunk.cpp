@@ -79,7 +79,7 @@ struct Span {
 struct Stage {
   int owned, cols, tile_cols, tile_rows, unit, kind;
   int code, row_bytes, last_bytes, row_scales, last_scales;  // of low-bit weights
-  int bias, expert_page, expert_units, expert_rows, expert_cols, expert_group, expert_apart;
+  int bias, expert_page, expert_units, expert_rows, expert_cols, expert_group, expert_gap;
 };
 
 constexpr int type_bytes(Type type) { return type == Type::FP32 ? 4 : 2; }
@@ -155,18 +155,18 @@ struct Copy {
 Machine* machine;
 thread_local int thread;
 thread_local std::deque<std::vector<Copy>> sent;
-thread_local std::vector<Copy> asked;
+thread_local std::vector<Copy> pending;
 
 // ---- what native/platform/cuda_copies.cuh asks of the machine -----------------------------------
 
 u32 shared_address(const void* at) { return u32(static_cast<const u8*>(at) - machine->shared); }
 u64 read_once() { return 0; }
 u64 read_again() { return 0; }
-void copy_weights(u32 to, const u8* from, bool there, u64) { asked.push_back({to, from, there}); }
-void copy_activations(u32 to, const u8* from, bool there) { asked.push_back({to, from, there}); }
+void copy_weights(u32 to, const u8* from, bool there, u64) { pending.push_back({to, from, there}); }
+void copy_activations(u32 to, const u8* from, bool there) { pending.push_back({to, from, there}); }
 void copies_sent() {
-  sent.push_back(asked);
-  asked.clear();
+  sent.push_back(pending);
+  pending.clear();
 }
 void copies_arrived(int left) {
   for (; int(sent.size()) > left; sent.pop_front())
@@ -210,7 +210,7 @@ thread_local std::deque<std::vector<Product>> committed;
 thread_local std::vector<Product> begun;
 constexpr u64 NEXT_PRODUCT = 2;
 
-u64 twisted_rows(u32 at) {
+u64 swizzled_rows(u32 at) {
   if (at % 1024) abort();
   return at / 16;
 }
@@ -416,7 +416,7 @@ extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int
 template <int UNIT>
 void multiply_entries(const u8* weights, const float* x, const float* choices, int tokens,
                       int blocks, const int* spans, const int* shape, const int* coding,
-                      int lot, int owners, const float* biases, float* first, float* last) {
+                      int batch, int owners, const float* biases, float* first, float* last) {
   const int rows = shape[0], cols = shape[1], inputs = UNIT == 2 ? tokens : tokens * CHOICES,
             elements = rows / UNIT;
   std::vector<float> rounded(size_t(cols + 64) * CHUNK * CHOICES / 2 + 64, 0.0f);
@@ -438,7 +438,7 @@ void multiply_entries(const u8* weights, const float* x, const float* choices, i
     run_block([&](Machine& made) {
       Block b = {{},
                  {weights, reinterpret_cast<float*>(memory.data()), biases},
-                 {floats, 0, blocks, reinterpret_cast<const Span*>(spans), starts.data(), lot,
+                 {floats, 0, blocks, reinterpret_cast<const Span*>(spans), starts.data(), batch,
                   owners, cols},
                  block,
                  reinterpret_cast<float*>(made.shared + Spans::ring_slots * Spans::slot_bytes)};
@@ -459,10 +459,10 @@ void multiply_entries(const u8* weights, const float* x, const float* choices, i
 
 extern "C" void chunk_experts(const u8* weights, const float* x, const float* choices, int tokens,
                               int blocks, const int* spans, int unit, const int* shape,
-                              const int* coding, int lot, int owners, const float* biases,
+                              const int* coding, int batch, int owners, const float* biases,
                               float* first, float* last) {
   (unit == 2 ? multiply_entries<2> : multiply_entries<1>)(weights, x, choices, tokens, blocks,
-                                                          spans, shape, coding, lot, owners,
+                                                          spans, shape, coding, batch, owners,
                                                           biases, first, last);
 }
 

@@ -79,9 +79,9 @@ auto together(Made made) {  // everybody has written its own row of `threads`
   return result;
 }
 void __syncwarp() { pthread_barrier_wait(&meeting); }
-float __shfl_xor_sync(u32, float value, int apart) {
+float __shfl_xor_sync(u32, float value, int mask) {
   threads[me()][0] = bits_as<u32>(value);
-  return together([&] { return bits_as<float>(threads[me() ^ apart][0]); });
+  return together([&] { return bits_as<float>(threads[me() ^ mask][0]); });
 }
 size_t __cvta_generic_to_shared(const void* at) {
   return size_t(static_cast<const u8*>(at) - shared);

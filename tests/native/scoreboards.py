@@ -37,7 +37,7 @@ class Load:
 
     at: int
     alone: bool  # it has a scoreboard of its own
-    told_by: int  # scoreboards, as bits: a wait for any of them tells that it has answered
+    answered_by: int  # scoreboards, as bits: a wait for any of them tells that it has answered
 
 
 Loads = frozenset[Load]
@@ -125,16 +125,20 @@ def _after(one: Instruction, loads: Loads) -> Loads:
     if is_load(one):
         if one.result and not one.guard:
             loads = frozenset(
-                load if load.alone else replace(load, told_by=load.told_by | one.result)
+                load if load.alone else replace(load, answered_by=load.answered_by | one.result)
                 for load in loads
             )
         return loads | {Load(one.at, bool(one.result), one.result)}
     if one.name.startswith("MEMBAR") and not one.guard:
         return frozenset(
-            replace(load, told_by=load.told_by | one.result | one.read) for load in loads
+            replace(load, answered_by=load.answered_by | one.result | one.read) for load in loads
         )
     return loads
 
 
 def _waited(one: Instruction, loads: Loads) -> Loads:
-    return frozenset(load for load in loads if not load.told_by & one.waits) if one.waits else loads
+    return (
+        frozenset(load for load in loads if not load.answered_by & one.waits)
+        if one.waits
+        else loads
+    )

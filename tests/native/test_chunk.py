@@ -116,7 +116,7 @@ def multiplied(
     return sums
 
 
-def apart(sums: NDArray[np.float32], x: NDArray[Any], rows: NDArray[Any], unit: int) -> float:
+def distance(sums: NDArray[np.float32], x: NDArray[Any], rows: NDArray[Any], unit: int) -> float:
     """The largest difference from FP64, of the largest sum."""
     wanted = x.astype(np.float64) @ rows.astype(np.float64).T
     most = max(
@@ -152,7 +152,7 @@ def test_blocks_multiply_a_chunk_with_their_rows(
     sums = multiplied(
         library, stream.view(np.uint8), x, spans, starts, (cols, tile_cols, tile_rows, unit)
     )
-    assert apart(sums, x, rows, unit) < 1e-4
+    assert distance(sums, x, rows, unit) < 1e-4
 
 
 def test_as_many_blocks_share_their_rows_as_the_plan_says(
@@ -218,8 +218,8 @@ def test_decoded_rows_are_multiplied_as_stored_ones_are(
         (cols, tile_cols, tile_rows, unit),
         list(coding.values()),
     )
-    assert apart(sums, x, weights, unit) < ROUNDED[dtype]
-    assert apart(sums, x, weights.astype(STORED[dtype]), unit) < SAME[dtype]
+    assert distance(sums, x, weights, unit) < ROUNDED[dtype]
+    assert distance(sums, x, weights.astype(STORED[dtype]), unit) < SAME[dtype]
 
 
 def stored(

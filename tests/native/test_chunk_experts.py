@@ -57,7 +57,7 @@ def check(
     coding: Sequence[int],
     tokens: int,
     spread: Sequence[float],
-    lot: tuple[int, int],
+    batch: tuple[int, int],
 ) -> float:
     """The largest difference from FP64, of the largest sum. `rows`: [experts][rows][cols]."""
     unit, rng = matrix.unit, np.random.default_rng(7)
@@ -78,7 +78,7 @@ def check(
         *pointers(spans),
         unit,
         *pointers(np.array(shape, np.int32), np.array(coding, np.int32)),
-        *lot,
+        *batch,
         *pointers(biases, *sums),
     )
     own = x[np.arange(len(entries)) // CHOSEN] if unit == 2 else x
@@ -131,7 +131,7 @@ SHAPES = {
 @pytest.mark.few(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_entry_is_multiplied_with_its_experts_rows(shape: str) -> None:
-    chunk, dtype, tokens, spread, rows, cols, tile_cols, high, unit, lot = SHAPES[shape]
+    chunk, dtype, tokens, spread, rows, cols, tile_cols, high, unit, batch = SHAPES[shape]
     rng = np.random.default_rng(rows)
     made = rng.standard_normal((EXPERTS, rows, cols)).astype(np.float32).astype(STORED[dtype])
     matrix = Matrix(rows, cols, unit, high, tile_cols, ())
@@ -147,13 +147,13 @@ def test_each_entry_is_multiplied_with_its_experts_rows(shape: str) -> None:
         (0,) * 5,
         tokens,
         spread,
-        (lot, 1),
+        (batch, 1),
     )
     assert found < 1e-4
 
 
 # rows of each block in an expert (none: they share row groups), columns, tile columns, tile rows,
-# rows of an element, of a lot, blocks of one
+# rows of an element, of a batch, blocks of one
 CODED_SHAPES = {
     "gates": ((), 256, 256, 16, 2, 64, 1),
     "down, several blocks' rows": ((22, 21, 0, 21, 22), 384, 128, 16, 1, 64, 2),
@@ -165,7 +165,7 @@ CODED_SHAPES = {
 @pytest.mark.parametrize("name", coded_names(("int4-g32", "mxfp4", "nvfp4")))
 def test_experts_of_few_bits_are_decoded_and_multiplied(name: str, shape: str) -> None:
     dtype, tokens = DType.BF16, 70
-    counts, cols, tile_cols, high, unit, lot, owners = CODED_SHAPES[shape]
+    counts, cols, tile_cols, high, unit, batch, owners = CODED_SHAPES[shape]
     plan = planned(name)
     plan = replace(plan, options=replace(plan.options, weight_dtype=dtype))
     spans = tuple(spans_of(counts)) if counts else ()
@@ -188,11 +188,11 @@ def test_experts_of_few_bits_are_decoded_and_multiplied(name: str, shape: str) -
         packed,
         np.stack([one.astype(STORED[dtype]) for one in coded]),
         matrix,
-        (rows, cols, tile_cols, high, place.units, place.group, place.apart),
+        (rows, cols, tile_cols, high, place.units, place.group, place.gap),
         list(coding.values()),
         tokens,
         (1, 2, 0, 2, 1),
-        (lot, owners),
+        (batch, owners),
     )
     assert found < 1e-4
 

@@ -251,8 +251,8 @@ def test_few_bits_beside_normed_or_biased_heads_spill_nothing(
     sized = replace(base, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, head_dim=128)
     spec = requantized(sized, format_named(name))
     slot = coded_slot_bytes(spec.coded, Options().slot_bytes)
-    asked = Options(blocks=132, ring_slots=11, window_slots=3, max_context=168, slot_bytes=slot)
-    without_spills(build(spec, asked, H200))
+    options = Options(blocks=132, ring_slots=11, window_slots=3, max_context=168, slot_bytes=slot)
+    without_spills(build(spec, options, H200))
 
 
 # The same without norms and biases, of hidden vectors that leave threads without columns; these

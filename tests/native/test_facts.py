@@ -27,7 +27,7 @@ HOST = {
     "PROGRESS_BYTES": "PROGRESS_BYTES in twin/schedule/memory.py",
 }
 DEVICE = {  # what a CPU compiles of the platform of GPUs
-    "PASS_STEP_COLUMNS": "twisted_rows: rows of 128 bytes",
+    "PASS_STEP_COLUMNS": "swizzled_rows: rows of 128 bytes",
     "PASS_TILE_TOKENS": "a warp group takes GROUP_TOKENS of a tile",
     "PASS_ROOM_BYTES": "the plan counts the same",
     "TENSOR_POSITIONS": "twin/schedule/splits.py: an m16n8k16 product",

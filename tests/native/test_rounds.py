@@ -27,7 +27,7 @@ def team_of(plan: Plan) -> Team:
     return team
 
 
-def asked(program: Program, kernel: Kernel) -> tuple[int, int]:
+def loads_and_waits(program: Program, kernel: Kernel) -> tuple[int, int]:
     """Loads of a round of splits, and how often one of them is waited for before the last."""
     loads = [
         one
@@ -61,7 +61,7 @@ def test_a_round_of_splits_is_waited_for_once(
     plan = rounds_of_splits(load_node("1xh200"), heads, slot_bytes)
     team = team_of(plan)
     assert (team.portions, team.full) == (portions, full)
-    loads, waits = asked(*compiled(plan))
+    loads, waits = loads_and_waits(*compiled(plan))
     together = SPLITS_AT_ONCE if portions == 1 else SPLITS_AT_ONCE // 2
     assert loads == 2 * portions * together
     assert waits == 0

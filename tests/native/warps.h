@@ -124,7 +124,7 @@ struct Core {
   static constexpr bool CACHE_IN_RING = false;
   static constexpr bool EXPERTS_IN_RING = false;
   static constexpr int CACHE_TILE = 1;
-  static constexpr bool APART = false;  // ranks have GPUs of their own
+  static constexpr bool OWN_GPUS = false;  // ranks have GPUs of their own
   static constexpr bool TENSOR_SCAN = false;
   struct TileScan {
     static constexpr int WARPS = 1, PARTIALS = 1, POSITIONS = 1;
@@ -148,12 +148,12 @@ struct Core {
   // the same order, so the same bits, in every thread
   T fold(T v, int first, int count, Add add, Meeting& meeting) {
     T* slots = reinterpret_cast<T*>(team->slots);
-    constexpr int apart = 8 / sizeof(T);
+    constexpr int pitch = 8 / sizeof(T);
     meeting.wait();
-    slots[me * apart] = v;
+    slots[me * pitch] = v;
     meeting.wait();
-    T total = slots[first * apart];
-    for (int i = 1; i < count; ++i) total = add(total, slots[(first + i) * apart]);
+    T total = slots[first * pitch];
+    for (int i = 1; i < count; ++i) total = add(total, slots[(first + i) * pitch]);
     meeting.wait();
     return total;
   }
@@ -166,14 +166,14 @@ struct Core {
     return fold(v, 0, TEAM, [](T a, T b) { return a + b; }, team->all);
   }
   bool any(bool mine) { return sum(int(mine)) != 0; }
-  float scanner_sum(float v) {
+  float subwarp_sum(float v) {
     return fold(
         v, me / POSITION_THREADS * POSITION_THREADS, POSITION_THREADS,
         [](float a, float b) { return a + b; }, team->warps[warp()]);
   }
   template <class T>
-  T thread_apart(T v, int apart) {
-    return fold(v, me ^ apart, 1, [](T a, T) { return a; }, team->warps[warp()]);
+  T shuffle_xor(T v, int mask) {
+    return fold(v, me ^ pitch, 1, [](T a, T) { return a; }, team->warps[warp()]);
   }
   static u32 count(u32* at, u32 by) { return __atomic_fetch_add(at, by, __ATOMIC_RELAXED); }
   static void confirm(const float*, int) {}
@@ -182,7 +182,7 @@ struct Core {
   void forget() {}
   void begin() {}
   void cleared() {}
-  bool told_to_leave(const int* abort) { return load_host(abort); }
+  bool abort_requested(const int* abort) { return load_host(abort); }
   template <class Vector>
   Nothing prefetch(const Stage&, Span, bool) {
     return {};

@@ -12,7 +12,7 @@ from tests.proof.tiny import tiny
 from twin.errors import PlanError
 from twin.hardware.load import load_node
 from twin.models.load import load_model
-from twin.plan.spans import scatter, spread_beside
+from twin.plan.spans import scatter, spread_unevenly
 from twin.plan.types import HandOffKind, Plan, Sampling, Span, StageKind
 from twin.proof.prove import prove
 from twin.schedule.options import plan_for
@@ -45,7 +45,7 @@ def test_the_others_share_what_is_left(
 ) -> None:
     blocks, count = items + free, rows * items + more
     own: tuple[Span, ...] = scatter(items, blocks)
-    spans = spread_beside(count, own, rows, shift)
+    spans = spread_unevenly(count, own, rows, shift)
     assert [spans[0][0], *(hi for _, hi in spans)] == [*(lo for lo, _ in spans), count]
     sizes = [(lo < hi, last - first) for (lo, hi), (first, last) in zip(own, spans, strict=True)]
     assert {size for scans, size in sizes if scans} == {rows}

@@ -21,7 +21,7 @@ from twin.schedule.block import ROWS_AT_ONCE, TEAM_WARPS
 from twin.schedule.choose import schedule_of
 from twin.schedule.options import plan_for
 from twin.schedule.teams import team_of
-from twin.schedule.tiles import folds, low_rows, teams_beside
+from twin.schedule.tiles import folds, low_rows, teams_joined
 
 EXPERTS = (
     "qwen3-30b-a3b",
@@ -140,11 +140,11 @@ def test_other_tiles_of_experts_fill_their_slot(
 
 def test_the_plan_knows_how_many_tiles_teams_hold_side_by_side() -> None:
     """One expert more, and a team of the kernel's division holds two."""
-    for weight_bytes, cols, beside in product((2, 4), range(8, 1025, 8), range(1, 17)):
-        team = team_of(beside * cols, cols, TEAM_WARPS, weight_bytes=weight_bytes)
+    for weight_bytes, cols, joined in product((2, 4), range(8, 1025, 8), range(1, 17)):
+        team = team_of(joined * cols, cols, TEAM_WARPS, weight_bytes=weight_bytes)
         assert team is not None
         several = team.slices > team.teams
-        assert several == (beside > teams_beside(cols, weight_bytes)), (weight_bytes, cols, beside)
+        assert several == (joined > teams_joined(cols, weight_bytes)), (weight_bytes, cols, joined)
 
 
 @pytest.mark.few(3)

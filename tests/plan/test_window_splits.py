@@ -110,8 +110,8 @@ def test_models_with_windows_have_few_splits(
     chosen = {"context": min(context, 512), "max_context": context}
     plan = plan_for(load_model(model), load_node(node), **chosen)
     assert plan.kernel_attention().splits == splits
-    asked = plan_for(load_model(model), load_node(node), **chosen, attention_splits=7)
-    assert asked.kernel_attention().splits == 7
+    plan = plan_for(load_model(model), load_node(node), **chosen, attention_splits=7)
+    assert plan.kernel_attention().splits == 7
 
 
 @pytest.mark.parametrize("node", ["1xh200", "2xmi300x"])

@@ -6,7 +6,7 @@ stale read, a lost store and a wrong sum all show. Elements with the same owners
 everywhere behave alike and are simulated as one word. Of chosen experts' rows a block publishes as
 many as the step's routing gives it, and at least one. Stages that use parts of vectors (items,
 heads) are followed less closely: who wrote what they read, not what it sums up to. Resident blocks
-that poll have a keeper for sums of late parts: it begins one when the resets of the stage before
+that poll have a scheduler for sums of late parts: it begins one when the resets of the stage before
 are made, and the block makes those of the stage behind when it is done. Their other resets may come
 as late as before the publication of the stage behind, those of the LM head before its own. Shares
 no code with twin.plan beyond the types.
@@ -266,8 +266,11 @@ class Block:
     trail: list[int] = field(default_factory=list)  # what it ended up with, step by step
     landing: int = 0  # own stores of the current stage that still travel
     done: bool = False
-    keeper: Block | None = None  # while there are sums of late parts to make beside the block
-    asked: tuple[int, int] = (0, -1)  # (step, stage) behind which the keeper was last told to go on
+    scheduler: Block | None = None  # while there are sums of late parts to make beside the block
+    resumed: tuple[int, int] = (
+        0,
+        -1,
+    )  # (step, stage) behind which the scheduler was last told to go on
 
 
 class Machine:
@@ -395,16 +398,16 @@ class Machine:
     # ---- blocks ----------------------------------------------------------------------------------
 
     def _advance(self, block: Block) -> bool:
-        """One operation, or one change of phase, of the block or its keeper. False: both have to
+        """One operation, or one change of phase, of the block or its scheduler. False: both have to
         wait.
         """
         if block.late and self.random.random() < 0.2:
             return self._reset_late(block) or self._go_on(block)
-        if block.keeper is not None and self.random.random() < 0.5:
+        if block.scheduler is not None and self.random.random() < 0.5:
             return self._keep(block) or self._go_on(block)
         return (
             self._go_on(block)
-            or (block.keeper is not None and self._keep(block))
+            or (block.scheduler is not None and self._keep(block))
             or self._reset_late(block)
         )
 
@@ -418,17 +421,17 @@ class Machine:
         return self._reset(op)
 
     def _keep(self, block: Block) -> bool:
-        """One operation of the keeper, or its step to the next stage."""
-        keeper = block.keeper
-        assert keeper is not None
-        if keeper.pending:
-            return self._one_of(keeper)
-        self._publish(keeper, self.plan.stages[keeper.stage])
-        block.keeper = self._keeper(keeper)
+        """One operation of the scheduler, or its step to the next stage."""
+        scheduler = block.scheduler
+        assert scheduler is not None
+        if scheduler.pending:
+            return self._one_of(scheduler)
+        self._publish(scheduler, self.plan.stages[scheduler.stage])
+        block.scheduler = self._scheduler_at(scheduler)
         return True
 
-    def _keeper(self, after: Block) -> Block | None:
-        """At the stage behind, if a keeper makes it."""
+    def _scheduler_at(self, after: Block) -> Block | None:
+        """At the stage behind, if a scheduler makes it."""
         index = after.stage + 1
         if not (
             self.resident
@@ -437,9 +440,9 @@ class Machine:
             and self.plan.stages[index].late
         ):
             return None
-        keeper = Block(after.rank, after.block, after.step, index)
-        keeper.pending = list(self._polls(keeper, self.plan.stages[index]))
-        return keeper
+        scheduler = Block(after.rank, after.block, after.step, index)
+        scheduler.pending = list(self._polls(scheduler, self.plan.stages[index]))
+        return scheduler
 
     def _reset_own(self, block: Block, before: Op, at: tuple[int, ...]) -> None:
         """A block's own store or poll of a word follows the reset of that word that it made."""
@@ -460,15 +463,15 @@ class Machine:
         if block.phase == 3:
             return self._next_stage(block)
         assert stage is not None
-        if block.keeper is not None and block.asked != (block.step, block.stage):
+        if block.scheduler is not None and block.resumed != (block.step, block.stage):
             return False  # sums of the stages before are not made yet
         if (
             block.phase == 1
-            and block.asked != (block.step, block.stage)
-            and (keeper := self._keeper(block)) is not None
+            and block.resumed != (block.step, block.stage)
+            and (scheduler := self._scheduler_at(block)) is not None
         ):
-            block.keeper, block.asked = keeper, (block.step, block.stage)
-            keeper.pending += block.late
+            block.scheduler, block.resumed = scheduler, (block.step, block.stage)
+            scheduler.pending += block.late
             block.late = []
             return True
         block.phase += 1
@@ -510,7 +513,7 @@ class Machine:
             and index < len(self.plan.stages)
             and self.plan.stages[index].late
         ):
-            index += 1  # the keeper's
+            index += 1  # the scheduler's
         step = block.step + (index == len(self.plan.stages))
         index %= len(self.plan.stages)
         if step == self.steps:

@@ -66,8 +66,10 @@ def test_a_reader_learns_what_its_writers_know_together(seed: int) -> None:
         lesson.teach(after, lesson.latest(known))
     for reader in range(blocks):
         for about in range(blocks):
-            told = [int(known[writer, about]) for writer in range(blocks) if polled[reader, writer]]
-            assert after[reader, about] == max([int(before[reader, about]), *told])
+            learned = [
+                int(known[writer, about]) for writer in range(blocks) if polled[reader, writer]
+            ]
+            assert after[reader, about] == max([int(before[reader, about]), *learned])
 
 
 def test_layers_that_are_alike_are_looked_at_once() -> None:

@@ -114,15 +114,15 @@ def test_blocks_of_the_full_sampler_publish_a_summary_and_no_logits() -> None:
     plan = planned(sampling=Sampling.FULL)
     head = first(plan, StageKind.LM_HEAD)
     assert head.matrix
-    told = replace(
+    changed = replace(
         plan.values[head.publishes or 0], owned=head.matrix.owned, elements=plan.shard.vocab
     )
-    values = tuple(told if v.id == told.id else v for v in plan.values)
+    values = tuple(changed if v.id == changed.id else v for v in plan.values)
     buffers = tuple(
-        replace(b, elements=told.elements) if b.id == told.buffer else b for b in plan.buffers
+        replace(b, elements=changed.elements) if b.id == changed.buffer else b for b in plan.buffers
     )
     sample = first(plan, StageKind.SAMPLE)
-    spans = tuple(((0, told.elements),) if span else () for span in sample.reads[0].spans)
+    spans = tuple(((0, changed.elements),) if span else () for span in sample.reads[0].spans)
     logits = replace(with_read(plan, sample, spans=spans), values=values, buffers=buffers)
     refused(logits, "blocks' summaries of their logits have", "sample")
 

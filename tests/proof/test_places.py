@@ -169,7 +169,7 @@ def test_recurrent_states_are_alike_in_all_layers_and_as_the_model_has_them() ->
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"beside": 2}, "2 matrices side by side"), ({"folded": True}, "folds of tiles")],
+    [({"joined": 2}, "2 matrices side by side"), ({"folded": True}, "folds of tiles")],
 )
 def test_only_experts_stand_side_by_side_and_only_an_nvidia_warp_folds(
     changes: dict[str, Any], words: str

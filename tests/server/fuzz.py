@@ -299,16 +299,16 @@ def connected(port: int) -> socket.socket:
 def whole(draw: random.Random, port: int) -> str:
     path = draw.choice([*KINDS])
     body = json.dumps(good(draw, path) if draw.random() < 0.4 else odd(draw, path)).encode()
-    return _asked(port, posted(path, body))
+    return _answer(port, posted(path, body))
 
 
 def no_json(draw: random.Random, port: int) -> str:
     path = draw.choice([*KINDS])
-    return _asked(port, posted(path, broken(draw, path)))
+    return _answer(port, posted(path, broken(draw, path)))
 
 
 def heavy(draw: random.Random, port: int) -> str:
-    return _asked(port, posted(*large(draw)))
+    return _answer(port, posted(*large(draw)))
 
 
 def odd_head(draw: random.Random, port: int) -> str:
@@ -325,7 +325,7 @@ def odd_head(draw: random.Random, port: int) -> str:
 def page(draw: random.Random, port: int) -> str:
     method = draw.choice([b"GET", b"GET", b"HEAD", b"OPTIONS", b"DELETE"])
     path = draw.choice(PAGES).encode()
-    return _asked(port, method + b" " + path + b" HTTP/1.1\r\n" + HOST + b"\r\n", method)
+    return _answer(port, method + b" " + path + b" HTTP/1.1\r\n" + HOST + b"\r\n", method)
 
 
 def garbage(draw: random.Random, port: int) -> str:
@@ -416,7 +416,7 @@ def continued(draw: random.Random, port: int) -> str:
     return "refused"
 
 
-def _asked(port: int, sent: bytes, method: bytes = b"POST") -> str:
+def _answer(port: int, sent: bytes, method: bytes = b"POST") -> str:
     with connected(port) as connection:
         with suppress(BrokenPipeError, ConnectionResetError):  # it was refused before its end
             connection.sendall(sent)
@@ -494,7 +494,7 @@ class Streams:
     count: int = 0
     pause_s: float = 0.0  # the longest of the readers' process
 
-    def told(self) -> str:
+    def summary(self) -> str:
         if not self.gaps:
             return "no stream"
         p50, p99, p999 = (1e3 * float(np.quantile(self.gaps, q)) for q in (0.5, 0.99, 0.999))
@@ -688,8 +688,8 @@ def run(
             time.sleep(ALONE_S if requests is None else 0)
         if text() != before:
             defects.append("the same request is answered otherwise afterwards")
-    if "Traceback" in (told := log.read_text(errors="replace")):
-        defects.append(f"the server's log: {told[told.index('Traceback') :][:3000]}")
+    if "Traceback" in (logged := log.read_text(errors="replace")):
+        defects.append(f"the server's log: {logged[logged.index('Traceback') :][:3000]}")
     return outcomes, defects, streams
 
 
@@ -717,13 +717,13 @@ def main() -> int:
         log, begun = Path(folder) / "log", time.monotonic()
         if not args.case:
             _, _, alone = run(None, args.seed, clients=1, readers=args.readers, log=log)
-            print("streams alone:", alone.told(), flush=True)
+            print("streams alone:", alone.summary(), flush=True)
         outcomes, defects, streams = run(
             numbers, args.seed, clients=args.clients, readers=args.readers, log=log
         )
     took_s = time.monotonic() - begun
     print(f"{len(numbers)} requests, {took_s:.0f} s: {dict(sorted(outcomes.items()))}")
-    print("streams meanwhile:", streams.told())
+    print("streams meanwhile:", streams.summary())
     slow = [gap for gap in streams.unexplained if gap > GAP_S]
     print(f"{len(defects)} defects, {len(slow)} gaps longer than {1e3 * GAP_S:g} ms")
     for defect in defects[:20]:

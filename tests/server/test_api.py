@@ -84,8 +84,8 @@ def test_a_stream_says_what_a_whole_answer_says(
     more: dict[str, Any], stop: Any, http: httpx.Client
 ) -> None:
     for path, body in (("/v1/completions", GREEDY), ("/v1/chat/completions", CHAT)):
-        asked = {**body, "max_tokens": 40, "stop": stop} | more
-        one, other = whole(http, path, asked), streamed(http, path, asked)
+        body = {**body, "max_tokens": 40, "stop": stop} | more
+        one, other = whole(http, path, body), streamed(http, path, body)
         for usage in (one[2], other[2]):
             usage.pop("prompt_tokens_details")  # the second time all is kept
         assert one == other
@@ -108,8 +108,8 @@ def test_a_stop_text_over_several_tokens_is_cut_off(http: httpx.Client) -> None:
 
 
 def test_the_same_seed_says_the_same_and_choices_differ(http: httpx.Client) -> None:
-    asked = GREEDY | {"temperature": 1, "seed": 11, "n": 3, "max_tokens": 12}
-    first, second = (http.post("/v1/completions", json=asked).json() for _ in range(2))
+    body = GREEDY | {"temperature": 1, "seed": 11, "n": 3, "max_tokens": 12}
+    first, second = (http.post("/v1/completions", json=body).json() for _ in range(2))
     texts = [choice["text"] for choice in first["choices"]]
     assert texts == [choice["text"] for choice in second["choices"]]
     assert len(set(texts)) == 3
@@ -196,8 +196,8 @@ def test_openais_client_stops_and_leaves(client: openai.OpenAI, live: Running) -
     stop = whole.text[3:5]
     cut = client.completions.create(model="tiny", stop=[stop], **GREEDY).choices[0]
     assert (cut.text, cut.finish_reason) == (whole.text[: whole.text.index(stop)], "stop")
-    asked = GREEDY | {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
-    stream = client.completions.create(model="tiny", stream=True, **asked)
+    body = GREEDY | {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
+    stream = client.completions.create(model="tiny", stream=True, **body)
     next(iter(stream))
     stream.close()
     live.wait_idle(2)

@@ -50,7 +50,7 @@ def opened(server: Running, sent: bytes) -> socket.socket:
     return made
 
 
-def told(connection: socket.socket) -> bytes:
+def received(connection: socket.socket) -> bytes:
     """All that comes until the server ends the connection."""
     said = b""
     try:
@@ -150,7 +150,7 @@ def test_a_refusal_whose_body_came_whole_keeps_its_connection(guarded: Running) 
         connection = opened(
             guarded, whole + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         )
-        said = told(connection)
+        said = received(connection)
         assert said.startswith(b"HTTP/1.1 %d" % status)
         assert said.count(b"HTTP/1.1 ") == 2
         assert b'{"status":"ok"}' in said
@@ -158,7 +158,7 @@ def test_a_refusal_whose_body_came_whole_keeps_its_connection(guarded: Running) 
 
 def test_who_waits_to_be_told_to_go_on_is_refused_at_once(guarded: Running) -> None:
     head = UNREAD[401] + b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n"
-    said = told(opened(guarded, head))
+    said = received(opened(guarded, head))
     assert said.startswith(b"HTTP/1.1 401")
     assert b"100 Continue" not in said
 
@@ -169,7 +169,7 @@ def test_a_connection_too_many_is_told_so_and_the_others_are_served(checkpoint: 
         held = [opened(server, health) for _ in range(3)]
         for one in held:
             healthy(one)
-        said = told(opened(server, health))
+        said = received(opened(server, health))
         assert said.startswith(b"HTTP/1.1 503")
         assert b'"code":"connections"' in said
         for one in held:
@@ -235,7 +235,7 @@ AMBIGUOUS = {
 @pytest.mark.parametrize("case", AMBIGUOUS)
 def test_after_a_request_without_a_clear_end_comes_no_other(case: str, guarded: Running) -> None:
     """RFC 9112, 6.1 and 6.3: refused, or answered alone; in either case the connection ends."""
-    said = told(opened(guarded, AMBIGUOUS[case] + NEXT))
+    said = received(opened(guarded, AMBIGUOUS[case] + NEXT))
     assert said.count(b"HTTP/1.1 ") == 1, said
     assert b'"version"' not in said
     assert said.startswith(b"HTTP/1.1 4"), said
@@ -262,13 +262,13 @@ def test_a_body_that_breaks_off_being_one_costs_an_answer_at_most(
     try:
         for wait_s in (None, 0.05):
             if wait_s is None:
-                said = told(opened(guarded, head + broken + NEXT))
+                said = received(opened(guarded, head + broken + NEXT))
             else:
                 connection = opened(guarded, head)
                 time.sleep(wait_s)
                 with suppress(OSError):
                     connection.sendall(broken + NEXT)
-                said = told(connection)
+                said = received(connection)
             assert said.count(b"HTTP/1.1 ") == 1, said
             assert b'"version"' not in said
     finally:
@@ -288,7 +288,7 @@ def test_a_body_that_breaks_off_being_one_costs_an_answer_at_most(
 )
 def test_a_request_with_a_clear_end_is_followed_by_the_next(sent: bytes, guarded: Running) -> None:
     last = NEXT[:-2] + b"Connection: close\r\n\r\n"
-    said = told(opened(guarded, sent + last))
+    said = received(opened(guarded, sent + last))
     assert said.count(b"HTTP/1.1 200") == 2, said
     assert b'"version"' in said
 

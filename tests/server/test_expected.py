@@ -42,10 +42,10 @@ def test_a_prediction_that_fails_says_why() -> None:
     def refuse() -> None:
         raise ConfigError("no such device")
 
-    beside = Expectation()
-    beside._predict(refuse)  # type: ignore[arg-type]
-    assert beside.json()["reason"] == "no such device"
-    assert beside.gauges() == {}
+    expectation = Expectation()
+    expectation._predict(refuse)  # type: ignore[arg-type]
+    assert expectation.json()["reason"] == "no such device"
+    assert expectation.gauges() == {}
 
 
 def test_a_model_without_words_is_not_served(tmp_path: object) -> None:

@@ -29,13 +29,13 @@ def held_back(server: Running, monkeypatch: pytest.MonkeyPatch, wait_s: float = 
     fast = whole.generate
 
     def slow(*words: Any, on_token: Callable[[int], None], **more: Any) -> Any:
-        def told(token: int) -> None:
+        def noted(token: int) -> None:
             job = server.app.worker._running
             if job is not None and not job.cancelled:  # the kernel has long made all of them
                 time.sleep(wait_s)
             on_token(token)
 
-        return fast(*words, on_token=told, **more)
+        return fast(*words, on_token=noted, **more)
 
     monkeypatch.setattr(whole, "generate", slow)
 
@@ -253,10 +253,10 @@ def test_more_connections_than_the_limit_get_a_503_until_one_is_closed(checkpoin
 def test_a_head_too_large_is_refused_in_whatever_pieces_it_comes(live: Running) -> None:
     for before in (b"GET /version?" + b"x" * 40_000, b"GET /version"):
         head = before + b" HTTP/1.1\r\nHost: localhost\r\nX-Long: "
-        asked = socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_S)
-        asked.sendall(head + b"y" * 40_000 + b"\r\n\r\n")
+        client = socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_S)
+        client.sendall(head + b"y" * 40_000 + b"\r\n\r\n")
         said = b""
-        while got := asked.recv(4096):
+        while got := client.recv(4096):
             said += got
         assert said.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
 
@@ -315,8 +315,8 @@ def test_foreign_pages_and_foreign_names_are_refused(checkpoint: Path) -> None:
         own = client.get(health, headers={"origin": server.url})
         assert own.status_code == 200
         assert "access-control-allow-origin" not in own.headers
-        asked = {"origin": friend, "access-control-request-method": "POST"}
-        before = client.options("/v1/completions", headers=asked)
+        client = {"origin": friend, "access-control-request-method": "POST"}
+        before = client.options("/v1/completions", headers=client)
         assert before.status_code == 204
         assert "content-length" not in before.headers  # RFC 9110, 8.6
         assert before.headers["access-control-allow-origin"] == friend
@@ -324,7 +324,7 @@ def test_foreign_pages_and_foreign_names_are_refused(checkpoint: Path) -> None:
         # OpenAI's client for JavaScript tells of itself in headers of its own.
         names = "authorization,content-type,x-stainless-os,x-stainless-retry-count,cookie,x-other"
         before = client.options(
-            "/v1/completions", headers=asked | {"access-control-request-headers": names}
+            "/v1/completions", headers=client | {"access-control-request-headers": names}
         )
         allowed = before.headers["access-control-allow-headers"].split(", ")
         assert {*names.split(",")} & {*allowed} == {*names.split(",")[:4]}

@@ -12,11 +12,11 @@ import pytest
 from tests.server.serving import Running
 from tests.server.test_api import CHAT, GREEDY, chunks, refusal
 
-ASKED: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True, "temperature": 1, "seed": 2}
+REQUEST: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True, "temperature": 1, "seed": 2}
 
 
 def test_a_chat_s_are_the_same_whole_and_streamed(http: httpx.Client) -> None:
-    body = CHAT | ASKED | {"logprobs": True, "top_logprobs": 2}
+    body = CHAT | REQUEST | {"logprobs": True, "top_logprobs": 2}
     choice = http.post("/v1/chat/completions", json=body).json()["choices"][0]
     entries = choice["logprobs"]["content"]
     assert len(entries) == 30
@@ -37,11 +37,11 @@ def test_a_chat_s_are_the_same_whole_and_streamed(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("stop", [None, "R"])
 def test_completions_are_the_same_whole_and_streamed(stop: str | None, http: httpx.Client) -> None:
-    body = GREEDY | ASKED | {"logprobs": 1, "n": 2, "stop": stop}
+    body = GREEDY | REQUEST | {"logprobs": 1, "n": 2, "stop": stop}
     answer = http.post("/v1/completions", json=body).json()
-    told = [choice["logprobs"] for choice in answer["choices"]]
-    assert sum(len(one["tokens"]) for one in told) == answer["usage"]["completion_tokens"]
-    for one in told:
+    given = [choice["logprobs"] for choice in answer["choices"]]
+    assert sum(len(one["tokens"]) for one in given) == answer["usage"]["completion_tokens"]
+    for one in given:
         assert {*map(len, one.values())} == {len(one["tokens"])}
         assert one["text_offset"][0] == 0
         assert all(a <= b for a, b in zip(one["text_offset"], one["text_offset"][1:], strict=False))
@@ -49,12 +49,12 @@ def test_completions_are_the_same_whole_and_streamed(stop: str | None, http: htt
             one["tokens"], one["token_logprobs"], one["top_logprobs"], strict=True
         ):
             assert top[token] == logprob
-    found: list[dict[str, list[Any]]] = [{name: [] for name in one} for one in told]
+    found: list[dict[str, list[Any]]] = [{name: [] for name in one} for one in given]
     for chunk in chunks(http.post("/v1/completions", json=body | {"stream": True})):
         choice = chunk["choices"][0]
         for name, values in (choice["logprobs"] or {}).items():
             found[choice["index"]][name] += values
-    assert found == told
+    assert found == given
 
 
 def test_who_does_not_ask_gets_none(http: httpx.Client) -> None:
@@ -72,10 +72,10 @@ def test_openais_client_reads_them(live: Running, http: httpx.Client) -> None:
     said = client.chat.completions.create(
         model="tiny", logprobs=True, top_logprobs=20, max_tokens=3, **CHAT
     )
-    told = said.choices[0].logprobs
-    assert told is not None
-    assert told.content is not None
-    for one in told.content:
+    given = said.choices[0].logprobs
+    assert given is not None
+    assert given.content is not None
+    for one in given.content:
         assert one.top_logprobs[0].token == one.token, "greedy takes the most probable"
         assert sum(math.exp(top.logprob) for top in one.top_logprobs) <= 1
 

@@ -51,8 +51,8 @@ def test_what_the_sampler_has_can_be_chosen_on_the_page(name: str, http: httpx.C
 def test_a_chat_is_held_by_keyboard_and_its_rates_are_shown(
     width: int, height: int, dark: bool, live: Running, tmp_path: Path
 ) -> None:
-    beside = live.app.predicted
-    beside.expected = Expected(1e-3, 1e-3, live.app.served.context, 0.99, 1.01)  # far too slow
+    predicted = live.app.predicted
+    predicted.expected = Expected(1e-3, 1e-3, live.app.served.context, 0.99, 1.01)  # far too slow
     try:
         with browser(tmp_path / "profile") as page:
             page.show(live.url, width, height, dark=dark)
@@ -74,7 +74,7 @@ def test_a_chat_is_held_by_keyboard_and_its_rates_are_shown(
             assert page.run("state.history.length + at('said').children.length") == 0
             assert page.faults == []
     finally:
-        beside.expected = None
+        predicted.expected = None
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
@@ -137,8 +137,8 @@ def test_axe_finds_nothing_serious(
     width: int, height: int, dark: bool, live: Running, tmp_path: Path
 ) -> None:
     """Before a chat with the settings open, and after one with an alarm and an error."""
-    beside = live.app.predicted
-    beside.expected = Expected(1e-3, 1e-3, live.app.served.context, 0.99, 1.01)
+    predicted = live.app.predicted
+    predicted.expected = Expected(1e-3, 1e-3, live.app.served.context, 0.99, 1.01)
     try:
         with browser(tmp_path / "profile") as page:
             page.show(live.url, width, height, dark=dark)
@@ -157,4 +157,4 @@ def test_axe_finds_nothing_serious(
             page.run("document.body.append(document.createElement('img'))")
             assert [one["id"] for one in axe.serious(page)] == ["image-alt"], "axe looks"
     finally:
-        beside.expected = None
+        predicted.expected = None

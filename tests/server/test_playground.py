@@ -230,8 +230,8 @@ def test_conversations_stay_in_this_browser_until_they_are_forgotten(
 
 def test_each_answer_keeps_its_measured_and_its_predicted_rate(page: Page, live: Running) -> None:
     say(page, "one")
-    told = page.run("document.querySelector('.answer').dataset.ended")
-    assert told.startswith("20 tokens, ")
-    assert "tokens/s measured" in told
+    ended = page.run("document.querySelector('.answer').dataset.ended")
+    assert ended.startswith("20 tokens, ")
+    assert "tokens/s measured" in ended
     page.run("show()")
-    assert page.run("document.querySelector('.answer').dataset.ended") == told
+    assert page.run("document.querySelector('.answer').dataset.ended") == ended

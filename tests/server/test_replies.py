@@ -47,16 +47,16 @@ def test_a_histogram_adds_up() -> None:
 
 
 def test_measured_and_predicted_part_only_beyond_the_interval() -> None:
-    beside = Expectation()
-    beside.measured(np.full(100, 0.001), 50)
-    assert beside.parted is None, "nothing was predicted yet"
-    beside.expected = Expected(0.001, 0.002, 100, 0.9, 1.1)
+    expectation = Expectation()
+    expectation.measured(np.full(100, 0.001), 50)
+    assert expectation.parted is None, "nothing was predicted yet"
+    expectation.expected = Expected(0.001, 0.002, 100, 0.9, 1.1)
     for step_s, parted in ((0.0015, False), (0.0013, True), (0.0018, True)):
-        beside.measured(np.full(100, step_s), 50)
-        assert beside.parted is parted
-    assert beside.gauges()["monotwin:prediction_parted"][0] == 1
-    assert beside.partings == 2
-    beside.measured(np.full(3, 1.0), 50)
-    assert beside.rate > 500, "three tokens say nothing"
-    beside.expected = Expected(0.001, 0.002, 100)
-    assert beside.parted is None, "no interval is on file"
+        expectation.measured(np.full(100, step_s), 50)
+        assert expectation.parted is parted
+    assert expectation.gauges()["monotwin:prediction_parted"][0] == 1
+    assert expectation.partings == 2
+    expectation.measured(np.full(3, 1.0), 50)
+    assert expectation.rate > 500, "three tokens say nothing"
+    expectation.expected = Expected(0.001, 0.002, 100)
+    assert expectation.parted is None, "no interval is on file"

@@ -39,8 +39,8 @@ def of_gguf(gguf: Path) -> Iterator[Running]:
 def test_a_gguf_file_chats_by_its_own_template(of_gguf: Running) -> None:
     with of_gguf.client() as http:
         assert http.get("/twin").json()["chat"] is True
-        asked = {"messages": HI, "max_tokens": 3}
-        assert http.post("/v1/chat/completions", json=asked).status_code == 200
+        body = {"messages": HI, "max_tokens": 3}
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
         tokens = http.post("/tokenize", json={"messages": HI}).json()["tokens"]
     assert tokens == [259, *b"(hi", 261], "the file's first token, the words, and its <|sep|>"
 
@@ -66,14 +66,14 @@ def test_what_the_template_writes_behind_an_answer_ends_one(of_gguf: Running) ->
 def test_stop_token_ids_end_an_answer_also_where_the_models_own_ends_do_not(
     http: httpx.Client,
 ) -> None:
-    asked = {"messages": HI, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
-    told = http.post("/v1/chat/completions", json=asked | {"logprobs": True}).json()["choices"][0]
-    said = [one["bytes"] for one in told["logprobs"]["content"]]
+    body = {"messages": HI, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
+    full = http.post("/v1/chat/completions", json=body | {"logprobs": True}).json()["choices"][0]
+    said = [one["bytes"] for one in full["logprobs"]["content"]]
     at = next(n for n, spelt in enumerate(said) if len(spelt) == 1 and said.index(spelt) == n > 1)
-    cut = http.post("/v1/chat/completions", json=asked | {"stop_token_ids": said[at]}).json()
+    cut = http.post("/v1/chat/completions", json=body | {"stop_token_ids": said[at]}).json()
     assert cut["choices"][0]["finish_reason"] == "stop"
     assert cut["usage"]["completion_tokens"] == at + 1
-    assert told["message"]["content"].startswith(cut["choices"][0]["message"]["content"])
+    assert full["message"]["content"].startswith(cut["choices"][0]["message"]["content"])
 
 
 @pytest.mark.parametrize("tokens", [[-1], [10**6], [*range(65)], [1.5], "a"])
@@ -106,8 +106,8 @@ def test_no_stream_waits_for_another_clients_text(
             thread.start()
         assert begun.acquire(timeout=PATIENCE_S)
         assert http.post("/tokenize", json={"prompt": "short"}).status_code == 200
-        asked = {"messages": HI, "max_tokens": 20, "temperature": 0, "stream": True}
-        with http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+        body = {"messages": HI, "max_tokens": 20, "temperature": 0, "stream": True}
+        with http.stream("POST", "/v1/chat/completions", json=body) as answer:
             lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
         assert lines[-1] == "data: [DONE]"
         assert json.loads(lines[0][6:])["choices"]

@@ -482,17 +482,17 @@ def test_a_time_that_cannot_be_counted_is_refused_alike(name: str) -> None:
         plan = stream_probe(
             replace(options, slot_bytes=16384), limits_of(node.device), rows=64, cols=2048
         )
-    values, told = BEYOND[name]
+    values, message = BEYOND[name]
     said = []
     for executor in Executor:
-        with pytest.raises(HardwareError, match=told) as error:
+        with pytest.raises(HardwareError, match=message) as error:
             simulate(plan, _with(node, **values), executor=executor)
         said.append(str(error.value))
     assert said[0] == said[1]
     assert "\n" not in said[0]
 
 
-SECONDS_TOLD = re.compile(r"^[\d.e+]+ s(?= of simulated time)")
+SIMULATED_SECONDS = re.compile(r"^[\d.e+]+ s(?= of simulated time)")
 
 
 @drawn(24)
@@ -518,7 +518,7 @@ def test_both_executors_refuse_the_same(data: st.DataObject, case: tuple[Node, P
         except HardwareError as error:
             # Of several times beyond the clock's end at one instant either may be looked at first:
             # where loads of 256,000 s stand in a queue, the compiled executor sees one, SimPy two.
-            said.append((SECONDS_TOLD.sub("", str(error)), ""))
+            said.append((SIMULATED_SECONDS.sub("", str(error)), ""))
     assert said[0] == said[1]
 
 

@@ -42,8 +42,8 @@ def test_graphs_of_narrow_residuals_hand_no_state_over(hidden: int, pays: bool) 
     plan = default_plan(spec, node, context=64, max_context=128, execution=Execution.GRAPH)
     kernel = replace(node.device.kernel, border_s=number(0))
     free = replace(node, device=replace(node.device, kernel=kernel))
-    told, without = simulate(plan, node).step_s, simulate(plan, free).step_s
-    assert (told > without) == pays
+    charged, without = simulate(plan, node).step_s, simulate(plan, free).step_s
+    assert (charged > without) == pays
 
 
 def test_a_restart_is_counted_from_the_border_to_the_first_data() -> None:

@@ -70,13 +70,13 @@ def test_a_warp_waits_for_each_slice_and_the_code_of_probes_joins_two() -> None:
     ]
     wide = plans[-1].stages[0].matrix
     assert wide is not None
-    joined, apart = (
+    joined, separate = (
         team_work(
             warps_of(device), wide, rows=8, cols=1024, groups=1, dtype=DType.BF16, joined=said
         )
         for said in (True, False)
     )
-    assert (joined.ends_ps, apart.ends_ps) == (
+    assert (joined.ends_ps, separate.ends_ps) == (
         pytest.approx(5e6 / 12, abs=1),
         pytest.approx(6e6 / 12, abs=1),
     )
@@ -90,11 +90,11 @@ def test_of_what_is_taken_ahead_the_first_round_is_saved_where_a_stage_waits() -
     plain = stream_probe(options, limits_of(device), rows=64, cols=2048)
     (alone,) = compile_plan(plain, device).stages[0]
     assert alone.ahead == alone.slots[:8]
-    wide, asked = (
+    wide, wanted = (
         replace(MODEL, hidden=2048),
         Options(blocks=4, slot_bytes=16384, tile_rows=4, max_context=256),
     )
-    layer = build(wide, asked, limits_of(device))
+    layer = build(wide, wanted, limits_of(device))
     work = next(
         work for work in compile_plan(layer, device).stages[0] if work.kind is StageKind.GATE_UP
     )
@@ -104,7 +104,7 @@ def test_of_what_is_taken_ahead_the_first_round_is_saved_where_a_stage_waits() -
     assert 0 < first < len(work.ahead)
     assert all(rest < ps for ps, rest in zip(work.slots[:first], work.ahead, strict=False))
     assert work.ahead[first:] == work.slots[first : len(work.ahead)]
-    met = build(wide, replace(asked, handoff=HandOffKind.GRID), limits_of(device))
+    met = build(wide, replace(wanted, handoff=HandOffKind.GRID), limits_of(device))
     work = next(
         work for work in compile_plan(met, device).stages[0] if work.kind is StageKind.GATE_UP
     )
@@ -145,7 +145,7 @@ def test_threads_without_columns_take_as_long_as_the_others() -> None:
 
 def test_tiles_taken_ahead_leave_room_in_the_ring() -> None:
     """Eight tiles of a stage, four a team, where the block has one rank's narrow residual in 16
-    bits; none of FP32, and none where a slot is only asked for once the inputs are there.
+    bits; none of FP32, and none where a slot is only wanted for once the inputs are there.
     """
     options = Options(blocks=2, slot_bytes=16384, ring_slots=4, window_slots=4)
     for dtype, tiles in ((DType.BF16, 8), (DType.FP32, 0)):

@@ -86,8 +86,8 @@ class Forms:
         same, value = self.numbered, self.plan.values[read.value]
         producer = self.plan.stages[value.stage]
         words = (value.elements, value.words, value.pushed, same(value.owned), value.stage == last)
-        asked = (read.parts, same(read.spans), read.previous_step, read.sequences)
-        return (*asked, *words, producer.publishes == value.id, *self._own(producer))
+        loads = (read.parts, same(read.spans), read.previous_step, read.sequences)
+        return (*loads, *words, producer.publishes == value.id, *self._own(producer))
 
     def _traits(self, stage: Stage) -> Iterable[object]:
         """Of each block, all that its work in a stage depends on."""

@@ -94,9 +94,9 @@ def _held_columns(team: Team, matrix: Matrix) -> int:
     def held(wide: int) -> int:
         return -(-wide // chains) * chains
 
-    each = team.cols // team.beside
+    each = team.cols // team.joined
     full = held(min(team.tile, each))
-    lone = team.beside == 1 and team.portions > 1 and team.slices % team.teams == 1
+    lone = team.joined == 1 and team.portions > 1 and team.slices % team.teams == 1
     last = held(each - (team.slices - 1) * team.tile) if lone else full
     return (team.portions - 1) * full + last
 

@@ -35,7 +35,7 @@ class WarpStreams(Streams):
         if not stage.matrices:
             return self._cached(stage, block)
         if wide := self._one_matrix(stage, experts):
-            key: object = (self._share(wide, block, experts), wide.beside)
+            key: object = (self._share(wide, block, experts), wide.joined)
             if key not in self.known:
                 kept = stage.kind is StageKind.ROUTED_DOWN and self.ffn_in_memory
                 tiles = tuple(self._tiles(wide, *wide.owned[block], 1, whole_tiles=kept))

@@ -220,9 +220,9 @@ class CudaEngine(Session):
         state = 0 if plan.options.resident else plan.blocks * int(sizes["state_floats"])
         memory.exchange = gpu.allocate_exchanged(exchange * 4)
         memory.counters = gpu.allocate_exchanged(counters * 4)
-        memory.kv, memory.shelves = (
+        memory.kv, memory.logits_buffers = (
             gpu.allocate(made.cache_bytes),
-            gpu.allocate_exchanged(made.shelves_floats * 4),
+            gpu.allocate_exchanged(made.logits_buffers_floats * 4),
         )
         memory.prompt = gpu.allocate(int(sizes["prompt_floats"]) * 4)
         memory.state = gpu.allocate(state * 4) if state else None

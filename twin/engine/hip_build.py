@@ -33,7 +33,7 @@ ROCM = "/opt/rocm"  # unless ROCM_PATH names another folder: its compiler is the
 ARCHITECTURES = ("gfx942",)  # what the kernel is written for
 LOCAL_BYTES = 64 << 10  # of a compute unit, all of which a block may take
 # of that: what waves tell each other and know of their strips, a block's progress
-BESIDE_BYTES = 2048
+STATUS_BYTES = 2048
 OLDEST = 17  # the first that knows gfx942
 FLAGS = (
     "-x",
@@ -50,7 +50,7 @@ FLAGS = (
     "-Wextra",
     "-Rpass-analysis=kernel-resource-usage",
     f"-DTWIN_THREADS={THREADS}",
-    f"-DTWIN_BESIDE_BYTES={BESIDE_BYTES}",
+    f"-DTWIN_STATUS_BYTES={STATUS_BYTES}",
     # A function that is called keeps the block's state, and a copy of the launch, in scratch
     # memory.
     "-mllvm",
@@ -130,7 +130,7 @@ def check_runs(plan: Plan) -> None:
             "with prompt_chunk=1"
         )
     vectors = vector_bytes(plan)
-    if vectors > LOCAL_BYTES - BESIDE_BYTES:
+    if vectors > LOCAL_BYTES - STATUS_BYTES:
         raise ToolchainError(
             f"{plan.name}: a block's vectors take {vectors} bytes, which exceed a compute unit's "
             f"local data share of {LOCAL_BYTES}: use more blocks or ranks"
@@ -145,7 +145,7 @@ def vector_bytes(plan: Plan) -> int:
     widest, scratch = int(sizes["input_floats"]), int(sizes["scratch_floats"])
     whole = 4 * (widest + scratch)
     narrows = plan.spec is not None and not plan.coded and not plan.kernel_routed
-    if whole <= LOCAL_BYTES - BESIDE_BYTES or not narrows:
+    if whole <= LOCAL_BYTES - STATUS_BYTES or not narrows:
         return whole
     heads = plan.kernel_attention().heads * plan.kernel_attention().head_dim
     floats = max(plan.shard.hidden, heads, -(-3 * widest // 4))

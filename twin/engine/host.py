@@ -176,12 +176,12 @@ class _Arenas:
                 self.constants.append(constants)
             exchange = _arena(self._exchange_floats * 4).view(np.int32)
             counters = _arena(self._counters * LINE_FLOATS * 4).view(np.int32)
-            kv, shelves = _arena(made.cache_bytes), _arena(made.shelves_floats * 4)
+            kv, logits_buffers = _arena(made.cache_bytes), _arena(made.logits_buffers_floats * 4)
             self._streams.append(stream)
             self._exchange.append(exchange)
             self._counts.append(counters)
             prompt = _arena(int(made.sizes["prompt_floats"]) * 4)
-            self._kept += [constants, kv, shelves, prompt]
+            self._kept += [constants, kv, logits_buffers, prompt]
             memory.prompt = address(prompt)
             memory.stream, memory.embedding, memory.constants = (
                 address(stream),
@@ -189,7 +189,7 @@ class _Arenas:
                 address(constants),
             )
             memory.exchange, memory.counters = address(exchange), address(counters)
-            memory.kv, memory.shelves = address(kv), address(shelves)
+            memory.kv, memory.logits_buffers = address(kv), address(logits_buffers)
 
     def clear(self) -> None:
         for exchange, counters in zip(self._exchange, self._counts, strict=True):

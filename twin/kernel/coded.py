@@ -50,7 +50,7 @@ def coded_fields(plan: Plan, matrix: Matrix | None) -> dict[str, int]:
     """
     if matrix is None:
         return dict.fromkeys(("code", "row_bytes", "last_bytes", "row_scales", "last_scales"), 0)
-    last = matrix.cols // matrix.beside % matrix.tile_cols or matrix.tile_cols
+    last = matrix.cols // matrix.joined % matrix.tile_cols or matrix.tile_cols
     bits, form = (
         matrix.format.bits if matrix.format else 8 * plan.options.weight_dtype.bytes,
         matrix.format,

@@ -23,7 +23,7 @@ from twin.schedule.memory import CONTEST
 
 # of a stage, where a plan has experts
 FIELDS = ("expert_page", "expert_units", "expert_rows", "expert_cols")
-CODED_FIELDS = ("expert_group", "expert_apart")  # besides, where it has few-bit weights
+CODED_FIELDS = ("expert_group", "expert_gap")  # besides, where it has few-bit weights
 
 
 @frozen
@@ -33,7 +33,7 @@ class Place:
 
     In a plan with few-bit weights it is [experts][row groups][column slices] of whole tiles with
     their scales. Where each block has rows of its own, its groups begin with the first of them, and
-    lie apart from those of the block before by what that one's last group fills up.
+    lie gap from those of the block before by what that one's last group fills up.
     """
 
     page: int  # of expert 0
@@ -41,7 +41,7 @@ class Place:
     rows: int  # of one expert
     cols: int
     group: int = 0  # units of a whole row group
-    apart: int = 0  # units between blocks
+    gap: int = 0  # units between blocks
 
 
 def places(
@@ -68,13 +68,13 @@ def places(
 def _coded_place(plan: Plan, matrix: Matrix, page: int, unit_bytes: int) -> Place:
     high = matrix.tile_rows
     group = _group_units(plan, matrix, high, unit_bytes)
-    apart = 0
+    gap = 0
     for lo, hi in matrix.owned:
         whole, rest = divmod(hi - lo, high)
         units = whole * group + (_group_units(plan, matrix, rest, unit_bytes) if rest else 0)
-        apart = max(apart, units - (hi - lo) * group // high)
-    units = -(-matrix.rows * group // high) + apart * len(matrix.owned)
-    return Place(page, units, matrix.rows, matrix.cols, group, apart)
+        gap = max(gap, units - (hi - lo) * group // high)
+    units = -(-matrix.rows * group // high) + gap * len(matrix.owned)
+    return Place(page, units, matrix.rows, matrix.cols, group, gap)
 
 
 def _group_units(plan: Plan, matrix: Matrix, rows: int, unit_bytes: int) -> int:
@@ -86,7 +86,7 @@ def _group_units(plan: Plan, matrix: Matrix, rows: int, unit_bytes: int) -> int:
 
 def begins(place: Place, high: int, block: int, lo: int) -> int:
     """Units from an expert's first to a block's, whose first row is `lo`."""
-    return -(-lo * place.group // high) + block * place.apart
+    return -(-lo * place.group // high) + block * place.gap
 
 
 def fields(place: Place | None, names: tuple[str, ...]) -> dict[str, int]:

@@ -29,7 +29,7 @@ from twin.schedule.memory import (
     SAMPLE_HELD,
     SAMPLE_LISTED,
     SHARE_FLOATS,
-    SHELF_FIRST,
+    LOGITS_FIRST,
     STATE_EXTRA,
     SUMMARY_FLOATS,
 )
@@ -77,7 +77,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "SAMPLE_BUCKETS": (SAMPLE_BUCKETS, "of logits, the full sampler's"),
     "SAMPLE_LISTED": (SAMPLE_LISTED, "logits that it compares one by one"),
     "SAMPLE_HELD": (SAMPLE_HELD, "of a bucket, on the chip"),
-    "SHELF_FIRST": (SHELF_FIRST, "words of a block's shelf before its logits"),
+    "LOGITS_FIRST": (LOGITS_FIRST, "words of a block's shelf before its logits"),
     "SUMMARY_FLOATS": (SUMMARY_FLOATS, "that a block publishes of its logits"),
     "LEVEL_FLOATS": (LEVEL_FLOATS, "that it keeps of a bucket"),
     "MEETING_FLOATS": (MEETING_FLOATS, "of the sampler's scratch: a number of each warp"),

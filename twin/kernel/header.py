@@ -94,8 +94,8 @@ RANK_FIELDS = (  # the memory of one rank; every rank's kernel sees all of them
     ("float*", "exchange"),  # [buffers][copies][parts][elements]
     ("u32*", "counters"),  # one per 128-byte line
     ("u8*", "kv"),  # [attention stages][items][k, v][item_positions][head_dim]
-    # [2][blocks][shelf_floats] what each block makes of its logits, the full sampler's
-    ("float*", "shelves"),
+    # [2][blocks][logits_buffer_floats] what each block makes of its logits, the full sampler's
+    ("float*", "logits_buffers"),
     # one kernel per stage, GPUs: [blocks][state_floats] kept between kernels, else null
     ("float*", "state"),
     # what the tokens of a chunk hand from stage to stage in a prompt pass, [prompt_floats]
@@ -283,10 +283,10 @@ def _struct(made: Layout, name: str, table: str) -> str:
     absent = {field: value for field, value in ABSENT_FIELDS.items() if field not in fields}
     if table == "stages" and absent:
         body += f"\n{_members(absent)}"
-    values = ", ".join(f"{_type(field)}(at[{i} * apart])" for i, field in enumerate(fields))
+    values = ", ".join(f"{_type(field)}(at[{i} * pitch])" for i, field in enumerate(fields))
     return (
         f"struct {name} {{\n{body}\n\n  template <class Word>\n"
-        f"  static constexpr {name} of(const Word* at, int apart) {{\n    return {{{values}}};\n"
+        f"  static constexpr {name} of(const Word* at, int pitch) {{\n    return {{{values}}};\n"
         "  }\n};\n"
         f'static_assert(sizeof({name}) == {4 * len(fields)}, "tables hold 4-byte fields");\n'
     )

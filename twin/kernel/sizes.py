@@ -7,7 +7,7 @@ from twin.kernel.prompt import Prompt
 from twin.models.spec import LaneHead, ModelSpec, RopeStyle
 from twin.plan.types import STAGGERED_LANES, HandOffKind, Plan, Sampling
 from twin.schedule.block import LINE_FLOATS, ROWS_AT_ONCE, up
-from twin.schedule.memory import STATE_EXTRA, Scratch, shelf_floats, shelf_rows
+from twin.schedule.memory import STATE_EXTRA, Scratch, logits_buffer_floats, block_logits
 from twin.schedule.types import Schedule
 
 HANDOFFS = {kind: at for at, kind in enumerate(HandOffKind)}
@@ -65,8 +65,8 @@ def sizes_of(schedule: Schedule, prompt: Prompt) -> dict[str, int | float]:
             "input_floats": schedule.memory.input_floats,
             "scratch_floats": scratch.floats,
             "half_floats": scratch.half,
-            "shelf_rows": shelf_rows(plan),
-            "shelf_floats": shelf_floats(plan),
+            "block_logits": block_logits(plan),
+            "logits_buffer_floats": logits_buffer_floats(plan),
         }
         | dict(schedule.warp_sizes)
         | _prompt_sizes(schedule, prompt)

@@ -33,7 +33,7 @@ from twin.kernel.streams import Streams, streams_of
 from twin.plan.types import Matrix, Parts, Plan, Read, Span, Stage, StageKind, Value
 from twin.schedule.block import LINE_FLOATS, up
 from twin.schedule.choose import schedule_of
-from twin.schedule.memory import shelves_floats
+from twin.schedule.memory import logits_buffers_floats
 from twin.schedule.types import Schedule
 
 
@@ -47,7 +47,9 @@ class Layout:
     constants: Constants
     weights: Streams
     cache_bytes: int  # of a rank: keys and values, and the recurrent states behind them
-    shelves_floats: int  # what the blocks of a rank make of their logits for the full sampler
+    logits_buffers_floats: (
+        int  # what the blocks of a rank make of their logits for the full sampler
+    )
     sizes: dict[str, int | float]
     stages: Table
     reads: Table
@@ -153,7 +155,7 @@ def layout(plan: Plan) -> Layout:
         constants=constants,
         weights=weights,
         cache_bytes=_cache_bytes(plan),
-        shelves_floats=shelves_floats(plan),
+        logits_buffers_floats=logits_buffers_floats(plan),
         sizes=sizes,
         stages=stages,
         reads=reads,

@@ -47,7 +47,7 @@ TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
         "NORMALISED": (True, "the chosen weights sum to one,"),
         "SCALING": (1.0, "times this"),
     },
-    "Beside": {  # what stands next to routed experts
+    "NonRouted": {  # what stands next to routed experts
         "SHARED": (False, "experts that every token visits,"),
         "GATED": (False, "times the sigmoid of a logit behind the router's"),
         "DENSE": (False, "layers without experts"),

@@ -192,9 +192,9 @@ def output_projection(
     cols: int,
     *,
     vector: int = 0,
-    beside: tuple[Span, ...] = (),
+    scanned: tuple[Span, ...] = (),
 ) -> Value:
-    """The output projection's rows over this rank's columns. `beside`: items of the blocks that
+    """The output projection's rows over this rank's columns. `scanned`: items of the blocks that
     scan before it.
     """
     return b.rows(
@@ -204,7 +204,7 @@ def output_projection(
         reads=reads,
         vector=b.options.tokens * vector,
         operations=("o_proj",),
-        beside=beside,
+        scanned=scanned,
     )
 
 

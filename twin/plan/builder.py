@@ -15,7 +15,7 @@ from twin.models.formats import Format
 from twin.models.spec import LaneHead, Lanes, ModelSpec
 from twin.plan.catalogue import ROWS
 from twin.plan.coding import Coding
-from twin.plan.spans import spread, spread_beside
+from twin.plan.spans import spread, spread_unevenly
 from twin.plan.types import (
     Attention,
     Buffer,
@@ -141,14 +141,14 @@ class Builder:
         name: str = "",
         routed: Routed | None = None,
         gate: int | None = None,
-        beside: tuple[Span, ...] = (),
+        scanned: tuple[Span, ...] = (),
     ) -> Value:
         """A stage that multiplies one or more matrices with the same input; their elements follow
-        each other in one value. `beside`: items of the blocks, of which those that have some own
+        each other in one value. `scanned`: items of the blocks, of which those that have some own
         `scanning_block_rows` rows where the plan says so.
 
         Of a kind that sums, ranks push their parts where others read them. The engine's blocks
-        publish something each, but for kinds of FEW_ROWS and for blocks with items `beside`; where
+        publish something each, but for kinds of FEW_ROWS and for blocks with items `scanned`; where
         only the twin runs a plan with fewer outputs than blocks, some own none.
         """
         outputs = sum(piece.outputs for piece in pieces)
@@ -158,7 +158,7 @@ class Builder:
                 f"most {outputs} blocks per rank"
             )
         pushed = pushed or (ROWS[kind].summed and self.exchanged(layer))
-        owned = self._owned(outputs, beside)
+        owned = self._owned(outputs, scanned)
         self.shift = (self.shift + outputs) % self.blocks
         matrix, *more = self.matrices(pieces, owned)
         value = self.value(
@@ -202,7 +202,7 @@ class Builder:
                 f"scanning_block_rows={rows}: all {self.blocks} blocks scan, so no block takes "
                 "their rows; use fewer attention_splits, or leave scanning_block_rows out"
             )
-        return spread_beside(outputs, items, rows, self.shift)
+        return spread_unevenly(outputs, items, rows, self.shift)
 
     def matrices(self, pieces: Sequence[Piece], owned: tuple[Span, ...]) -> list[Matrix]:
         """Each piece's matrix; `owned` are the blocks' shares of all pieces' outputs one after the

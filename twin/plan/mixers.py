@@ -78,7 +78,7 @@ def _grouped(
     last = layer + 1 == b.spec.layers
     scanned = scanned_first(b.attention, kind.window, b.blocks) if b.attention and not last else ()
     reads = [b.whole(partials), *gated]
-    return output_projection(b, layer, weights["o"], reads, q, vector=q + gate, beside=scanned)
+    return output_projection(b, layer, weights["o"], reads, q, vector=q + gate, scanned=scanned)
 
 
 def _attend_cache(

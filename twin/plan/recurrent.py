@@ -84,7 +84,7 @@ def _delta_in(
     alike = pieces[0].format is None and pieces[1].format is None
     if b.attention and alike:
         pieces = [Piece(sum(rows), pieces[0].cols)]
-    apart = pieces.pop() if b.attention and not alike else None
+    separate = pieces.pop() if b.attention and not alike else None
     made = b.rows(
         StageKind.DELTA_IN,
         layer,
@@ -93,12 +93,12 @@ def _delta_in(
         vector=vector(b),
         operations=("add_norm", "qkvz_proj", "ba_proj"),
     )
-    if apart is None:
+    if separate is None:
         return made, made, rows[0]
     gates = b.rows(
         StageKind.DELTA_GATES,
         layer,
-        [apart],
+        [separate],
         reads=(),
         vector=b.shard.hidden,
         operations=(),

@@ -25,7 +25,7 @@ def spread(count: int, blocks: int, shift: int = 0) -> tuple[Span, ...]:
 
 
 @lru_cache(maxsize=1024)
-def spread_beside(
+def spread_unevenly(
     count: int, items: tuple[Span, ...], rows: int, shift: int = 0
 ) -> tuple[Span, ...]:
     """Contiguous spans in block order: `rows` for each block that has items, an equal share of the

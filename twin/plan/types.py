@@ -210,14 +210,14 @@ class Matrix:
     pack: int = 0
     # equal matrices side by side that are one to whoever multiplies them; no slice has columns of
     # two
-    beside: int = 1
+    joined: int = 1
     # a GPU's warp takes rows of a tile by itself, in column folds: all of a row is in one tile
     folded: bool = False
 
     @property
     def slices(self) -> int:
         """Column slices, each a tile wide; the last one of each matrix may be narrower."""
-        return self.beside * -(-self.cols // (self.beside * self.tile_cols))
+        return self.joined * -(-self.cols // (self.joined * self.tile_cols))
 
     @property
     def share_step(self) -> int:
@@ -783,7 +783,7 @@ def tiles(matrix: Matrix, block: int) -> Iterator[tuple[Span, Span]]:
 
 def tiles_of(matrix: Matrix, lo: int, hi: int) -> Iterator[tuple[Span, Span]]:
     """The same for rows lo..hi-1."""
-    each = matrix.cols // matrix.beside
+    each = matrix.cols // matrix.joined
     for row in range(lo, hi, matrix.tile_rows):
         for first in range(0, matrix.cols, each):
             for col in range(first, first + each, matrix.tile_cols):

@@ -29,7 +29,7 @@ from twin.proof.violation import Violation
 from twin.schedule.block import LINE_FLOATS
 from twin.schedule.choose import schedule_of
 from twin.schedule.chosen import multiplied as multiplied_at_once
-from twin.schedule.memory import shelf_rows, shelves_floats
+from twin.schedule.memory import block_logits, logits_buffers_floats
 from twin.schedule.pass_memory import check_tensor_cores
 from twin.schedule.scan import check_cache_tiles
 
@@ -200,7 +200,7 @@ def _stage(plan: Plan, stage: Stage) -> Iterator[Violation]:
     if stage.matrix is not None:
         yield from _matrix(plan, stage, stage.matrix)
     if stage.matrix is not None and stage.kind is StageKind.LM_HEAD:
-        yield from _shelf(plan, stage, stage.matrix)
+        yield from _logits_buffer(plan, stage, stage.matrix)
     if stage.kind is StageKind.SAMPLE:
         yield from _sample(plan, stage)
 
@@ -221,8 +221,8 @@ def _probe_stage(stage: Stage) -> Iterator[Violation]:
 
 
 def _matrix(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
-    if matrix.beside != 1:
-        message = f"{matrix.beside} matrices side by side; those of experts alone become one"
+    if matrix.joined != 1:
+        message = f"{matrix.joined} matrices side by side; those of experts alone become one"
         yield Violation("kernel", stage.name, message)
     if matrix.format is not None and matrix.format.name not in DECODED:
         yield Violation(
@@ -349,12 +349,12 @@ def _teams(plan: Plan) -> Iterator[Violation]:
             yield Violation("kernel", stage.name, message)
 
 
-def _shelf(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
-    """What blocks make of their logits for the full sampler lies on shelves of one size, that of
+def _logits_buffer(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
+    """What blocks make of their logits for the full sampler lies on logits_buffers of one size, that of
     an even share.
     """
     sizes = [hi - lo for lo, hi in matrix.owned]
-    most = shelf_rows(plan)
+    most = block_logits(plan)
     if plan.options.sampling is Sampling.FULL and max(sizes, default=0) > most:
         block = sizes.index(max(sizes))
         message = (
@@ -396,12 +396,12 @@ def _sample(plan: Plan, stage: Stage) -> Iterator[Violation]:
             "kernel", stage.name, f"{elements} words: a greedy candidate has two, logit and token"
         )
     # a probe's one block publishes logits, and summarises them itself
-    if full and not plan.spec and (plan.blocks > 1 or elements > shelf_rows(plan)):
+    if full and not plan.spec and (plan.blocks > 1 or elements > block_logits(plan)):
         yield Violation(
             "kernel",
             stage.name,
             f"{elements} logits on {plan.blocks} blocks; a probe samples on one, whose shelf has "
-            f"room for {shelf_rows(plan)}",
+            f"room for {block_logits(plan)}",
         )
     wanted = SUMMARY * plan.blocks
     if full and plan.spec and elements != wanted:
@@ -434,7 +434,7 @@ def _ring(plan: Plan) -> Iterator[Violation]:
             return
 
 
-def _beside(plan: Plan, sizes: Mapping[str, int | float]) -> int:
+def _besides(plan: Plan, sizes: Mapping[str, int | float]) -> int:
     """Bytes of a rank's arenas beside weights, caches and exchanged words: padding, counters,
     tables, what prompts and samplers need.
     """
@@ -446,7 +446,7 @@ def _beside(plan: Plan, sizes: Mapping[str, int | float]) -> int:
         + sizes["prompt_floats"]
         + sizes["constant_floats"]
     )
-    return int(4 * (floats + shelves_floats(plan))) + PAGE_BYTES * plan.blocks
+    return int(4 * (floats + logits_buffers_floats(plan))) + PAGE_BYTES * plan.blocks
 
 
 def _laid_out(plan: Plan) -> Iterator[Violation]:
@@ -460,7 +460,7 @@ def _laid_out(plan: Plan) -> Iterator[Violation]:
         return
     yield from _ring(plan)
     needed, limit = plan.memory_bytes(), plan.limits.memory_bytes
-    held = needed + plan.ranks_per_gpu * _beside(plan, made.sizes)
+    held = needed + plan.ranks_per_gpu * _besides(plan, made.sizes)
     if needed <= limit < held:  # more is refused elsewhere
         yield Violation(
             "budget",

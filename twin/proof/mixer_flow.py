@@ -163,15 +163,15 @@ def _compressed(layer: LayerWalk, kind: CompressedAttention, reads: list[Need]) 
     latent = layer.rows(StageKind.LATENT, reads, parts, common=True)
     low = layer.common(kind.q_rank)
     keys = sum(rows for rows, name in parts if name.startswith("index"))
-    heads_asked, divided = _index_heads(layer, kind)
-    asked = heads_asked * kind.index_dim
-    projected = [(heads * dim, "q_b"), *([(asked, "index_q")] if asked else [])]
+    index_heads, divided = _index_heads(layer, kind)
+    index_elements = index_heads * kind.index_dim
+    projected = [(heads * dim, "q_b"), *([(index_elements, "index_q")] if index_elements else [])]
     queries = layer.rows(StageKind.QUERY, [layer.some(latent, (0, low))], projected)
     end = latent.elements - keys
     entries = kind.entries(layer.options.context) if kind.top_k else 0
     entries = layer.common(entries) if divided else entries
     scores = (
-        _scores(layer, heads_asked, entries, kind.key_bytes, (queries, heads * dim), (latent, end))
+        _scores(layer, index_heads, entries, kind.key_bytes, (queries, heads * dim), (latent, end))
         if entries
         else None
     )
@@ -225,11 +225,11 @@ def _scores(
     heads: int,
     entries: int,
     key_bytes: int,
-    asked: tuple[Value, int],
+    queried: tuple[Value, int],
     kept: tuple[Value, int],
 ) -> Value:
-    """`asked` and `kept`: values, and from which element on they hold queries and keys."""
-    (queries, first), (latent, keys) = asked, kept
+    """`queried` and `kept`: values, and from which element on they hold queries and keys."""
+    (queries, first), (latent, keys) = queried, kept
     stage = layer.scans(StageKind.INDEX, heads=1, group=heads, entries=entries)
     layer.entry_bytes(stage, key_bytes)
     needs = [

@@ -28,10 +28,10 @@ SIGNAL_BYTES = 32 * 16 + 48
 WARP_SIGNALS = 16  # bytes of each consumer warp
 VECTOR_FLOATS = 16  # constants and parts of the scratch start on a 64-byte line
 STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residual
-# The full sampler (shelf.cuh, sampling.cuh). Buckets of logits, a temperature's sixteenth wide;
+# The full sampler (logits_buffer.cuh, sampling.cuh). Buckets of logits, a temperature's sixteenth wide;
 # words of what lies in one, and of what a block publishes
 SAMPLE_BUCKETS, LEVEL_FLOATS, SUMMARY_FLOATS = 256, 4, SUMMARY
-SHELF_FIRST = 4  # words of a block's shelf before its logits
+LOGITS_FIRST = 4  # words of a block's shelf before its logits
 SAMPLE_LISTED = 256  # logits that are compared one by one
 SAMPLE_HELD = 1280  # of a bucket, in shared memory
 # in its scratch: a number of each warp; one block of one rank; which logit is the last one kept
@@ -270,7 +270,7 @@ def _sampler_floats(plan: Plan, half: int) -> tuple[int, int]:
     """What the full sampler needs: of every block behind its head, and of the block that draws."""
     items, buckets = plan.ranks * plan.blocks, LEVEL_FLOATS * SAMPLE_BUCKETS
     # a probe's logits lie on its shelf
-    rows = shelf_rows(plan) if plan.spec else 0
+    rows = block_logits(plan) if plan.spec else 0
     held = SAMPLE_HELD + -(-SAMPLE_HELD // 2)  # and the share of each
     looked_at = max(PROBED_FLOATS + held, 2 * items)
     return (
@@ -279,21 +279,21 @@ def _sampler_floats(plan: Plan, half: int) -> tuple[int, int]:
     )
 
 
-def shelf_rows(plan: Plan) -> int:
+def block_logits(plan: Plan) -> int:
     """Logits of a block, at most."""
     return up(-(-plan.shard.vocab // plan.blocks), 4)
 
 
-def shelves_floats(plan: Plan) -> int:
+def logits_buffers_floats(plan: Plan) -> int:
     """What the blocks of a rank make of their logits for the full sampler, in two steps."""
     if plan.options.sampling is not Sampling.FULL:
         return 0
-    return 2 * plan.blocks * shelf_floats(plan)
+    return 2 * plan.blocks * logits_buffer_floats(plan)
 
 
-def shelf_floats(plan: Plan) -> int:
-    """What one block makes of its logits (shelf.cuh)."""
-    return SHELF_FIRST + LEVEL_FLOATS * SAMPLE_BUCKETS + 2 * shelf_rows(plan)
+def logits_buffer_floats(plan: Plan) -> int:
+    """What one block makes of its logits (logits_buffer.cuh)."""
+    return LOGITS_FIRST + LEVEL_FLOATS * SAMPLE_BUCKETS + 2 * block_logits(plan)
 
 
 def _choice_floats(plan: Plan) -> int:

@@ -110,7 +110,7 @@ def _pass_stage(plan: Plan, stage: Stage, batch: int, owners: int) -> PassStage:
         return PassStage(stage, _share(stage))
     if plan.coded and stage.kind is StageKind.ROUTED_DOWN:
         return PassStage(stage, owners * _share(stage), -(-plan.blocks // owners))
-    # `lot` in native/monokernel/row_batches.cuh
+    # `batch` in native/monokernel/row_batches.cuh
     high = stage.matrix.tile_rows
     rows = max(1, batch // high) * high
     return PassStage(stage, min(rows, stage.matrix.rows), -(-stage.matrix.rows // rows))

@@ -180,12 +180,12 @@ def scanning_block_rows(plan: Plan) -> int | None:
     if own is None or matrix is None or not warps or not (shape["dense"] and shape["alone"]):
         return None
     side_by_side = warps.teams["heads"].groups
-    scanners = sum(lo < hi for lo, hi in scanned_first(own, 0, plan.blocks))
-    turn, others = ROWS_AT_ONCE * side_by_side, plan.blocks - scanners
+    scanning = sum(lo < hi for lo, hi in scanned_first(own, 0, plan.blocks))
+    turn, others = ROWS_AT_ONCE * side_by_side, plan.blocks - scanning
     if side_by_side == 1 or not others:
         return None
     turns = ceil(ceil(matrix.rows / plan.blocks) / turn)
-    rows = ceil(max(0, matrix.rows - others * turns * turn) / scanners)
+    rows = ceil(max(0, matrix.rows - others * turns * turn) / scanning)
     return rows if ceil(rows / turn) < turns else None
 
 

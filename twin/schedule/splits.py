@@ -27,7 +27,7 @@ POSITIONS_PER_SPLIT = 128
 # the twin, from 8,192 to 131,072 positions, 64 were never slower than more, and up to 16 % faster:
 # GPT-OSS-120B on eight H200 with 32,768 positions 478 tokens/s instead of 412, Gemma-3-1B on one
 # with 16,384 positions 1,003 instead of 886.
-SPLITS_BESIDE_WINDOWS = 64
+SPLITS_WITH_WINDOWS = 64
 TENSOR_POSITIONS, TENSOR_HEADS = 16, 4  # of a product on tensor cores: positions, query heads
 WIDE_HEADS = 2 * TENSOR_HEADS  # of a warp where another product adds what rounding loses
 WARP_SETS = 2  # of query heads, each by four warps
@@ -59,7 +59,7 @@ def attention_of(
         head_dim=spec.head_dim,
         blocks=blocks,
         kv_replicas=replicas,
-        most=SPLITS_BESIDE_WINDOWS if limits.teams and slides else None,
+        most=SPLITS_WITH_WINDOWS if limits.teams and slides else None,
     )
 
 

@@ -36,7 +36,7 @@ class Team:
     vector: int
     size: int  # warps of a team; divides `warps`
     warps: int
-    beside: int = 1  # equal matrices side by side, whose slices are their own
+    joined: int = 1  # equal matrices side by side, whose slices are their own
 
     @property
     def teams(self) -> int:
@@ -45,7 +45,7 @@ class Team:
     @property
     def slices(self) -> int:
         """Column slices, each a tile wide; the last one of each matrix may be narrower."""
-        return self.beside * -(-self.cols // (self.beside * self.tile))
+        return self.joined * -(-self.cols // (self.joined * self.tile))
 
     @property
     def folds(self) -> int:
@@ -89,14 +89,14 @@ def team_of(
     *,
     weight_bytes: int = 2,
     pack: int = 0,
-    beside: int = 1,
+    joined: int = 1,
     folded: bool = False,
 ) -> Team | None:
     """The team that wastes least, with the fewest warps; None when all warps together do not cover
     a tile.
 
     Where the wider loads need more registers than a thread can spare, the narrower ones are taken.
-    `pack`: of a plan with coded weights. `beside`, `folded`: as of a matrix.
+    `pack`: of a plan with coded weights. `joined`, `folded`: as of a matrix.
     """
     if folded:
         return Team(cols, tile, FOLD_COLUMNS // WARP, 1, warps)
@@ -107,7 +107,7 @@ def team_of(
         needed = -(-tile // (WARP * vector))
         sizes = [size for size in range(needed, warps + 1) if warps % size == 0]
         if sizes:
-            found.append(Team(cols, tile, vector, sizes[0], warps, beside))
+            found.append(Team(cols, tile, vector, sizes[0], warps, joined))
     return min(
         found,
         key=lambda team: (
@@ -131,7 +131,7 @@ def team_for(matrix: Matrix, dtype: DType) -> Team | None:
         TEAM_WARPS,
         weight_bytes=dtype.bytes,
         pack=matrix.pack,
-        beside=matrix.beside,
+        joined=matrix.joined,
         folded=matrix.folded,
     )
 

@@ -78,15 +78,15 @@ class Cutter:
         if self.coding:
             single = even or kind is StageKind.ROUTED_UP
             return cut_coded(matrix, self.coding, self.options, even=even, single=single)
-        beside = top_k if down and plain and self.teams else 0
-        return cut(matrix, self.options, even=even, beside=beside)
+        joined = top_k if down and plain and self.teams else 0
+        return cut(matrix, self.options, even=even, joined=joined)
 
 
-def cut(matrix: Matrix, options: Options, *, even: bool = False, beside: int = 0) -> Matrix:
+def cut(matrix: Matrix, options: Options, *, even: bool = False, joined: int = 0) -> Matrix:
     """The matrix with a tile that fills at most one ring slot.
 
     `even`: column slices of one width, so that the slices of several matrices side by side are
-    those of one wide matrix. `beside`: so many of these matrices are one for the teams of an NVIDIA
+    those of one wide matrix. `joined`: so many of these matrices are one for the teams of an NVIDIA
     block. A team that holds columns of several takes tiles of few rows.
     """
     cols, format = matrix.cols, matrix.format
@@ -104,7 +104,7 @@ def cut(matrix: Matrix, options: Options, *, even: bool = False, beside: int = 0
         format is None or cols <= WIDEST_TILE
     ):
         most = MOST_ROWS
-        if beside > teams_beside(cols, options.weight_dtype.bytes):
+        if joined > teams_joined(cols, options.weight_dtype.bytes):
             most = ROWS_AT_ONCE
         fitting = max(options.tile_rows, min(options.slot_bytes // size(1, cols), most))
         tile_rows = fitting - fitting % options.tile_rows
@@ -182,7 +182,7 @@ def tight_bytes(matrix: Matrix, weight_bytes: int) -> int:
     return elements * weight_bytes
 
 
-def teams_beside(cols: int, weight_bytes: int) -> int:
+def teams_joined(cols: int, weight_bytes: int) -> int:
     """Teams of an NVIDIA block that hold slices of `cols` columns: a thread loads 16 bytes of a row
     at once, and a team is a power of two of warps.
     """

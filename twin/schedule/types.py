@@ -66,7 +66,7 @@ class Schedule:
         """
         plan, options, passes = self.plan, self.plan.options, self.passes
         tiles = {
-            (s.kind.value, m.rows, m.cols, m.tile_rows, m.tile_cols, m.pack, m.beside, m.folded)
+            (s.kind.value, m.rows, m.cols, m.tile_rows, m.tile_cols, m.pack, m.joined, m.folded)
             for s, m in zip(plan.stages, self.matrices, strict=True)
             if m is not None
         }

@@ -8,18 +8,18 @@
 namespace twin {
 
 // A block's shelf in the memory of its rank. Its readers find it filled once they see the block's
-// summary, so its words need no sentinel and no reset. Steps take two shelves in turn: one is
+// summary, so its words need no sentinel and no reset. Steps take two logits_buffers in turn: one is
 // filled again when all readers of the other have said so (docs/kernel.md).
 //   [FIRST] its first token
 //   [rows] logits, in the order of the vocabulary
 //   [BUCKETS][count, mass (2 words)] of all up to each bucket
 //   [rows] logits, by bucket
-constexpr int FIRST = facts::SHELF_FIRST;  // of its words: a logit
+constexpr int FIRST = facts::LOGITS_FIRST;  // of its words: a logit
 constexpr int SUMMARY = facts::SUMMARY_FLOATS;  // best logit, its token; mass, in two floats
 
-__device__ TWIN_APART float* shelf_of(const Block& b, int rank, int block) {
-  const int size = b.plan.shelf_floats;
-  return b.launch.ranks[rank].shelves + long((b.at.step & 1) * b.plan.blocks + block) * size;
+__device__ TWIN_LARGE float* buffer_of(const Block& b, int rank, int block) {
+  const int size = b.plan.logits_buffer_floats;
+  return b.launch.ranks[rank].logits_buffers + long((b.at.step & 1) * b.plan.blocks + block) * size;
 }
 // Where the head's logits lie in the scratch meanwhile: behind its sums, and behind the buckets.
 __device__ __forceinline__ float* head_logits(const Block& b) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ float* head_logits(const Block& b) {
 __device__ __forceinline__ int all_tokens(const Plan& plan) {
   return plan.shard_vocab * plan.ranks;
 }
-__device__ TWIN_APART bool cuts(const Block& b) {
+__device__ TWIN_LARGE bool cuts(const Block& b) {
   const Request& wanted = b.launch.request;
   return (wanted.top_k > 0 && wanted.top_k < all_tokens(b.plan)) || wanted.top_p < 1.0 ||
          wanted.margin < double(infinity());
@@ -38,7 +38,7 @@ __device__ TWIN_APART bool cuts(const Block& b) {
 
 // The block's logits as the sampler wants them, onto its shelf; what it publishes of them, in every
 // thread. Only thread 0 may publish it, and at once: the last barrier has ordered the shelf.
-__device__ TWIN_APART Pack<SUMMARY> summarize(Block& b, const float* logit, int rows,
+__device__ TWIN_LARGE Pack<SUMMARY> summarize(Block& b, const float* logit, int rows,
                                               int first) {
   const Request& wanted = b.launch.request;
   Candidate mine = {-infinity(), first};
@@ -52,9 +52,9 @@ __device__ TWIN_APART Pack<SUMMARY> summarize(Block& b, const float* logit, int 
   if (wanted.temperature == 0.0f) return said;
   const Heat heat(wanted.temperature);
   const bool cut = cuts(b);
-  const int room = b.plan.shelf_rows, top = heat.bucket(best.logit);
+  const int room = b.plan.block_logits, top = heat.bucket(best.logit);
   TWIN_HOLDS(rows <= room);
-  float *const shelf = shelf_of(b, b.rank, b.block), *const logits = shelf + FIRST,
+  float *const buffer = buffer_of(b, b.rank, b.block), *const logits = buffer + FIRST,
                *const levels = logits + room, *const ranked = levels + LEVEL * BUCKETS;
   u32* const bucket = reinterpret_cast<u32*>(b.scratch + MEETING);  // [BUCKETS][LEVEL]
   if (cut) {
@@ -80,7 +80,7 @@ __device__ TWIN_APART Pack<SUMMARY> summarize(Block& b, const float* logit, int 
     }
   }
   mass = b.core.sum(mass);
-  if (b.core.thread() == 0) store_shared(shelf, bits_as<float>(first));
+  if (b.core.thread() == 0) store_shared(buffer, bits_as<float>(first));
   if (cut) {
     const Span own = neighbours(b, BUCKETS);
     Content mine = tally_of(bucket, own);
@@ -108,7 +108,7 @@ __device__ TWIN_APART Pack<SUMMARY> summarize(Block& b, const float* logit, int 
     }
     b.core.barrier();  // of all threads' words, before any is read back
   }
-  b.core.confirm(shelf, FIRST + room + (cut ? LEVEL * BUCKETS + room : 0));
+  b.core.confirm(buffer, FIRST + room + (cut ? LEVEL * BUCKETS + room : 0));
   b.core.barrier();
   said.at[2] = float(mass);
   said.at[3] = float(i64(mass) - i64(said.at[2]));
