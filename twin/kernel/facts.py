@@ -22,6 +22,7 @@ from twin.schedule.memory import (
     FOUND_FLOATS,
     KEPT_FIRST,
     LEVEL_FLOATS,
+    LOGITS_FIRST,
     MEETING_FLOATS,
     PROBED_FLOATS,
     PROGRESS_BYTES,
@@ -29,7 +30,6 @@ from twin.schedule.memory import (
     SAMPLE_HELD,
     SAMPLE_LISTED,
     SHARE_FLOATS,
-    LOGITS_FIRST,
     STATE_EXTRA,
     SUMMARY_FLOATS,
 )

@@ -7,7 +7,7 @@ from twin.kernel.prompt import Prompt
 from twin.models.spec import LaneHead, ModelSpec, RopeStyle
 from twin.plan.types import STAGGERED_LANES, HandOffKind, Plan, Sampling
 from twin.schedule.block import LINE_FLOATS, ROWS_AT_ONCE, up
-from twin.schedule.memory import STATE_EXTRA, Scratch, logits_buffer_floats, block_logits
+from twin.schedule.memory import STATE_EXTRA, Scratch, block_logits, logits_buffer_floats
 from twin.schedule.types import Schedule
 
 HANDOFFS = {kind: at for at, kind in enumerate(HandOffKind)}

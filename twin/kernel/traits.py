@@ -77,7 +77,7 @@ def traits(plan: Plan) -> dict[str, dict[str, Constant]]:
         found["Additions"] = _additions(spec, routed)
         down = next(s.matrix for s in plan.stages if s.matrix and s.kind is StageKind.ROUTED_DOWN)
         found["Experts"] = _experts(routed, down)
-        found["Beside"] = {
+        found["NonRouted"] = {
             "SHARED": routed.shared_width > 0,
             "GATED": routed.shared_gate,
             "DENSE": any(stage.kind is StageKind.DOWN for stage in plan.stages),

@@ -350,7 +350,7 @@ def _teams(plan: Plan) -> Iterator[Violation]:
 
 
 def _logits_buffer(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
-    """What blocks make of their logits for the full sampler lies on logits_buffers of one size, that of
+    """What blocks make of their logits for the full sampler lies in buffers of one size, that of
     an even share.
     """
     sizes = [hi - lo for lo, hi in matrix.owned]

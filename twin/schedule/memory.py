@@ -28,10 +28,10 @@ SIGNAL_BYTES = 32 * 16 + 48
 WARP_SIGNALS = 16  # bytes of each consumer warp
 VECTOR_FLOATS = 16  # constants and parts of the scratch start on a 64-byte line
 STATE_EXTRA = 32  # floats that a block keeps between kernels besides its residual
-# The full sampler (logits_buffer.cuh, sampling.cuh). Buckets of logits, a temperature's sixteenth wide;
-# words of what lies in one, and of what a block publishes
+# The full sampler (logits_buffer.cuh, sampling.cuh). Buckets of logits, a sixteenth of the
+# temperature wide; words of what lies in one, and of what a block publishes
 SAMPLE_BUCKETS, LEVEL_FLOATS, SUMMARY_FLOATS = 256, 4, SUMMARY
-LOGITS_FIRST = 4  # words of a block's shelf before its logits
+LOGITS_FIRST = 4  # words of a block's logits buffer before its logits
 SAMPLE_LISTED = 256  # logits that are compared one by one
 SAMPLE_HELD = 1280  # of a bucket, in shared memory
 # in its scratch: a number of each warp; one block of one rank; which logit is the last one kept
