@@ -9,7 +9,7 @@
 // gated and scaled, and the sum of their squares before that.
 #pragma once
 
-#include "attention.cuh"
+#include "convolution.cuh"
 
 namespace twin {
 
@@ -25,7 +25,6 @@ struct Recurrent {
   // channels of a rank: queries, keys, values
   static constexpr int QUERIES = Delta::KEY_HEADS * KEYS,
                        ALL = 2 * QUERIES + Delta::VALUE_HEADS * Delta::VALUE_DIM;
-  static constexpr u64 ALIGNED = 256;  // bytes; STATE_ALIGNED in twin/kernel/recurrent.py
   // is added to the squared length of a key and of a query
   static constexpr float LEAST_SQUARE = 1e-6f, FAR = 20.0f;
   static_assert(COLUMNS % 4 == 0 && COLUMNS * SPLITS == Delta::VALUE_DIM, "items of whole loads");
@@ -35,10 +34,7 @@ struct Recurrent {
   // [KEYS][COLUMNS], then [PAST][CHANNELS]: position p of the history at p % PAST.
   template <class Stage>
   __device__ static __forceinline__ float* state(const Block& b, const Stage& stage, int item) {
-    const u64 cached = u64(b.plan.kv_stages) * u64(b.plan.kv_items) * 2 *
-                       u64(b.plan.item_positions) * ROW;
-    u8* const first = b.memory.kv + (cached + ALIGNED - 1) / ALIGNED * ALIGNED;
-    return reinterpret_cast<float*>(first) + (u64(stage.kv) * ITEMS + item) * FLOATS;
+    return first_state(b) + (u64(stage.kv) * ITEMS + item) * FLOATS;
   }
 };
 

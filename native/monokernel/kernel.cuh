@@ -23,6 +23,12 @@ __device__ __forceinline__ StageKind way_of(int kind) {
       default: break;
     }
   }
+  if constexpr (Convolution::ANY) {
+    switch (StageKind(kind)) {
+      case StageKind::CONV_IN: return StageKind::QKV;
+      default: break;
+    }
+  }
   if constexpr (NonRouted::SHARED) {
     switch (StageKind(kind)) {
       case StageKind::SHARED_UP: return StageKind::QKV;

@@ -141,6 +141,8 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   const auto weight = Core::Hidden::factors(b.core, constants(b, stage.norm));
   const Bias bias(b, stage, work.own);
   const FirstBias own(b, stage, work.own);
+  Taps taps;
+  taps.ahead(b, stage, work.own);
   Core::Hidden x = Core::Hidden::in(b.input, b.plan.hidden);
   if (meeting ? !gather_vector(b, index, b.plan.reads_at(stage.first_read), x)
               : !read_residual(b, index, stage, x))
@@ -178,6 +180,9 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
         mine = other;
       }
       return;
+    } else if (convolves(stage)) {
+      channel_rows(b)[row - work.own.lo] = sum;
+      return;
     } else if (gated) {
       own.add(b, stage, work.own, row, sum, up);
       sum = through_gate(sum, up);
@@ -189,6 +194,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
     publish(b, out, row, sum);
   };
   const bool done = multiply(b, stage, work, normed, ahead, factor, put);
+  if (done && convolves(stage)) convolve(b, stage, out, work.own, taps);
   if (!done || !head) return done;
   if (b.plan.full) return publish_summary(b, stage, work, first);
   const Candidate best = b.core.best(mine, wins);
@@ -257,13 +263,16 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   return true;
 }
 
-// The input of an output projection: what attention made, or a recurrent state. A stage that reads
-// the latter follows it.
+// The input of an output projection: what attention made, a recurrent state, or channels. A stage
+// that reads one of the latter follows it.
 template <class Vector>
 __device__ __forceinline__ bool take_heads(Block& b, int index, const Stage& stage, Vector& x) {
   if constexpr (Delta::ANY)
     if (b.plan.stages_at(index - 1).kind == int(StageKind::DELTA))
       return take_states(b, index, stage, x);
+  if constexpr (Convolution::ANY)
+    if (convolves(b.plan.stages_at(index - 1)))
+      return gather_vector(b, index, b.plan.reads_at(stage.first_read), x);
   if (!combine(b, index, stage, x)) return false;
   if constexpr (Outgoing::GATED) return gate_heads(b, index, stage, x);
   return true;

@@ -101,7 +101,8 @@ def _extras(plan: Plan) -> tuple[str, ...]:
         spec is not None and spec.variant.norms.after,
         spec is not None and len(spec.rotations) > 1,
         spec is not None and spec.sinks and plan.attention is not None,
-        *(3 * (plan.kernel_recurs,)),
+        plan.kernel_recurs,
+        *(2 * (bool(plan.delta_stages),)),
     )
     return tuple(name for name, wanted in zip(STAGE_EXTRAS, used, strict=True) if wanted)
 
@@ -138,7 +139,7 @@ def _vector(
         found = stage_bias(plan, stage, rank, weights)
     elif name == "sinks":
         found = stage_sinks(plan, stage, rank, weights)
-    elif stage.kind is StageKind.DELTA:
+    elif stage.kind in (StageKind.DELTA, StageKind.CONV_IN):
         found = delta_vectors(plan, stage, rank, weights)[name]
     else:
         norms = shards.query_key_norms(stage, weights)

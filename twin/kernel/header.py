@@ -51,7 +51,7 @@ ABSENT_FIELDS = dict.fromkeys(STAGE_EXTRAS, -1) | dict.fromkeys(
     (*CODED_FIELDS, *experts.FIELDS, *experts.CODED_FIELDS), 0
 )
 ABSENT_SIZES = (
-    *("choice", "kept", "held", "whole", "whole_units"),
+    *("choice", "kept", "channels", "held", "whole", "whole_units"),
     *(
         f"{name}_{what}"
         for name in ("shared", "dense")

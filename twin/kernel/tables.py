@@ -37,6 +37,9 @@ from twin.schedule.memory import logits_buffers_floats
 from twin.schedule.types import Schedule
 
 
+CARRYING = (StageKind.DELTA, StageKind.CONV_IN)  # stages whose states the kernel keeps
+
+
 @frozen(kw_only=True)
 class Layout:
     """All that the kernel of a plan gets, made once: rows of each table in the field order of
@@ -103,7 +106,7 @@ def layout(plan: Plan) -> Layout:
                     owned=sets.own(matrix.owned) if matrix else -1,
                     items=sets.own(stage.items) if stage.items else -1,
                     window=stage.window,
-                    kv=states if stage.kind is StageKind.DELTA else kv,
+                    kv=states if stage.kind in CARRYING else kv,
                     **{name: at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")},
                     pushes=int(_pushes(plan, stage)),
                     next=_next_stage(plan, stage),
@@ -114,7 +117,7 @@ def layout(plan: Plan) -> Layout:
             )
         )
         kv += stage.kind is StageKind.ATTENTION
-        states += stage.kind is StageKind.DELTA
+        states += stage.kind in CARRYING
         reads += [
             record(
                 "reads",
@@ -147,6 +150,8 @@ def layout(plan: Plan) -> Layout:
     behind = scratch.stages + scratch.held + scratch.whole
     sizes |= {"choice": behind} if routed else {}
     sizes |= {"kept": behind + scratch.choice} if scratch.kept else {}
+    if scratch.channels:
+        sizes |= {"channels": behind + scratch.choice + scratch.kept}
     if scratch.whole:
         sizes |= {"whole": behind - scratch.whole, "whole_units": scratch.whole_units}
     sizes |= {"held": scratch.stages} if scratch.held else {}

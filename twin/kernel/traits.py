@@ -61,6 +61,11 @@ TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
         "VALUE_HEADS": (1, "of a rank"),
         "COLUMNS": (4, "of a head's state that an item has"),
     },
+    "Convolution": {  # gated, short
+        "ANY": (False, "there are some"),
+        "CONV": (2, "positions that one sees"),
+        "CHANNELS": (1, "of a rank"),
+    },
     "Outgoing": {
         "GATED": (False, "each output of attention times the sigmoid of a number"),
     },
@@ -91,6 +96,12 @@ def traits(plan: Plan) -> dict[str, dict[str, Constant]]:
             "KEY_HEADS": spec.delta.key_heads // plan.ranks,
             "VALUE_HEADS": spec.delta.value_heads // plan.ranks,
             "COLUMNS": next(stage.scan.page for stage in plan.delta_stages if stage.scan),
+        }
+    if spec and spec.convolution and plan.convolving_stages:
+        found["Convolution"] = {
+            "ANY": True,
+            "CONV": spec.convolution.conv,
+            "CHANNELS": spec.convolution.channels // plan.ranks,
         }
     return {
         struct: {

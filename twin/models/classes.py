@@ -26,6 +26,8 @@ CLASSES: dict[str, tuple[str, ...]] = {  # by model_type
     "olmo3": ("Olmo3ForCausalLM",),
     "seed_oss": ("SeedOssForCausalLM",),
     "exaone4": ("Exaone4ForCausalLM",),
+    "lfm2": ("Lfm2ForCausalLM",),
+    "lfm2_moe": ("Lfm2MoeForCausalLM",),
     "gemma": ("GemmaForCausalLM",),
     "gemma2": ("Gemma2ForCausalLM",),
     "gemma3_text": ("Gemma3ForCausalLM",),

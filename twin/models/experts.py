@@ -11,7 +11,7 @@ from twin.frozen import frozen
 from twin.models import linear
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed, Scoring
 from twin.models.layers import Layer
-from twin.models.mixers import DeltaNet, GroupedAttention
+from twin.models.mixers import RECURRENT, GroupedAttention
 
 SHARED_GATE = "shared_expert_gate"  # the row whose sigmoid gates the shared experts
 SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID)  # of a router, for which the kernel has code
@@ -21,10 +21,10 @@ def runs(layout: Sequence[Layer]) -> bool:
     """Has the kernel code for these layers? Some have experts, and all that are alike are equal.
 
     Their attention is grouped, with one cache for all layers: only windows differ. Some layers may
-    have gated DeltaNet instead.
+    have gated DeltaNet instead, or short convolutions.
     """
-    deltas = {layer.mixer for layer in layout if isinstance(layer.mixer, DeltaNet)}
-    mixers = {_plain(layer.mixer) for layer in layout if not isinstance(layer.mixer, DeltaNet)}
+    states = {layer.mixer for layer in layout if isinstance(layer.mixer, RECURRENT)}
+    mixers = {_plain(layer.mixer) for layer in layout if not isinstance(layer.mixer, RECURRENT)}
     feeds = {layer.feed for layer in layout}
     routed = {feed for feed in feeds if isinstance(feed, ExpertFeed)}
     # a kernel has one kind of gate
@@ -32,9 +32,9 @@ def runs(layout: Sequence[Layer]) -> bool:
         {_PLAIN_GATE} if len(feeds) > len(routed) else set()
     )
     # without experts only where another mixer makes the layers differ
-    counted = len(routed) == 1 or (not routed and len(deltas) == 1 and len(feeds) == 1)
+    counted = len(routed) == 1 or (not routed and len(states) == 1 and len(feeds) == 1)
     alike = None not in mixers and len(mixers) == len(gates) == 1 and counted
-    known = len(deltas) < 2 and all(map(linear.runs, deltas))
+    known = len(states) < 2 and all(map(linear.runs, states))
     return alike and known and all(map(_feed_runs, feeds))
 
 
@@ -144,7 +144,7 @@ def feed_shape(feed: Feed, hidden: int, name: str) -> tuple[int, ...] | None:
             return (feed.experts, hidden)
         if name == SHARED_GATE:
             return (1, hidden)
-        if name == "router_bias":
+        if name in ("router_bias", "choice_bias"):
             return (feed.experts,)
         if name in ("shared_gate", "shared_up"):
             return (feed.shared_width, hidden)

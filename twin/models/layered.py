@@ -11,7 +11,7 @@ from twin.errors import ConfigError
 from twin.models.config import Config, dtype
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
 from twin.models.layers import HyperConnections, Layer
-from twin.models.mixers import DeltaNet, Mixer
+from twin.models.mixers import RECURRENT, Mixer
 from twin.models.modules import Table
 from twin.models.quantized import stored_formats
 from twin.models.schemes import quantization_of
@@ -67,8 +67,8 @@ def layered(
 
 
 def _all(layout: Sequence[Layer], what: str) -> bool:
-    """Has every layer's attention this? Layers of gated DeltaNet have none."""
-    mixers = [layer.mixer for layer in layout if not isinstance(layer.mixer, DeltaNet)]
+    """Has every layer's attention this? Layers that carry a state have none."""
+    mixers = [layer.mixer for layer in layout if not isinstance(layer.mixer, RECURRENT)]
     return bool(mixers) and all(getattr(mixer, what, False) for mixer in mixers)
 
 

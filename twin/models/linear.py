@@ -1,5 +1,5 @@
-"""Linear attention that the engine runs next to softmax attention: which kinds, and the shapes of a
-mixer's tensors.
+"""What the engine runs next to softmax attention, gated DeltaNet and short convolutions: which of
+them, and the shapes of a mixer's tensors.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twin.models.layers import Layer
-from twin.models.mixers import DeltaNet, GroupedAttention, Mixer
+from twin.models.mixers import DeltaNet, GroupedAttention, Mixer, ShortConvolution
 
 LOADED = 4  # elements of a head that a thread loads at once
 # vectors of a gated DeltaNet layer, by canonical name: taps of the convolution, logarithms of the
@@ -20,16 +20,24 @@ def delta_of(layout: Sequence[Layer]) -> DeltaNet | None:
     return next((layer.mixer for layer in layout if isinstance(layer.mixer, DeltaNet)), None)
 
 
+def convolution_of(layout: Sequence[Layer]) -> ShortConvolution | None:
+    """The short convolution of a layout that runs; None of one without."""
+    found = (layer.mixer for layer in layout if isinstance(layer.mixer, ShortConvolution))
+    return next(found, None)
+
+
 def attention_of(layout: Sequence[Layer]) -> GroupedAttention | None:
     """The first softmax attention of a layout; all are alike where the engine runs it."""
     found = (layer.mixer for layer in layout if isinstance(layer.mixer, GroupedAttention))
     return next(found, None)
 
 
-def runs(delta: DeltaNet) -> bool:
+def runs(mixer: DeltaNet | ShortConvolution) -> bool:
     """Has the kernel code for it? Heads are whole loads, and the convolution looks back."""
-    whole = delta.key_dim % LOADED == 0 and delta.value_dim % LOADED == 0
-    return whole and delta.conv > 1 and delta.value_heads % delta.key_heads == 0
+    if isinstance(mixer, ShortConvolution):
+        return mixer.conv > 1
+    whole = mixer.key_dim % LOADED == 0 and mixer.value_dim % LOADED == 0
+    return whole and mixer.conv > 1 and mixer.value_heads % mixer.key_heads == 0
 
 
 def mixer_shape(mixer: Mixer, hidden: int, name: str) -> tuple[int, ...] | None:
@@ -37,6 +45,12 @@ def mixer_shape(mixer: Mixer, hidden: int, name: str) -> tuple[int, ...] | None:
     if isinstance(mixer, GroupedAttention):
         gated = name == "q" and mixer.output_gate
         return (2 * mixer.heads * mixer.head_dim, hidden) if gated else None
+    if isinstance(mixer, ShortConvolution):
+        return {
+            "conv_in": (3 * mixer.channels, hidden),
+            "o": (hidden, mixer.channels),
+            TAPS: (mixer.channels, mixer.conv),
+        }.get(name)
     if not isinstance(mixer, DeltaNet):
         return None
     values = mixer.value_heads * mixer.value_dim

@@ -93,6 +93,8 @@ _FAMILIES = {  # by model_type
     "olmo3": _Family("olmo3"),
     "seed_oss": _Family("seed_oss"),
     "exaone4": _Family("exaone4"),
+    "lfm2": _Family("lfm2"),
+    "lfm2_moe": _Family("lfm2"),
     "gemma": _Family("gemma"),
     "gemma2": _Family("gemma2"),
     "gemma3_text": _Family("gemma3"),

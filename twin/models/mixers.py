@@ -1,5 +1,5 @@
-"""How a layer mixes tokens: softmax attention in its published kinds, and gated DeltaNet. Sizes are
-those of the whole model.
+"""How a layer mixes tokens: softmax attention in its published kinds, gated DeltaNet, and gated short
+convolutions. Sizes are those of the whole model.
 """
 
 from __future__ import annotations
@@ -203,6 +203,45 @@ class DeltaNet:
 
 
 @frozen(kw_only=True)
+class ShortConvolution:
+    """A gated short convolution: one projection makes b, c and x of every channel; a causal depthwise
+    convolution over `conv` positions takes b * x, and c * its output goes to the output projection.
+    """
+
+    channels: int
+    conv: int
+
+    window: int = 0
+
+    def positions(self, context: int) -> int:
+        return 0
+
+    def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
+        """conv_in (all b, all c, all x), o."""
+        form = formats.of(Role.ATTENTION)
+        return (
+            Weight("conv_in", Role.ATTENTION, 3 * self.channels, hidden, form),
+            Weight("o", Role.ATTENTION, hidden, self.channels, form),
+        )
+
+    def vectors(self, hidden: int) -> int:
+        """The convolution's taps."""
+        return self.channels * self.conv
+
+    @property
+    def history_bytes(self) -> int:
+        """Of b * x at conv - 1 positions, in FP32."""
+        return (self.conv - 1) * self.channels * STATE_BYTES
+
+    def traffic(self, context: int, element_bytes: float) -> Traffic:
+        """The whole history is read, and one position of it is written."""
+        return Traffic(self.history_bytes, self.channels * STATE_BYTES)
+
+    def held_bytes(self, context: int, element_bytes: float) -> int:
+        return self.history_bytes
+
+
+@frozen(kw_only=True)
 class CompressedAttention:
     """DeepSeek-V4: one shared key-value head, a sliding window, and compressed entries of what lies
     before.
@@ -325,4 +364,5 @@ class CompressedAttention:
         )
 
 
-Mixer = GroupedAttention | LatentAttention | DeltaNet | CompressedAttention
+Mixer = GroupedAttention | LatentAttention | DeltaNet | ShortConvolution | CompressedAttention
+RECURRENT = (DeltaNet, ShortConvolution)  # without a cache: a state of one size is carried on

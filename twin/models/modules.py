@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from twin.frozen import frozen
 from twin.models.formats import Role
-from twin.models.mixers import DeltaNet
+from twin.models.mixers import DeltaNet, ShortConvolution
 from twin.models.spec import ModelSpec
 from twin.models.weight import Weight
 
@@ -81,6 +81,16 @@ GLM_EXPERTS: Table = {
     **of_shared("mlp.shared_experts", *_GATED),
 }
 MIXTRAL: Table = {**DENSE, **of_experts("block_sparse_moe.experts", "w1", "w3", "w2")}
+LFM2: Table = {
+    **{key: DENSE[key] for key in "qkv"},
+    "o": "self_attn.out_proj",
+    "conv.conv_in": "conv.in_proj",
+    "conv.o": "conv.out_proj",
+    "gate": "feed_forward.w1",
+    "up": "feed_forward.w3",
+    "down": "feed_forward.w2",
+    **of_experts("feed_forward.experts", "w1", "w3", "w2"),
+}
 # its experts are one module
 GPT_OSS: Table = {
     **DENSE,
@@ -96,6 +106,9 @@ COMPRESSED: Table = {
     **of_experts("ffn.experts", "w1", "w3", "w2"),
     **of_shared("ffn.shared_experts", "w1", "w3", "w2"),
 }
+
+
+_KINDS: Mapping[type, str] = {DeltaNet: "delta.", ShortConvolution: "conv."}
 
 
 @frozen
@@ -116,18 +129,18 @@ def modules(spec: ModelSpec, table: Table, *, each_expert: bool) -> Iterator[Mod
     unless `each_expert`.
     """
     for index in range(spec.layers):
-        delta = isinstance(spec.layer(index).mixer, DeltaNet)
+        kind = _KINDS.get(type(spec.layer(index).mixer), "")
         found: dict[str, Weight] = {}
         for weight in spec.layer_weights(index):
             if weight.role not in KEPT:
-                found.setdefault(table[_key(weight, delta)], weight)
+                found.setdefault(table[_key(weight, kind)], weight)
         for name, weight in found.items():
             count = weight.experts if each_expert and "{}" in name else 1
             for expert in range(count):
                 yield Module(weight.role, f"layers.{index}.{name.format(expert)}")
 
 
-def _key(weight: Weight, delta: bool) -> str:
+def _key(weight: Weight, kind: str) -> str:
     if weight.role is Role.EXPERT:
         return f"experts.{weight.name}"
-    return f"delta.{weight.name}" if delta and weight.role is Role.ATTENTION else weight.name
+    return f"{kind}{weight.name}" if weight.role is Role.ATTENTION else weight.name

@@ -12,7 +12,13 @@ from twin.models import experts, linear
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import DECODED, PLAIN, Format, Formats, Role, format_named
 from twin.models.layers import HyperConnections, Layer
-from twin.models.mixers import CompressedAttention, DeltaNet, GroupedAttention, LatentAttention
+from twin.models.mixers import (
+    CompressedAttention,
+    DeltaNet,
+    GroupedAttention,
+    LatentAttention,
+    ShortConvolution,
+)
 from twin.models.variant import LLAMA, Variant
 from twin.models.weight import Traffic, Weight, total
 
@@ -20,6 +26,7 @@ _WORDS = {
     ExpertFeed: "experts",
     LatentAttention: "latent attention",
     DeltaNet: "gated DeltaNet",
+    ShortConvolution: "short convolutions",
     CompressedAttention: "compressed attention",
 }
 
@@ -274,7 +281,7 @@ class ModelSpec:
         what = f"{self.name} ({', '.join(self.features()) or 'layers that are not alike'})"
         return (
             f"{what} can be planned and simulated only; the engine runs dense models, and experts "
-            f"behind grouped attention or gated DeltaNet, in {', '.join(RUN)}"
+            f"behind grouped attention, gated DeltaNet or short convolutions, in {', '.join(RUN)}"
         )
 
     def _formats_run(self) -> bool:
@@ -305,6 +312,16 @@ class ModelSpec:
     def delta(self) -> DeltaNet | None:
         """The gated DeltaNet of a model that the engine runs; None of one without."""
         return linear.delta_of(self.layout)
+
+    @property
+    def convolution(self) -> ShortConvolution | None:
+        """The short convolution of a model that the engine runs; None of one without."""
+        return linear.convolution_of(self.layout)
+
+    @property
+    def recurs(self) -> bool:
+        """Does a layer carry a state from token to token, which is no cache?"""
+        return self.delta is not None or self.convolution is not None
 
     @property
     def experts(self) -> ExpertFeed | None:

@@ -78,6 +78,7 @@ ROWS: dict[StageKind, Row] = {
     StageKind.DELTA_IN: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True),
     StageKind.DELTA_GATES: Row(engine=True, input=Input.HIDDEN, norm=True),
     StageKind.DELTA: Row(engine=True, spent=Spent.ATTENTION),
+    StageKind.CONV_IN: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True),
     StageKind.ROUTER: Row(engine=True, input=Input.HIDDEN, vector=True, norm=True, bias=True),
     StageKind.ROUTE: Row(engine=True, spent=Spent.ROUTING),
     StageKind.SHARED_UP: Row(engine=True, input=Input.HIDDEN, norm=True),

@@ -1,11 +1,13 @@
-"""What a rank's stages DELTA need besides projections: taps of the convolution, decays, scales."""
+"""What a rank's stages DELTA and CONV_IN need besides projections: taps of convolutions; decays,
+scales.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from twin.models.linear import DECAY, NORM, STEP, TAPS
-from twin.plan.shards import Vector, Weights
+from twin.plan.shards import Vector, Weights, channels_of
 from twin.plan.types import Plan, Stage, StageKind
 
 
@@ -13,7 +15,13 @@ def delta_vectors(plan: Plan, stage: Stage, rank: int, weights: Weights) -> dict
     """Of a stage DELTA, by field: `taps` [conv][queries, keys, values of the rank]; `decays`
     [2][value heads], the factors of time steps in a decay's exponent, and what is added to these
     steps; `gated_norm` [value_dim]. Empty of any other stage.
+
+    Of a stage CONV_IN: `taps` [conv][channels of the rank].
     """
+    if stage.kind is StageKind.CONV_IN and weights.spec.convolution:
+        own = channels_of(weights.spec.convolution, plan, rank)
+        taps = weights[f"layers.{stage.layer}.{TAPS}"].astype(np.float32)[own]
+        return {"taps": np.ascontiguousarray(taps.T).reshape(-1)}
     kind = weights.spec.delta
     if stage.kind is not StageKind.DELTA or kind is None:
         return {}
@@ -40,6 +48,9 @@ def delta_vectors(plan: Plan, stage: Stage, rank: int, weights: Weights) -> dict
 
 def delta_sizes(plan: Plan, stage: Stage) -> dict[str, int]:
     """Elements of these vectors."""
+    convolved = plan.spec.convolution if plan.spec and plan.attention else None
+    if stage.kind is StageKind.CONV_IN and convolved is not None:
+        return {"taps": convolved.conv * convolved.channels // plan.ranks}
     kind = plan.spec.delta if plan.spec and plan.attention else None
     if stage.kind is not StageKind.DELTA or kind is None:
         return {}

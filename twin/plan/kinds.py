@@ -40,3 +40,6 @@ class StageKind(Enum):
     # between DELTA_IN and DELTA: norm once more; rows of write strengths and decays, where these
     # are stored otherwise
     DELTA_GATES = "delta_gates"
+    # norm; rows of b, c, x of a short convolution; c * conv(b * x), of channels whose history a
+    # block carries on
+    CONV_IN = "conv_in"

@@ -1,4 +1,5 @@
-"""The stages of a layer's mixer on one rank: attention in its kinds, and gated DeltaNet.
+"""The stages of a layer's mixer on one rank: attention in its kinds, gated DeltaNet, and short
+convolutions.
 
 Heads are sharded over the ranks; what all heads share (latents, one key-value head, an indexer)
 every rank computes and keeps itself.
@@ -14,6 +15,7 @@ from twin.models.mixers import (
     GroupedAttention,
     LatentAttention,
     Mixer,
+    ShortConvolution,
 )
 from twin.plan.attending import (
     Weights,
@@ -25,6 +27,7 @@ from twin.plan.attending import (
 )
 from twin.plan.builder import Builder, Piece
 from twin.plan.compressed import compressed
+from twin.plan.convolution import convolution
 from twin.plan.latent import latent
 from twin.plan.recurrent import delta
 from twin.plan.residuals import stored, vector
@@ -51,6 +54,8 @@ def mixer(b: Builder, layer: int, kind: Mixer, reads: list[Read]) -> Value:
             return latent(b, layer, kind, weights, reads)
         case DeltaNet():
             return delta(b, layer, kind, weights, reads)
+        case ShortConvolution():
+            return convolution(b, layer, kind, weights, reads)
         case CompressedAttention():
             return compressed(b, layer, kind, weights, reads)
 

@@ -36,7 +36,7 @@ def settled(spec: ModelSpec, options: Options) -> Options:
     late = options.late_parts or _late_parts(spec, options, delay)
     shared = spec.experts is not None and spec.experts.shared_width > 0
     # they have no code for shared experts and recurrent states
-    passes = on_kernel(spec, options) and not shared and not spec.delta
+    passes = on_kernel(spec, options) and not shared and not spec.recurs
     chunk = options.prompt_chunk if passes else 1
     return replace(
         options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from twin.errors import PlanError
 from twin.models.codes import BlockCode, Blocks, Code, Encoded, code_of, joined, paired
 from twin.models.formats import WHOLE_ROW
-from twin.models.mixers import DeltaNet
+from twin.models.mixers import DeltaNet, ShortConvolution
 from twin.models.spec import DType, LaneHead, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.models.yarn import blended
 from twin.plan.delta_shards import Rows, projected_rows, steering_rows
-from twin.plan.types import Common, Matrix, Plan, Shard, Span, Stage, StageKind
+from twin.plan.types import CONV_UNIT, Common, Matrix, Plan, Shard, Span, Stage, StageKind
 
 Array = NDArray[Any]
 Vector = NDArray[np.float32]
@@ -71,6 +71,8 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
         case StageKind.DELTA_GATES:
             parts = steering_rows(_delta(weights), plan.ranks, rank)
             return _rows(weights, layer, parts)
+        case StageKind.CONV_IN:
+            return weights[f"{layer}.conv_in"][channel_rows(_convolution(weights), plan, rank)]
         case StageKind.O_PROJ:
             return weights[f"{layer}.o"][:, columns]
         case StageKind.GATE_UP:
@@ -109,6 +111,24 @@ def _delta(weights: Weights) -> DeltaNet:
     kind = weights.spec.delta
     assert kind is not None
     return kind
+
+
+def _convolution(weights: Weights) -> ShortConvolution:
+    kind = weights.spec.convolution
+    assert kind is not None
+    return kind
+
+
+def channel_rows(kind: ShortConvolution, plan: Plan, rank: int) -> Rows:
+    """A rank's rows of conv_in, which has all b, all c, all x: by channel."""
+    own = channels_of(kind, plan, rank)
+    rows: Rows = (own[:, None] + kind.channels * np.arange(CONV_UNIT)).reshape(-1)
+    return rows
+
+
+def channels_of(kind: ShortConvolution, plan: Plan, rank: int) -> Rows:
+    count = kind.channels // plan.ranks
+    return np.arange(rank * count, (rank + 1) * count)
 
 
 def _delta_in(plan: Plan, matrix: Matrix, rank: int, weights: Weights, layer: str) -> Array:
@@ -152,6 +172,8 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Enco
         case StageKind.DELTA_IN:
             parts = projected_rows(_delta(weights), plan.ranks, rank)
             return joined([named(name).rows(rows) for name, rows in parts])
+        case StageKind.CONV_IN:
+            return named("conv_in").rows(channel_rows(_convolution(weights), plan, rank))
         case StageKind.O_PROJ:
             return named("o").columns(first, first + matrix.cols)
         case StageKind.GATE_UP:
@@ -273,7 +295,9 @@ def stage_norm(stage: Stage, weights: Weights) -> Vector | None:
     lanes, before = weights.spec.lanes, weights.spec.variant.norms.before
     mean = lanes is not None and lanes.head is LaneHead.MEAN
     match stage.kind:
-        case StageKind.QKV | StageKind.DELTA_IN | StageKind.DELTA_GATES if before:
+        case StageKind.QKV | StageKind.DELTA_IN | StageKind.DELTA_GATES | StageKind.CONV_IN if (
+            before
+        ):
             name = f"layers.{stage.layer}.attn_norm"
         case StageKind.GATE_UP | StageKind.ROUTER | StageKind.SHARED_UP | StageKind.ROUTED_UP if (
             before

@@ -38,6 +38,7 @@ BATCH_ROWS = 64
 MOST_BATCH_ROWS = 256
 MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
 WARP_COLUMNS = 128  # fewest of a tile that a warp covers
+CONV_UNIT = 3  # rows of a channel of a short convolution: b, c, x
 Span = tuple[int, int]  # elements lo..hi-1; lo == hi is empty
 
 
@@ -201,7 +202,7 @@ class Matrix:
 
     rows: int
     cols: int
-    unit: int  # 2 for gate_up (gate row, up row interleaved), else 1
+    unit: int  # 2 for gate_up (gate row, up row interleaved), 3 of CONV_IN, else 1
     tile_rows: int  # a tile is tile_rows x tile_cols, one ring slot; tails are smaller
     tile_cols: int
     owned: tuple[Span, ...]  # [blocks] rows of each block
@@ -582,9 +583,21 @@ class Plan:
         return [s for s in self.stages if s.kind is StageKind.DELTA] if self.attention else []
 
     @property
+    def convolving_stages(self) -> list[Stage]:
+        """Those whose channels' histories the kernel keeps."""
+        return [s for s in self.stages if s.kind is StageKind.CONV_IN] if self.attention else []
+
+    @property
     def kernel_recurs(self) -> bool:
-        """Has the kernel recurrent states to keep?"""
-        return bool(self.delta_stages)
+        """Has the kernel states to keep that are no caches?"""
+        return bool(self.delta_stages or self.convolving_stages)
+
+    def history_bytes(self, stage: Stage) -> int:
+        """What the blocks of a rank carry on from step to step of a stage's channels."""
+        kind = self.spec.convolution if self.spec else None
+        if stage.kind is not StageKind.CONV_IN or kind is None:
+            return 0
+        return self.options.batch * kind.history_bytes // self.ranks
 
     @property
     def kinds(self) -> set[StageKind]:
@@ -668,6 +681,9 @@ class Plan:
 
     def _cached_bytes(self, stage: Stage) -> int:
         """Of one rank."""
+        if history := self.history_bytes(stage):  # and its newest position is written
+            kind = self.spec.convolution if self.spec else None
+            return history + history // (kind.conv - 1) if kind else 0
         scan = stage.scan
         if scan is not None:
             return (
@@ -706,7 +722,7 @@ class Plan:
         if scan is not None:
             return weights + scan.held_bytes
         if stage.kind is not StageKind.ATTENTION:
-            return weights
+            return weights + self.history_bytes(stage)
         own, window = self.kernel_attention(), stage.window
         position = own.position_bytes(self.options.kv_dtype)
         return weights + own.items_of(window) * own.positions_of(window) * position

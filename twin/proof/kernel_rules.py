@@ -161,10 +161,10 @@ def _states(plan: Plan) -> Iterator[Violation]:
 
 
 def _neighbours(plan: Plan) -> Iterator[Violation]:
-    """By the stage before it an output projection knows whether heads' outputs are attention's or
-    a recurrent state's; by the one behind it attention of a prompt pass knows the next weights.
+    """By the stage before it an output projection knows whether heads' outputs are attention's, a
+    recurrent state's or channels; by the one behind it attention of a prompt pass knows the next weights.
     """
-    makers = (StageKind.ATTENTION, StageKind.DELTA)
+    makers = (StageKind.ATTENTION, StageKind.DELTA, StageKind.CONV_IN)
     for stage in plan.stages if plan.spec else ():
         before = plan.stages[stage.index - 1] if stage.index else stage
         if stage.kind is StageKind.O_PROJ and before.kind not in makers:
@@ -250,9 +250,12 @@ def _matrix(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
                 f"{columns} {what}: must be a multiple of {LOADED_AT_ONCE}, {UNIT_BYTES} bytes of "
                 "16-bit weights",
             )
-    if not 1 <= matrix.unit <= 2:
+    convolves = plan.spec is not None and plan.spec.convolution is not None
+    most = 3 if convolves and stage.kind is StageKind.CONV_IN else 2
+    if not 1 <= matrix.unit <= most:
         yield Violation(
-            "kernel", stage.name, f"{matrix.unit} rows make an element; the kernel adds up 1 or 2"
+            "kernel", stage.name, f"{matrix.unit} rows make an element; the kernel adds up 1 or 2, 3 of a short "
+            "convolution"
         )
 
 

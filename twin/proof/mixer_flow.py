@@ -14,6 +14,7 @@ from twin.models.mixers import (
     GroupedAttention,
     LatentAttention,
     Mixer,
+    ShortConvolution,
 )
 from twin.plan.types import Span, Stage, StageKind, Value
 from twin.proof.layer_walk import LayerWalk, nth, scan_of
@@ -21,6 +22,7 @@ from twin.proof.stored import PLAIN
 from twin.proof.walk import Need, partials_of
 
 STATE_WORD = 4  # bytes of an element of a recurrent state
+CHANNEL_ROWS = 3  # b, c and x: a block has all three of a channel, and its history
 LOAD_WORDS = 4  # 16 bytes
 LATENT_PARTS = (
     "q_a",
@@ -41,6 +43,8 @@ def mixed(layer: LayerWalk, kind: Mixer, reads: list[Need]) -> Value:
             return _latent(layer, kind, reads)
         case DeltaNet():
             return _delta(layer, kind, reads)
+        case ShortConvolution():
+            return _convolution(layer, kind, reads)
         case CompressedAttention():
             return _compressed(layer, kind, reads)
 
@@ -285,6 +289,14 @@ def _delta(layer: LayerWalk, kind: DeltaNet, reads: list[Need]) -> Value:
     # beside an item's outputs stands the sum of their squares, in a load of its own
     out = layer.attention(stage, needs, rows + LOAD_WORDS)
     return layer.rows(StageKind.O_PROJ, [layer.all(out)], [(layer.walk.spec.hidden, "o")], cols=v)
+
+
+def _convolution(layer: LayerWalk, kind: ShortConvolution, reads: list[Need]) -> Value:
+    """The history of a channel is its block's alone: only whoever publishes the channel needs it."""
+    channels = layer.share(kind.channels)
+    made = layer.rows(StageKind.CONV_IN, reads, [(channels, "conv_in")], unit=CHANNEL_ROWS)
+    wide = [(layer.walk.spec.hidden, "o")]
+    return layer.rows(StageKind.O_PROJ, [layer.all(made)], wide, cols=channels)
 
 
 def _delta_made(

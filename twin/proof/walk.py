@@ -10,7 +10,7 @@ from functools import lru_cache
 from twin.frozen import frozen
 from twin.models.feeds import DenseFeed, ExpertFeed, Scoring
 from twin.models.layers import Layer
-from twin.models.mixers import DeltaNet, GroupedAttention
+from twin.models.mixers import DeltaNet, GroupedAttention, ShortConvolution
 from twin.models.spec import DType, LaneHead, ModelSpec
 from twin.models.weight import Weight
 from twin.plan.types import (
@@ -323,7 +323,7 @@ class Walk:
             raise Wrong(
                 "the plan",
                 f"its attention is {attention}; the kernel's is that of dense layers, or of "
-                "experts' or gated DeltaNet's, and steps of one token",
+                "experts', gated DeltaNet's or short convolutions', and steps of one token",
             )
         if attention is None:
             return
@@ -420,13 +420,16 @@ def _alike(plan: Plan, spec: ModelSpec) -> bool:
 
 
 def _known(layer: Layer) -> bool:
-    """Is the layer one that the kernel has code for: grouped attention or gated DeltaNet, and a
-    plain feed, dense or routed?
+    """Is the layer one that the kernel has code for: grouped attention, gated DeltaNet or a short
+    convolution, and a plain feed, dense or routed?
     """
     mixer, feed = layer.mixer, layer.feed
     if isinstance(mixer, GroupedAttention):
         odd = (mixer.whole_qk_norm, mixer.values_are_keys, mixer.output_gate and mixer.qkv_bias)
         if any(odd):
+            return False
+    elif isinstance(mixer, ShortConvolution):
+        if mixer.conv < 2:  # it looks back
             return False
     elif not isinstance(mixer, DeltaNet) or not _recurs(mixer):
         return False

@@ -1,4 +1,6 @@
-"""Gated DeltaNet with NumPy: the recurrent states of a plan's layers, item by item."""
+"""Gated DeltaNet and short convolutions with NumPy: the states of a plan's layers, item by item, and
+channels' histories.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import numpy as np
 from twin.models.mixers import DeltaNet
 from twin.plan.delta_vectors import delta_vectors
 from twin.plan.shards import Array, Weights
-from twin.plan.types import Plan, Stage
+from twin.plan.types import CONV_UNIT, Plan, Stage
 from twin.reference.experts import silu
 
 LEAST_SQUARE = 1e-6  # is added to the square of a key's and of a query's length
@@ -41,6 +43,22 @@ class States:
             for item in range(lo, hi):
                 out[item] = self._item(kind, stage, rank, item, position, seen, words)
         return out.reshape(1, -1)
+
+    def convolve(self, stage: Stage, rank: int, position: int, rows: Array) -> Array:
+        """[1, channels]: c * conv(b * x) of the rows [n, channels x (b, c, x)] of a stage CONV_IN,
+        of each channel by the block that has its rows.
+        """
+        assert stage.matrix is not None
+        own = rows[0].copy()
+        for block, (lo, hi) in enumerate(stage.matrix.owned if len(rows) > 1 else ()):
+            own[lo:hi] = rows[block, lo:hi]
+        b, c, x = own.reshape(-1, CONV_UNIT).T
+        taps, key = self._vectors_of(stage, rank)["taps"], (stage.index, rank, 0)
+        if position == 0:
+            self._histories[key] = np.zeros_like(taps)
+        seen = self._histories[key] = np.concatenate([self._histories[key][1:], (b * x)[None]])
+        convolved: Array = c * (seen * taps).sum(axis=0)
+        return convolved[None]
 
     def _item(
         self,
@@ -127,7 +145,8 @@ class States:
         key = (stage.index, rank)
         if key not in self._vectors:
             made = delta_vectors(self.plan, stage, rank, self.weights)
-            taps = made["taps"].reshape(self._kind().conv, -1)
+            convolved = self.plan.spec.convolution if self.plan.spec else None
+            taps = made["taps"].reshape((convolved or self._kind()).conv, -1)
             self._vectors[key] = {
                 name: vector.astype(self.dtype) for name, vector in (made | {"taps": taps}).items()
             }

@@ -189,6 +189,9 @@ class Reference:
             case StageKind.DELTA_IN:
                 self.normed[rank] = self._hidden(stage, rank, inputs)
                 return self._rows(stage, rank, self.normed[rank])
+            case StageKind.CONV_IN:
+                rows = self._rows(stage, rank, self._hidden(stage, rank, inputs))
+                return self.states.convolve(stage, rank, self.position, rows)
             case StageKind.DELTA_GATES:
                 return self._rows(stage, rank, self.normed[rank])
             case StageKind.DELTA:
@@ -405,6 +408,8 @@ class Reference:
     def _heads_out(self, stage: Stage, inputs: list[Array]) -> Array:
         """[n, heads * head_dim] that an output projection multiplies."""
         made = self.plan.stages[self.plan.values[stage.reads[0].value].stage]
+        if made.kind is StageKind.CONV_IN:
+            return inputs[0]
         if made.kind is StageKind.DELTA:
             return self.states.normed(made, inputs[0])
         combined = self._combine(stage, inputs[0])

@@ -87,4 +87,4 @@ def _several_parts(plan: Plan) -> bool:
     """
     if plan.ranks < MANY_RANKS or plan.spec is None:
         return False
-    return not plan.spec.lanes and not plan.spec.delta
+    return not plan.spec.lanes and not plan.spec.recurs

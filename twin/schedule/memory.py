@@ -74,12 +74,13 @@ class Scratch:
     choice: int = 0  # a token's experts, from ROUTE on until ROUTED_DOWN is over
     # how much of the shared experts a token wants, and a block's rows of their sums
     kept: int = 0
+    channels: int = 0  # a block's rows of a short convolution's b, c and x
     half: int = 0  # of `stages`: partial sums of one batch of rows
     whole_units: int = 0
 
     @property
     def floats(self) -> int:
-        return self.stages + self.held + self.whole + self.choice + self.kept
+        return self.stages + self.held + self.whole + self.choice + self.kept + self.channels
 
 
 @frozen(kw_only=True)
@@ -179,6 +180,7 @@ def _scratch(plan: Plan, matrices: tuple[Matrix | None, ...], needs: OfWarps) ->
         whole=needs.whole,
         choice=_choice_floats(plan),
         kept=_kept_floats(plan),
+        channels=_channel_floats(plan),
         half=half,
         whole_units=needs.whole_units,
     )
@@ -307,3 +309,8 @@ def _kept_floats(plan: Plan) -> int:
     kept = [m.owned for s in plan.stages if s.kept and plan.kernel_routed for m in s.matrices]
     rows = max((hi - lo for owned in kept for lo, hi in owned), default=-KEPT_FIRST)
     return up(KEPT_FIRST + rows, LINE_FLOATS)
+
+
+def _channel_floats(plan: Plan) -> int:
+    owned = [s.matrix.owned for s in plan.convolving_stages if s.matrix]
+    return up(max((hi - lo for spans in owned for lo, hi in spans), default=0), LINE_FLOATS)
