@@ -235,6 +235,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_num_value_heads": 12,  # three a key head
         "linear_value_head_dim": 16,
     },
+    "lfm2": {
+        "model_type": "lfm2",
+        **{key: value for key, value in _SIZES.items() if key != "rms_norm_eps"},
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "hidden_size": 96,
+        "num_attention_heads": 12,
+        "intermediate_size": 150,  # 128 of it, in whole thirty-seconds
+        "block_multiple_of": 32,
+        "conv_L_cache": 4,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    },
     "mixtral": {
         "model_type": "mixtral",
         **_SIZES,

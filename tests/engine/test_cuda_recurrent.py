@@ -12,6 +12,7 @@ import pytest
 
 from tests.engine import test_coded_experts, test_recurrent
 from tests.engine.small_engine import TOKENS
+from tests.engine.test_convolution import convolved
 from tests.engine.test_cuda_codes import agree, checked
 from tests.engine.test_cuda_engine import TOLERANCE, expected, gpu, weights_of
 from tests.engine.test_experts import SHARED, routed
@@ -20,6 +21,7 @@ from twin.engine.cuda import CudaEngine
 from twin.models.feeds import DenseFeed
 from twin.models.formats import format_named
 from twin.models.layers import Layer
+from twin.models.load import load_model
 from twin.models.mixers import DeltaNet, GroupedAttention
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
@@ -122,6 +124,37 @@ def test_threads_of_the_same_columns_share_states(value_dim: int) -> None:
         head_dim=64,
     )  # fmt: skip
     agree(checked(spec, blocks=132, slot_bytes=16384, **BF16))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"blocks": 5},
+        {"blocks": 40, "slot_bytes": 512, "tile_rows": 4},
+        {"handoff": HandOffKind.COUNTER, "sampling": Sampling.FULL},
+        {"handoff": HandOffKind.GRID, **BF16},
+    ],
+    ids=("few", "many", "counter", "grid"),
+)
+def test_short_convolutions_match_the_reference(chosen: dict[str, Any]) -> None:
+    agree(checked(convolved(), **({"slot_bytes": 1024} | chosen)))
+
+
+def test_short_convolutions_of_the_published_width_match_the_reference() -> None:
+    """All 132 blocks, of 15 or 16 channels each."""
+    base = load_model("lfm2.5-1.2b")
+    layers = base.layout[1:3]  # a convolution, attention
+    spec = replace(base, layers=2, windows=(0, 0), layout=layers, vocab=512)
+    agree(checked(spec, blocks=132, slot_bytes=32768, **BF16))
+
+
+def test_a_request_begins_with_empty_histories() -> None:
+    plan = checked(convolved(), slot_bytes=1024, blocks=20)
+    with CudaEngine(plan, weights_of(plan)) as running:
+        first = running.generate(TOKENS[:5], max_tokens=20).tokens
+        running.generate(TOKENS[::-1], max_tokens=9)
+        again = running.generate(TOKENS[:5], max_tokens=20, reuse=True)
+        assert (again.tokens, again.kept) == (first, 0)
 
 
 def test_a_request_begins_with_empty_states() -> None:

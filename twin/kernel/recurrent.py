@@ -2,8 +2,8 @@
 DELTA [items][a state of key_dim x columns, a history of conv - 1 positions], of each stage CONV_IN
 [conv - 1 positions][channels], FP32.
 
-A block owns its items, and its channels, from step to step: nobody else reads or writes them. At a sequence's first
-position a block takes them for zero, whatever they hold.
+A block owns its items, and its channels, from step to step: nobody else reads or writes them. At a
+sequence's first position a block takes them for zero, whatever they hold.
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ from twin.schedule.choose import schedule_of
 from twin.schedule.memory import logits_buffers_floats
 from twin.schedule.types import Schedule
 
-
 CARRYING = (StageKind.DELTA, StageKind.CONV_IN)  # stages whose states the kernel keeps
 
 

@@ -13,6 +13,7 @@ from twin.models.mixers import (
     GroupedAttention,
     LatentAttention,
     Mixer,
+    ShortConvolution,
 )
 from twin.models.spec import ModelSpec
 
@@ -36,6 +37,8 @@ def mixer_steps(mixer: Mixer) -> int:
     match mixer:
         case GroupedAttention() | DeltaNet():
             return 3  # projections; attention or state; output projection
+        case ShortConvolution():
+            return 2  # projections and convolution; output projection
         case LatentAttention():
             # down; up; into the latent; attention; out of the latent; output projection
             return 6 if mixer.q_rank else 5

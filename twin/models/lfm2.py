@@ -1,12 +1,14 @@
-"""LFM2 and LFM2.5 (dense, and with experts): gated short convolutions in most layers, attention with
-normed queries and keys in the others. A dense model's feed-forward width is worked out of the one
-that its configuration says.
+"""LFM2 and LFM2.5: gated short convolutions in most layers, attention with normed queries and keys
+in the others. A dense model's feed-forward width is worked out of the one that its configuration
+says.
+
+Models with experts are described, not run: the kernel has no bias of the choice alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -149,13 +151,12 @@ def _layer(spec: ModelSpec, layer: int) -> dict[str, Tensor]:
         for name in "qk":
             out[f"{name}_norm"] = Tensor(f"self_attn.{name}_layernorm.weight", (mixer.head_dim,))
     else:
-        stored = {"conv_in": "in_proj", "o": "out_proj", TAPS: "conv"}
-        for name, module in stored.items():
-            shape = mixer_shape(mixer, hidden, name)
-            assert shape is not None
-            if name == TAPS:  # of a convolution of one channel each
-                shape = (shape[0], 1, shape[1])
-            out[name] = Tensor(f"conv.{module}.weight", shape)
+        for name, module in (("conv_in", "in_proj"), ("o", "out_proj"), (TAPS, "conv")):
+            own = mixer_shape(mixer, hidden, name)
+            assert own is not None
+            # the taps are of a convolution of one channel each
+            whole = (own[0], 1, own[1]) if name == TAPS else own
+            out[name] = Tensor(f"conv.{module}.weight", whole)
     return out | _feed(spec, parts.feed)
 
 

@@ -1,5 +1,5 @@
-"""How a layer mixes tokens: softmax attention in its published kinds, gated DeltaNet, and gated short
-convolutions. Sizes are those of the whole model.
+"""How a layer mixes tokens: softmax attention in its published kinds, gated DeltaNet, and gated
+short convolutions. Sizes are those of the whole model.
 """
 
 from __future__ import annotations
@@ -204,8 +204,9 @@ class DeltaNet:
 
 @frozen(kw_only=True)
 class ShortConvolution:
-    """A gated short convolution: one projection makes b, c and x of every channel; a causal depthwise
-    convolution over `conv` positions takes b * x, and c * its output goes to the output projection.
+    """A gated short convolution: one projection makes b, c and x of every channel; a causal
+    depthwise convolution over `conv` positions takes b * x, and c * its output goes to the output
+    projection.
     """
 
     channels: int

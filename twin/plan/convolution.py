@@ -1,4 +1,4 @@
-"""Gated short convolutions: what blocks carry on of each channel, and a rank's part of the weights.
+"""Gated short convolutions.
 
 A layer has two stages before its feed-forward half. CONV_IN multiplies; whoever has a channel's
 rows of b, c and x has its history, too, and publishes c * conv(b * x): no hand-off lies between.
@@ -7,13 +7,8 @@ O_PROJ multiplies that.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from twin.models.linear import TAPS
-from twin.models.mixers import STATE_BYTES, ShortConvolution
-from twin.plan.attending import Weights as LayerWeights
-from twin.plan.attending import output_projection
+from twin.models.mixers import ShortConvolution
+from twin.plan.attending import Weights, output_projection
 from twin.plan.builder import Builder, Piece
 from twin.plan.residuals import stored, vector
 from twin.plan.spans import share
@@ -21,7 +16,7 @@ from twin.plan.types import CONV_UNIT, Read, StageKind, Value
 
 
 def convolution(
-    b: Builder, layer: int, kind: ShortConvolution, weights: LayerWeights, reads: list[Read]
+    b: Builder, layer: int, kind: ShortConvolution, weights: Weights, reads: list[Read]
 ) -> Value:
     """On a rank: neighbouring channels, of each the rows of b, c and x."""
     channels, matrix = share(b.spec.name, b.ranks, "channels", kind.channels), weights["conv_in"]

@@ -19,8 +19,8 @@ def delta_vectors(plan: Plan, stage: Stage, rank: int, weights: Weights) -> dict
     Of a stage CONV_IN: `taps` [conv][channels of the rank].
     """
     if stage.kind is StageKind.CONV_IN and weights.spec.convolution:
-        own = channels_of(weights.spec.convolution, plan, rank)
-        taps = weights[f"layers.{stage.layer}.{TAPS}"].astype(np.float32)[own]
+        all_taps = weights[f"layers.{stage.layer}.{TAPS}"].astype(np.float32)
+        taps = all_taps[channels_of(weights.spec.convolution, plan, rank)]
         return {"taps": np.ascontiguousarray(taps.T).reshape(-1)}
     kind = weights.spec.delta
     if stage.kind is not StageKind.DELTA or kind is None:

@@ -162,7 +162,8 @@ def _states(plan: Plan) -> Iterator[Violation]:
 
 def _neighbours(plan: Plan) -> Iterator[Violation]:
     """By the stage before it an output projection knows whether heads' outputs are attention's, a
-    recurrent state's or channels; by the one behind it attention of a prompt pass knows the next weights.
+    recurrent state's or channels; by the one behind it attention of a prompt pass knows the next
+    weights.
     """
     makers = (StageKind.ATTENTION, StageKind.DELTA, StageKind.CONV_IN)
     for stage in plan.stages if plan.spec else ():
@@ -253,10 +254,8 @@ def _matrix(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
     convolves = plan.spec is not None and plan.spec.convolution is not None
     most = 3 if convolves and stage.kind is StageKind.CONV_IN else 2
     if not 1 <= matrix.unit <= most:
-        yield Violation(
-            "kernel", stage.name, f"{matrix.unit} rows make an element; the kernel adds up 1 or 2, 3 of a short "
-            "convolution"
-        )
+        message = f"{matrix.unit} rows make an element; the kernel adds up at most {most} of them"
+        yield Violation("kernel", stage.name, message)
 
 
 def _lanes(plan: Plan) -> Iterator[Violation]:

@@ -292,7 +292,9 @@ def _delta(layer: LayerWalk, kind: DeltaNet, reads: list[Need]) -> Value:
 
 
 def _convolution(layer: LayerWalk, kind: ShortConvolution, reads: list[Need]) -> Value:
-    """The history of a channel is its block's alone: only whoever publishes the channel needs it."""
+    """The history of a channel is its block's alone: nobody but who publishes the channel needs it,
+    and that is who owns all three rows.
+    """
     channels = layer.share(kind.channels)
     made = layer.rows(StageKind.CONV_IN, reads, [(channels, "conv_in")], unit=CHANNEL_ROWS)
     wide = [(layer.walk.spec.hidden, "o")]

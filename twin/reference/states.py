@@ -1,5 +1,5 @@
-"""Gated DeltaNet and short convolutions with NumPy: the states of a plan's layers, item by item, and
-channels' histories.
+"""Gated DeltaNet and short convolutions with NumPy: the states of a plan's layers, item by item,
+and channels' histories.
 """
 
 from __future__ import annotations
