@@ -6,8 +6,27 @@
 
 namespace twin {
 
+// What an expert is chosen by: its logit, or its score and a bias of the choice alone. The thread's
+// first bias is there before the logits are.
+struct ChosenBy {
+  static constexpr bool BIASED = Experts::CHOICE_BIASED;
+
+  const float* biases;
+  float own;
+
+  template <class Stage>
+  __device__ __forceinline__ ChosenBy(const Block& b, const Stage& stage)
+      : biases(BIASED ? constants(b, stage.choice_bias) : nullptr),
+        own(BIASED && b.core.thread() < Experts::COUNT ? biases[b.core.thread()] : 0.0f) {}
+  __device__ __forceinline__ float of(const Block& b, int expert) const {
+    const float logit = b.scratch[expert];
+    if (!BIASED) return logit;
+    return score_of(logit, 0.0f) + (expert == b.core.thread() ? own : biases[expert]);
+  }
+};
+
 // The block's choice from its logits, which lie in the scratch; behind them is room for keys.
-__device__ __forceinline__ void choose(Block& b, const Choice& choice) {
+__device__ __forceinline__ void choose(Block& b, const Choice& choice, const ChosenBy& by) {
   if constexpr (Contest::DIVIDED) {
     constexpr int EACH = Contest::EACH, COUNT = Experts::COUNT, TOP_K = Experts::TOP_K,
                   FINAL = Contest::FINAL;
@@ -15,7 +34,7 @@ __device__ __forceinline__ void choose(Block& b, const Choice& choice) {
     const Contest of = {reinterpret_cast<u64*>(b.scratch + Contest::FIRST)};
     u64* const finals = of.finals();
     TWIN_ONCE
-    TWIN_EACH(i, COUNT + COUNT % 2) of.all[i] = i < COUNT ? Contest::key(b.scratch[i], i) : 0;
+    TWIN_EACH(i, COUNT + COUNT % 2) of.all[i] = i < COUNT ? Contest::key(by.of(b, i), i) : 0;
     if (FINAL % 2 && b.core.thread() == 0) finals[FINAL] = 0;
     b.core.barrier();
     TWIN_ONCE
@@ -32,8 +51,15 @@ __device__ __forceinline__ void choose(Block& b, const Choice& choice) {
       if (place < TOP_K) choice.expert[place] = Contest::expert(finals[i]);
     }
   } else {
+    const float* keys = b.scratch;
+    if constexpr (ChosenBy::BIASED) {
+      float* const made = b.scratch + Contest::FIRST;
+      TWIN_EACH(i, Experts::COUNT) made[i] = by.of(b, i);
+      b.core.barrier();
+      keys = made;
+    }
     TWIN_EACH(i, Experts::COUNT) {
-      const int place = place_of(b.scratch, i);
+      const int place = place_of(keys, i);
       if (place < Experts::TOP_K) choice.expert[place] = i;
     }
   }
@@ -45,10 +71,11 @@ template <class Stage>
 __device__ __forceinline__ bool route(Block& b, int index, const Stage& stage) {
   if constexpr (Experts::ANY) {
     b.core.barrier();  // the stage before may still read the scratch
+    const ChosenBy by(b, stage);
     if (!gather_parts(b, index, b.plan.reads_at(stage.first_read), b.scratch)) return false;
     begin(b, index, stage);
     const Choice choice = choice_of(b.plan, b.scratch);
-    choose(b, choice);
+    choose(b, choice, by);
     b.core.barrier();
     b.core.chosen(choice.made);
     if constexpr (NonRouted::GATED)

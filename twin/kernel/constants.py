@@ -103,6 +103,7 @@ def _extras(plan: Plan) -> tuple[str, ...]:
         spec is not None and spec.sinks and plan.attention is not None,
         plan.kernel_recurs,
         *(2 * (bool(plan.delta_stages),)),
+        plan.kernel_experts is not None and plan.kernel_experts.choice_bias,
     )
     return tuple(name for name, wanted in zip(STAGE_EXTRAS, used, strict=True) if wanted)
 
@@ -122,6 +123,9 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
     if ROWS[stage.kind].sinks and plan.spec.sinks:
         yield "sinks", plan.kernel_attention().heads
     yield from delta_sizes(plan, stage).items()
+    kind = plan.kernel_experts
+    if stage.kind is StageKind.ROUTE and kind is not None and kind.choice_bias:
+        yield "choice_bias", kind.experts
     if stage.kind is StageKind.ATTENTION and plan.spec.qk_norm:
         own, together = plan.kernel_attention(), plan.spec.variant.whole_qk_norm
         yield "q_norm", own.head_dim * (own.heads if together else 1)
@@ -139,6 +143,8 @@ def _vector(
         found = stage_bias(plan, stage, rank, weights)
     elif name == "sinks":
         found = stage_sinks(plan, stage, rank, weights)
+    elif name == "choice_bias":
+        found = weights[f"layers.{stage.layer}.choice_bias"].astype(np.float32)
     elif stage.kind in (StageKind.DELTA, StageKind.CONV_IN):
         found = delta_vectors(plan, stage, rank, weights)[name]
     else:

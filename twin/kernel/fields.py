@@ -71,8 +71,8 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "starts": ("StageStart", ("units",)),
 }
 # where the model norms what modules add; where layers are rotated differently; where heads have
-# sinks; where some layers have recurrent states
-STAGE_EXTRAS = ("post_norm", "rope", "sinks", "taps", "decays", "gated_norm")
+# sinks; where some layers have recurrent states; where the choice of experts has biases
+STAGE_EXTRAS = ("post_norm", "rope", "sinks", "taps", "decays", "gated_norm", "choice_bias")
 # of a plan with coded weights: twin/kernel/coded.py
 CODED_FIELDS = ("code", "row_bytes", "last_bytes", "row_scales", "last_scales")
 # of a stage's fields

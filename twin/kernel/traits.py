@@ -46,6 +46,7 @@ TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
         "SIGMOID": (False, "scores are sigmoids of the logits, else their softmax"),
         "NORMALISED": (True, "the chosen weights sum to one,"),
         "SCALING": (1.0, "times this"),
+        "CHOICE_BIASED": (False, "the choice is by scores and Stage::choice_bias"),
     },
     "NonRouted": {  # what stands next to routed experts
         "SHARED": (False, "experts that every token visits,"),
@@ -146,6 +147,7 @@ def _experts(kind: ExpertFeed, down: Matrix) -> dict[str, Constant]:
         "SIGMOID": kind.scoring is Scoring.SIGMOID,
         "NORMALISED": kind.renormalise,
         "SCALING": kind.scaling,
+        "CHOICE_BIASED": kind.choice_bias,
     }
 
 

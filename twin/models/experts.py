@@ -81,6 +81,7 @@ def _feed_runs(feed: Feed) -> bool:
         renormalise=feed.renormalise,
         scaling=feed.scaling,
         router_bias=feed.router_bias,
+        choice_bias=feed.choice_bias,
         bias=feed.bias,
         limit=feed.limit,
         gain=feed.gain,
@@ -91,7 +92,9 @@ def _feed_runs(feed: Feed) -> bool:
     # shared experts have the plain gate: no family gives them another
     shared = not feed.shared_gate if not feed.shared_width else _gate(feed) == _PLAIN_GATE
     chooses = feed.scoring in SCORINGS and 0 < feed.top_k <= feed.experts
-    return feed == known and shared and chooses
+    # scores without a scale of their own take no addition
+    added = feed.scoring is Scoring.SIGMOID or not feed.choice_bias
+    return feed == known and shared and chooses and added
 
 
 # ---- tensors ------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """LFM2 and LFM2.5: gated short convolutions in most layers, attention with normed queries and keys
 in the others. A dense model's feed-forward width is worked out of the one that its configuration
 says.
-
-Models with experts are described, not run: the kernel has no bias of the choice alone.
 """
 
 from __future__ import annotations

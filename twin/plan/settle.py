@@ -35,8 +35,9 @@ def settled(spec: ModelSpec, options: Options) -> Options:
     common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)
     late = options.late_parts or _late_parts(spec, options, delay)
     shared = spec.experts is not None and spec.experts.shared_width > 0
-    # they have no code for shared experts and recurrent states
-    passes = on_kernel(spec, options) and not shared and not spec.recurs
+    # they have no code for shared experts, for biases of the choice alone, and for recurrent states
+    added = spec.experts is not None and spec.experts.choice_bias
+    passes = on_kernel(spec, options) and not shared and not added and not spec.recurs
     chunk = options.prompt_chunk if passes else 1
     return replace(
         options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk

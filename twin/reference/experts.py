@@ -36,14 +36,17 @@ class Experts:
         self._matrices: OrderedDict[tuple[int, int, int], Array] = OrderedDict()
         self._biases: dict[tuple[int, int], Array | None] = {}
 
-    def choose(self, logits: Array) -> Choices:
+    def choose(self, stage: Stage, logits: Array) -> Choices:
         """From [n, parts, elements]: ranks that divide a router publish their experts' logits in
         rank order.
         """
         assert self.plan.spec is not None
         kind = self.plan.spec.experts
         assert kind is not None
-        return tuple(chosen(kind, seen.reshape(-1)[: kind.experts]) for seen in logits)
+        bias = None
+        if kind.choice_bias:
+            bias = self.weights[f"layers.{stage.layer}.choice_bias"].astype(self.dtype)
+        return tuple(chosen(kind, seen.reshape(-1)[: kind.experts], bias) for seen in logits)
 
     def shared_gates(self, logits: Array) -> Array:
         """[n, 1] the sigmoid of the logit behind those of the experts; ones where nothing gates
@@ -116,14 +119,16 @@ class Experts:
         return self._matrices[key]
 
 
-def chosen(kind: ExpertFeed, logits: Array) -> Choice:
+def chosen(kind: ExpertFeed, logits: Array, bias: Array | None = None) -> Choice:
     """The top_k best of [experts] logits; of equal ones the lower number. A NaN comes first, and
-    all weigh NaN.
+    all weigh NaN. `bias`: the best by their scores and this, where the model says so.
     """
-    order = np.argsort(-np.where(np.isnan(logits), np.inf, logits), kind="stable")[: kind.top_k]
+    by, scores = logits, logits
     if kind.scoring is Scoring.SIGMOID:
         scores = 1 / (1 + np.exp(-logits))
-    else:
+        by = logits if bias is None else scores + bias
+    order = np.argsort(-np.where(np.isnan(by), np.inf, by), kind="stable")[: kind.top_k]
+    if kind.scoring is not Scoring.SIGMOID:
         scores = np.exp(logits - logits[order[0]])
         scores = scores / scores.sum()
     weights = scores[order]

@@ -210,7 +210,7 @@ class Reference:
                 self.normed[rank] = self._hidden(stage, rank, inputs)
                 return self._rows(stage, rank, self.normed[rank])
             case StageKind.ROUTE:
-                self.choices[rank] = self.experts.choose(inputs[0])
+                self.choices[rank] = self.experts.choose(stage, inputs[0])
                 self.gates[rank] = self.experts.shared_gates(inputs[0])
                 return inputs[0]
             case StageKind.SHARED_UP:
