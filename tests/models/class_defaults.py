@@ -252,7 +252,8 @@ def built(config: Mapping[str, Any]) -> tuple[int, tuple[int, ...]]:
     made = AutoConfig.for_model(**given)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(made)
-    corrections = [b for key, b in model.named_buffers() if key.endswith("e_score_correction_bias")]
+    added = ("e_score_correction_bias", "expert_bias")
+    corrections = [b for key, b in model.named_buffers() if key.endswith(added)]
     # what all layers have alike, the classes of some families take from the configuration
     alike = given["model_type"] in ("mistral", "phi3", "mixtral")
     window = getattr(made, "sliding_window", None) if alike else None

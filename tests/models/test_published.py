@@ -25,6 +25,9 @@ TOTAL_AND_ACTIVE = {  # as printed: total, active, whether active counts the emb
     "gpt-oss-120b": ("116.83 B", "5.13 B", False),
     "gpt-oss-20b": ("20.91 B", "3.61 B", False),
     "kimi-k2.6": ("1 T", "32 B", False),
+    "lfm2-8b-a1b": ("8.3 B", "1.5 B", False),
+    "lfm2.5-1.2b": ("1.17 B", "1.17 B", False),
+    "lfm2.5-350m": ("350 M", "350 M", False),
     "minimax-m2.7": ("230 B", "10 B", False),
     "mixtral-8x7b": ("46.7 B", "12.9 B", True),
     "qwen1.5-moe-a2.7b": ("14.3 B", "2.7 B", True),
@@ -34,7 +37,7 @@ TOTAL_AND_ACTIVE = {  # as printed: total, active, whether active counts the emb
     "qwen3.6-27b": ("27 B", "27 B", True),
     "qwen3.6-35b-a3b": ("35 B", "3 B", False),
 }
-EXPLAINED = {"glm-4.5-air", "minimax-m2.7", "qwen3-30b-a3b"}
+EXPLAINED = {"glm-4.5-air", "lfm2-8b-a1b", "lfm2.5-350m", "minimax-m2.7", "qwen3-30b-a3b"}
 
 
 def write(tmp_path: Path, name: str, **published: object) -> Path:

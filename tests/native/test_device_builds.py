@@ -112,6 +112,7 @@ BUILDS = [
     *slow("gemma-3-1b", "rows in folds"),
     *slow("lfm2.5-1.2b", "defaults", "full", "two GPUs"),
     *slow("lfm2.5-350m", "defaults", "FP32"),
+    *slow("lfm2-8b-a1b", "defaults", "full"),
     *slow("olmo-2-7b", "defaults"),  # heads normed together, and what modules add
     *slow("llama-3.2-1b", "two GPUs", "eight GPUs", "two GPUs, full", "two GPUs, graph"),
     *slow("llama-3.2-1b", "four GPUs, counter", "two GPUs, prompts"),

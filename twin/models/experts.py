@@ -92,8 +92,9 @@ def _feed_runs(feed: Feed) -> bool:
     # shared experts have the plain gate: no family gives them another
     shared = not feed.shared_gate if not feed.shared_width else _gate(feed) == _PLAIN_GATE
     chooses = feed.scoring in SCORINGS and 0 < feed.top_k <= feed.experts
-    # scores without a scale of their own take no addition
-    added = feed.scoring is Scoring.SIGMOID or not feed.choice_bias
+    # biases of the choice are added to sigmoids; no family that runs has shared experts, too
+    sigmoid = feed.scoring is Scoring.SIGMOID
+    added = not feed.choice_bias or (sigmoid and not feed.shared_width)
     return feed == known and shared and chooses and added
 
 

@@ -1,8 +1,8 @@
 """GLM 4.5, 4.6 and 4.7 with experts: a few dense layers, then routed experts next to a shared one,
 whose choice has a bias of its own; half of each head is rotated.
 
-It is described, not run: the kernel has no bias of the choice alone. The draft layer
-(num_nextn_predict_layers) is no part of the model.
+It is described, not run: no family that runs has biases of the choice next to shared experts. The
+draft layer (num_nextn_predict_layers) is no part of the model.
 """
 
 from __future__ import annotations

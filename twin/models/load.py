@@ -243,9 +243,8 @@ def from_config(config: Mapping[str, object], name: str, *, runs: bool = False) 
         known = _hint(
             kind, engine if runs else _FAMILIES, lambda other: _agrees(config, name, other)
         )
-        others = (
-            "" if runs else f"; the engine runs {', '.join(engine)}, the others are only simulated"
-        )
+        simulated = [name for name in _FAMILIES if name not in engine]
+        others = "" if runs else f"; the engine runs all but {', '.join(simulated)}"
         raise ConfigError(f"{name}: model_type is {shown(kind)}; {known}{others}")
     outer = Config(name, config)
     outer.unused("model_type")

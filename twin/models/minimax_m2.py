@@ -1,8 +1,8 @@
 """MiniMax-M2: experts in every layer, whose choice has a bias of its own; all heads of q and of k
 are normed together, and a part of each is rotated.
 
-It is described, not run: the kernel has no bias of the choice alone. Layers that predict further
-tokens (MTP) are no part of the model.
+It is described, not run: the kernel norms all heads together in dense models only. Layers that
+predict further tokens (MTP) are no part of the model.
 """
 
 from __future__ import annotations

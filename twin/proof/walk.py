@@ -439,8 +439,9 @@ def _known(layer: Layer) -> bool:
     # shared experts have no gate but silu
     other = (feed.bias, feed.limit is not None, feed.gain != 1.0, feed.offset != 0.0)
     shared = not any(other) if feed.shared_width else not feed.shared_gate
-    # the choice is by other numbers than the weights
-    alone = feed.hashed or (feed.choice_bias and feed.scoring is not Scoring.SIGMOID)
+    # the choice is by other numbers than the weights: by sigmoids and what is added to them
+    added = feed.scoring is Scoring.SIGMOID and not feed.shared_width
+    alone = feed.hashed or (feed.choice_bias and not added)
     return plain and shared and not alone and 0 < feed.top_k <= feed.experts
 
 

@@ -1,0 +1,53 @@
+"""Experts whose choice has a bias of its own on the CPU engine: the bias decides who is chosen, not
+what they weigh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.small_engine import error, planned
+from tests.engine.test_convolution import convolved
+from twin.models.feeds import ExpertFeed, Scoring
+from twin.plan.types import CollectiveKind, Common, Sampling
+from twin.proof.prove import prove
+from twin.reference.experts import chosen
+
+FEED = ExpertFeed(experts=8, top_k=3, width=40, scoring=Scoring.SIGMOID, choice_bias=True)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("feed", "more"),
+    [
+        (FEED, {"blocks": 5}),
+        (replace(FEED, experts=135, top_k=5), {}),  # compared in groups
+        (replace(FEED, experts=66, top_k=40), {}),  # in one, of more than a group takes
+        (replace(FEED, renormalise=False, scaling=2.5), {"sampling": Sampling.FULL}),
+        (FEED, {"gpus": 2, "common": Common.SHARDED, "collective": CollectiveKind.PUSH}),
+    ],
+    ids=("few", "groups", "many", "scaled", "two ranks"),
+)
+def test_logits_are_the_references(feed: ExpertFeed, more: dict[str, Any]) -> None:
+    plan = planned(convolved(feed=feed), **more)
+    prove(plan)
+    assert plan.simulation_only() is None
+    assert error(plan) < 1e-5
+
+
+def test_the_bias_chooses_and_does_not_weigh() -> None:
+    logits = np.array([2.0, 1.0, 0.0, -1.0], np.float32)
+    feed = replace(FEED, experts=4, top_k=2)
+    plain, moved = chosen(feed, logits), chosen(feed, logits, np.float32([0, 0, 0, 9]))
+    assert (plain.experts, moved.experts) == ((0, 1), (3, 0))
+    scores = 1 / (1 + np.exp(-logits[[3, 0]]))
+    np.testing.assert_allclose(moved.weights, scores / scores.sum(), rtol=1e-6)
+
+
+def test_biases_are_added_to_sigmoids_only() -> None:
+    spec = convolved(feed=replace(FEED, scoring=Scoring.SOFTMAX))
+    assert spec.runnable_reason() is not None
