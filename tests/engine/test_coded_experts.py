@@ -293,10 +293,10 @@ def test_choices_are_decided(
     """
     gaps = []
 
-    def seen(kind: ExpertFeed, logits: NDArray[np.float32]) -> Choice:
+    def seen(kind: ExpertFeed, logits: NDArray[np.float32], bias: None) -> Choice:
         ordered = np.sort(logits)[::-1]
         gaps.append((ordered[kind.top_k - 1] - ordered[kind.top_k]) / np.abs(logits).max())
-        return chosen(kind, logits)
+        return chosen(kind, logits, bias)
 
     monkeypatch.setattr(reference_experts, "chosen", seen)
     plan = coded(name, width=width, blocks=5, slot_bytes=slot_bytes, weight_dtype=DType.BF16)
