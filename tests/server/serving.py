@@ -17,6 +17,7 @@ from tests.patience import PATIENCE_S
 from twin.calibrate.node import calibrated_node
 from twin.engine.opening import open_source
 from twin.server.app import App
+from twin.server.expected import Expected
 from twin.server.guard import Guard, make_guard
 from twin.server.limits import Limits
 from twin.server.listen import bound, server
@@ -45,6 +46,18 @@ class Running:
         while self.app.worker.running or self.app.worker.waiting:
             assert time.monotonic() < late, "the engine did not become free"
             time.sleep(0.005)
+
+    @contextmanager
+    def expecting(self, expected: Expected) -> Iterator[None]:
+        """In place of the twin's own, which a thread that ends later would put there."""
+        for thread in threading.enumerate():
+            if thread.name == "twin":
+                thread.join(PATIENCE_S)
+        before, self.app.predicted.expected = self.app.predicted.expected, expected
+        try:
+            yield
+        finally:
+            self.app.predicted.expected = before
 
 
 @contextmanager

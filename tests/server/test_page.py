@@ -51,30 +51,26 @@ def test_what_the_sampler_has_can_be_chosen_on_the_page(name: str, http: httpx.C
 def test_a_chat_is_held_by_keyboard_and_its_rates_are_shown(
     width: int, height: int, dark: bool, live: Running, tmp_path: Path
 ) -> None:
-    predicted = live.app.predicted
-    predicted.expected = Expected(1e-3, 1e-3, live.app.served.context, 0.99, 1.01)  # far too slow
-    try:
-        with browser(tmp_path / "profile") as page:
-            page.show(live.url, width, height, dark=dark)
-            page.until("state.facts !== null")
-            assert page.run("document.documentElement.scrollWidth") <= width
-            page.run(LONG_ENOUGH)
-            for turn in (1, 2):
-                page.type("hello")
-                page.key("Enter")
-                page.until(f"state.history.length === {2 * turn} && state.stop === null")
-                assert page.run("at('tokens').textContent") == "30"
-            assert page.run("document.querySelectorAll('.turn.user').length") == 2
-            assert re.match(r"[\d,.]+ tokens/s", page.run("at('rate').textContent"))
-            assert "predicted" in page.run("at('alarm').textContent")
-            assert not page.run("at('alarm').hidden")
-            assert "tokens" in page.run("at('kept').textContent"), "the second turn kept the first"
-            assert page.run("at('line').querySelectorAll('path').length") == 3
-            page.run("at('fresh').click()")
-            assert page.run("state.history.length + at('said').children.length") == 0
-            assert page.faults == []
-    finally:
-        predicted.expected = None
+    too_slow = Expected(1e-3, 1e-3, live.app.served.context, 0.99, 1.01)
+    with live.expecting(too_slow), browser(tmp_path / "profile") as page:
+        page.show(live.url, width, height, dark=dark)
+        page.until("state.facts !== null")
+        assert page.run("document.documentElement.scrollWidth") <= width
+        page.run(LONG_ENOUGH)
+        for turn in (1, 2):
+            page.type("hello")
+            page.key("Enter")
+            page.until(f"state.history.length === {2 * turn} && state.stop === null")
+            assert page.run("at('tokens').textContent") == "30"
+        assert page.run("document.querySelectorAll('.turn.user').length") == 2
+        assert re.match(r"[\d,.]+ tokens/s", page.run("at('rate').textContent"))
+        assert "predicted" in page.run("at('alarm').textContent")
+        assert not page.run("at('alarm').hidden")
+        assert "tokens" in page.run("at('kept').textContent"), "the second turn kept the first"
+        assert page.run("at('line').querySelectorAll('path').length") == 3
+        page.run("at('fresh').click()")
+        assert page.run("state.history.length + at('said').children.length") == 0
+        assert page.faults == []
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
@@ -137,24 +133,20 @@ def test_axe_finds_nothing_serious(
     width: int, height: int, dark: bool, live: Running, tmp_path: Path
 ) -> None:
     """Before a chat with the settings open, and after one with an alarm and an error."""
-    predicted = live.app.predicted
-    predicted.expected = Expected(1e-3, 1e-3, live.app.served.context, 0.99, 1.01)
-    try:
-        with browser(tmp_path / "profile") as page:
-            page.show(live.url, width, height, dark=dark)
-            page.until("state.facts !== null")
-            page.run("document.querySelector('details').open = true")
-            assert axe.serious(page) == []
-            page.run(LONG_ENOUGH)
-            page.type("hello")
-            page.key("Enter")
-            page.until("!at('alarm').hidden && state.stop === null")
-            assert axe.serious(page) == []
-            page.type("x" * 9000)
-            page.key("Enter")
-            page.until("document.querySelector('.wrong') !== null && state.stop === null")
-            assert axe.serious(page) == []
-            page.run("document.body.append(document.createElement('img'))")
-            assert [one["id"] for one in axe.serious(page)] == ["image-alt"], "axe looks"
-    finally:
-        predicted.expected = None
+    too_slow = Expected(1e-3, 1e-3, live.app.served.context, 0.99, 1.01)
+    with live.expecting(too_slow), browser(tmp_path / "profile") as page:
+        page.show(live.url, width, height, dark=dark)
+        page.until("state.facts !== null")
+        page.run("document.querySelector('details').open = true")
+        assert axe.serious(page) == []
+        page.run(LONG_ENOUGH)
+        page.type("hello")
+        page.key("Enter")
+        page.until("!at('alarm').hidden && state.stop === null")
+        assert axe.serious(page) == []
+        page.type("x" * 9000)
+        page.key("Enter")
+        page.until("document.querySelector('.wrong') !== null && state.stop === null")
+        assert axe.serious(page) == []
+        page.run("document.body.append(document.createElement('img'))")
+        assert [one["id"] for one in axe.serious(page)] == ["image-alt"], "axe looks"
