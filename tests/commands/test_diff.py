@@ -40,10 +40,10 @@ def result(path: Path, *, slow: float, extra: bool = False) -> Path:
 
 def test_a_diff_says_what_takes_longer_and_adds_up(twin: Twin, tmp_path: Path) -> None:
     files = result(tmp_path / "a.json", slow=1), result(tmp_path / "b.json", slow=3, extra=True)
-    content = twin("diff", *files).out
-    assert re.search(r"qkv\[0\] +streaming +streaming +1.00 +3.00 +\+2.00 +\+200.0%", content)
-    assert re.search(r"late\[0\] .*new", content)
-    assert "down[0]" not in content, "it is as long as it was"
+    printed = twin("diff", *files).out
+    assert re.search(r"qkv\[0\] +streaming +streaming +1.00 +3.00 +\+2.00 +\+200.0%", printed)
+    assert re.search(r"late\[0\] .*new", printed)
+    assert "down[0]" not in printed, "it is as long as it was"
     data = json.loads(twin("diff", *files, "--json").out)
     by = sum((one["us"][1] or 0) - (one["us"][0] or 0) for one in data["stages"])
     assert by == pytest.approx(data["step_us"][1] - data["step_us"][0])
@@ -51,12 +51,12 @@ def test_a_diff_says_what_takes_longer_and_adds_up(twin: Twin, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("printed", "says"),
     [("{", "no JSON"), ("{}", "stages: missing"), ("[]", "twin simulate"), ("1", "printed")],
 )
-def test_what_is_no_result_is_refused(twin: Twin, tmp_path: Path, content: str, says: str) -> None:
+def test_what_is_no_result_is_refused(twin: Twin, tmp_path: Path, printed: str, says: str) -> None:
     good, wrong = result(tmp_path / "a.json", slow=1), tmp_path / "wrong.json"
-    wrong.write_text(content)
+    wrong.write_text(printed)
     refused_command(twin, "diff", good, wrong, says=("wrong.json", says))
 
 

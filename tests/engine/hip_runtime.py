@@ -134,7 +134,7 @@ def runs_until_aborted(started: Sequence[Started]) -> int:
 
 
 class Runtime:
-    """What the library answers, and what it was calls_of."""
+    """What the library answers, and which calls it got."""
 
     def __init__(
         self,

@@ -36,8 +36,8 @@ Installs = Callable[[FakeDriver], FakeDriver]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Installs:
-    """Makes a driver the one that cuda-python binds, and the compiler one that says what it was
-    ran for.
+    """Makes a driver the one that cuda-python binds, and the compiler one that says what it
+    compiles for.
     """
 
     def use(fake: FakeDriver) -> FakeDriver:

@@ -521,14 +521,14 @@ def test_log_probabilities_are_those_of_the_reference(
     execution: Execution, handoff: HandOffKind, top: int
 ) -> None:
     plan = planned(execution=execution, handoff=handoff, **FULL_PLAN)
-    wanted = Request(
+    request = Request(
         TOKENS[:5],
         40,
         SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=7),
         logprobs=top,
     )
     with CudaEngine(plan, weights_of(plan)) as running:
-        silent = complete(running, None, replace(wanted, logprobs=None)).made.tokens
+        silent = complete(running, None, replace(request, logprobs=None)).made.tokens
         for late_s in (0.0, 0.002):  # the second one makes the kernel wait
             pieces = list[Piece]()
 
@@ -536,8 +536,8 @@ def test_log_probabilities_are_those_of_the_reference(
                 time.sleep(late_s)
                 to.append(piece)
 
-            assert complete(running, None, wanted, take).made.tokens == silent
-            assert complete(running, None, replace(wanted, logprobs=None)).made.tokens == silent
+            assert complete(running, None, request, take).made.tokens == silent
+            assert complete(running, None, replace(request, logprobs=None)).made.tokens == silent
             _check_scores(plan, [*TOKENS[:5], *silent], pieces, top)
 
 

@@ -25,9 +25,9 @@ def test_each_token_has_the_probability_that_the_model_gave_it(
     node, source = calibrated_node("1xhost"), open_source(str(checkpoint))
     plan = plan_run(TINY, node, {"blocks": 1}, positions=64, greedy=temperature == 0)
     prompt, pieces = [256, 104, 105], list[Piece]()
-    wanted = Request(prompt, 20, SamplingParams(temperature, seed=4), logprobs=3)
+    request = Request(prompt, 20, SamplingParams(temperature, seed=4), logprobs=3)
     with open_session(node, plan, source, lambda _: None) as session:
-        made = complete(session, source.tokenizer, wanted, pieces.append).made
+        made = complete(session, source.tokenizer, request, pieces.append).made
         plain = complete(
             session, source.tokenizer, Request(prompt, 20, SamplingParams(temperature, seed=4))
         )
@@ -36,7 +36,7 @@ def test_each_token_has_the_probability_that_the_model_gave_it(
         logits = session.logits(read, after=prompt[:-1]).astype(np.float64)
         session.gives_logits = False
         with pytest.raises(EngineError, match="gives no logits while this plan runs"):
-            complete(session, source.tokenizer, wanted)
+            complete(session, source.tokenizer, request)
     wanted = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     found = [piece.scored for piece in pieces if piece.token is not None]
     assert len(found) == 20

@@ -49,7 +49,7 @@ def fresh(tmp_path: Path) -> Iterator[str]:
 
 
 def first(url: str, case: str) -> tuple[float, str]:
-    """Seconds until a speed is printed, and which part tells it."""
+    """Seconds until a speed arrives, and in which part."""
     began = time.monotonic()
     with httpx.stream(
         "GET", f"{url}/answer", params={"case": case}, timeout=PATIENCE_S, verify=False

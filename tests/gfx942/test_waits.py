@@ -67,8 +67,8 @@ def test_a_wait_is_needed_on_one_of_two_paths() -> None:
     publish = "global_store_dword v[4:5], v8, off sc1"
     assert path(*reset, publish, "s_endpgm") == [f"2 {RESET}"]
     assert path(*reset, "s_waitcnt vmcnt(0)", publish, "s_endpgm") == []
-    publish = "global_store_dword v0, v1, s[4:5] sc0 sc1"
-    assert path("buffer_wbl2 sc0 sc1", publish, "s_endpgm") == [f"1 {CACHE}"]
+    publish_to_all = "global_store_dword v0, v1, s[4:5] sc0 sc1"
+    assert path("buffer_wbl2 sc0 sc1", publish_to_all, "s_endpgm") == [f"1 {CACHE}"]
 
 
 @pytest.mark.slow

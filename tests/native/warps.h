@@ -173,7 +173,7 @@ struct Core {
   }
   template <class T>
   T shuffle_xor(T v, int mask) {
-    return fold(v, me ^ pitch, 1, [](T a, T) { return a; }, team->warps[warp()]);
+    return fold(v, me ^ mask, 1, [](T a, T) { return a; }, team->warps[warp()]);
   }
   static u32 count(u32* at, u32 by) { return __atomic_fetch_add(at, by, __ATOMIC_RELAXED); }
   static void confirm(const float*, int) {}

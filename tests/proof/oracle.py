@@ -266,11 +266,9 @@ class Block:
     trail: list[int] = field(default_factory=list)  # what it ended up with, step by step
     landing: int = 0  # own stores of the current stage that still travel
     done: bool = False
-    scheduler: Block | None = None  # while there are sums of late parts to make beside the block
-    resumed: tuple[int, int] = (
-        0,
-        -1,
-    )  # (step, stage) behind which the scheduler was last told to go on
+    scheduler: Block | None = None  # while it sums late parts and the block goes on
+    # (step, stage) behind which the block last let the scheduler go on
+    resumed: tuple[int, int] = (0, -1)
 
 
 class Machine:

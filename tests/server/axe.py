@@ -36,8 +36,8 @@ def violations(page: Page) -> list[dict[str, Any]]:
         )
     )
     assert found["passes"] > 10, "axe has looked at the page"
-    violations: list[dict[str, Any]] = found["violations"]
-    return violations
+    listed: list[dict[str, Any]] = found["violations"]
+    return listed
 
 
 def serious(page: Page) -> list[dict[str, Any]]:

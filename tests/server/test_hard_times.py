@@ -315,8 +315,8 @@ def test_foreign_pages_and_foreign_names_are_refused(checkpoint: Path) -> None:
         own = client.get(health, headers={"origin": server.url})
         assert own.status_code == 200
         assert "access-control-allow-origin" not in own.headers
-        client = {"origin": friend, "access-control-request-method": "POST"}
-        before = client.options("/v1/completions", headers=client)
+        preflight = {"origin": friend, "access-control-request-method": "POST"}
+        before = client.options("/v1/completions", headers=preflight)
         assert before.status_code == 204
         assert "content-length" not in before.headers  # RFC 9110, 8.6
         assert before.headers["access-control-allow-origin"] == friend
@@ -324,7 +324,7 @@ def test_foreign_pages_and_foreign_names_are_refused(checkpoint: Path) -> None:
         # OpenAI's client for JavaScript tells of itself in headers of its own.
         names = "authorization,content-type,x-stainless-os,x-stainless-retry-count,cookie,x-other"
         before = client.options(
-            "/v1/completions", headers=client | {"access-control-request-headers": names}
+            "/v1/completions", headers=preflight | {"access-control-request-headers": names}
         )
         allowed = before.headers["access-control-allow-headers"].split(", ")
         assert {*names.split(",")} & {*allowed} == {*names.split(",")[:4]}

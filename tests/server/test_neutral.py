@@ -172,8 +172,8 @@ def test_an_answer_without_text_may_stand_in_a_conversation(http: httpx.Client) 
 def test_a_slash_at_the_end_of_a_path_says_nothing(path: str, http: httpx.Client) -> None:
     assert http.get(path + "/").status_code == http.get(path).status_code == 200
     assert http.get(path + "//").status_code == 404
-    for path, (_, body) in BODIES.items():
-        assert http.post(path + "/", json=body).status_code == 200
+    for posted, (_, body) in BODIES.items():
+        assert http.post(posted + "/", json=body).status_code == 200
 
 
 def test_a_value_that_nobody_reads_costs_nothing(http: httpx.Client) -> None:

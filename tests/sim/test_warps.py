@@ -145,7 +145,7 @@ def test_threads_without_columns_take_as_long_as_the_others() -> None:
 
 def test_tiles_taken_ahead_leave_room_in_the_ring() -> None:
     """Eight tiles of a stage, four a team, where the block has one rank's narrow residual in 16
-    bits; none of FP32, and none where a slot is only wanted for once the inputs are there.
+    bits; none of FP32, and none where a slot is loaded only once the inputs are there.
     """
     options = Options(blocks=2, slot_bytes=16384, ring_slots=4, window_slots=4)
     for dtype, tiles in ((DType.BF16, 8), (DType.FP32, 0)):

@@ -23,7 +23,7 @@ from twin.schedule.memory import CONTEST
 
 # of a stage, where a plan has experts
 FIELDS = ("expert_page", "expert_units", "expert_rows", "expert_cols")
-CODED_FIELDS = ("expert_group", "expert_gap")  # besides, where it has few-bit weights
+CODED_FIELDS = ("expert_group", "expert_gap")  # also, where it has few-bit weights
 
 
 @frozen
@@ -32,8 +32,8 @@ class Place:
     slices][rows][columns of a slice].
 
     In a plan with few-bit weights it is [experts][row groups][column slices] of whole tiles with
-    their scales. Where each block has rows of its own, its groups begin with the first of them, and
-    lie gap from those of the block before by what that one's last group fills up.
+    their scales. Where each block has rows of its own, its groups begin with the first of them.
+    `gap` then is the most that a block's last group fills up, and lies between any two blocks.
     """
 
     page: int  # of expert 0

@@ -49,9 +49,7 @@ class Layout:
     constants: Constants
     weights: Streams
     cache_bytes: int  # of a rank: keys and values, and the recurrent states behind them
-    logits_buffers_floats: (
-        int  # what the blocks of a rank make of their logits for the full sampler
-    )
+    logits_buffers_floats: int  # of a rank: what its blocks make of logits for the full sampler
     sizes: dict[str, int | float]
     stages: Table
     reads: Table

@@ -436,7 +436,7 @@ def _ring(plan: Plan) -> Iterator[Violation]:
             return
 
 
-def _besides(plan: Plan, sizes: Mapping[str, int | float]) -> int:
+def _extra_bytes(plan: Plan, sizes: Mapping[str, int | float]) -> int:
     """Bytes of a rank's arenas beside weights, caches and exchanged words: padding, counters,
     tables, what prompts and samplers need.
     """
@@ -462,7 +462,7 @@ def _laid_out(plan: Plan) -> Iterator[Violation]:
         return
     yield from _ring(plan)
     needed, limit = plan.memory_bytes(), plan.limits.memory_bytes
-    held = needed + plan.ranks_per_gpu * _besides(plan, made.sizes)
+    held = needed + plan.ranks_per_gpu * _extra_bytes(plan, made.sizes)
     if needed <= limit < held:  # more is refused elsewhere
         yield Violation(
             "budget",
