@@ -145,6 +145,13 @@ def cases() -> dict[str, dict[str, Any]]:
     found["minimax-m2"] = _MINIMAX
     found["gemma4"] = _GEMMA4
     found["gemma4-keys-apart"] = {**_GEMMA4, "attention_k_eq_v": False}
+    found["gemma4-experts"] = {
+        **_GEMMA4,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    }
     found["gemma4-seeing"] = {
         "model_type": "gemma4",
         "text_config": _GEMMA4,

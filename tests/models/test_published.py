@@ -20,6 +20,7 @@ TOTAL_AND_ACTIVE = {  # as printed: total, active, whether active counts the emb
     "deepseek-v3": ("671 B", "37 B", False),
     "deepseek-v4-flash": ("284 B", "13 B", False),
     "deepseek-v4-pro": ("1.6 T", "49 B", False),
+    "gemma-4-26b-a4b": ("25.2 B", "3.8 B", False),
     "gemma-4-31b": ("30.7 B", "30.7 B", False),
     "glm-4.5-air": ("106 B", "12 B", False),
     "gpt-oss-120b": ("116.83 B", "5.13 B", False),

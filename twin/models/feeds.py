@@ -60,6 +60,10 @@ class ExpertFeed:
     limit: float | None = None  # gate and up are clamped to it before they meet
     gain: float = 1.0  # of a gate within its sigmoid
     offset: float = 0.0  # is added to what passes the gate
+    # the shared experts are a dense MLP next to the routed ones (Gemma 4): of both and of the
+    # router the input is normed by weights of their own, of both the output; the router's weights
+    # are multiplied by a number of each expert
+    parallel: bool = False
 
     def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
         """router; shared_gate, shared_up, shared_down (and the row that gates them); gate, up, down
@@ -84,14 +88,18 @@ class ExpertFeed:
         )
 
     def vectors(self, hidden: int) -> int:
-        return self._router_vectors() + self.experts * self._expert_vectors(hidden)
+        return self._router_vectors(hidden) + self.experts * self._expert_vectors(hidden)
 
     def active_vectors(self, hidden: int) -> int:
         """Those that one token uses."""
-        return self._router_vectors() + self.top_k * self._expert_vectors(hidden)
+        return self._router_vectors(hidden) + self.top_k * self._expert_vectors(hidden)
 
-    def _router_vectors(self) -> int:
-        return self.experts if self.router_bias or self.choice_bias else 0
+    def _router_vectors(self, hidden: int) -> int:
+        """With the norms that stand next to a dense layer's: of the router and the experts, of what
+        both halves make.
+        """
+        biases = self.experts if self.router_bias or self.choice_bias else 0
+        return biases + (4 * hidden + self.experts if self.parallel else 0)
 
     def _expert_vectors(self, hidden: int) -> int:
         return 2 * self.width + hidden if self.bias else 0

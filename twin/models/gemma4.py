@@ -1,24 +1,28 @@
-"""Gemma 4 (dense): five layers with a window for each with full attention, whose few key heads are
-their values too.
+"""Gemma 4: five layers with a window for each with full attention, whose few, wide key heads are
+their values too. Values are normed as well, and each layer ends by scaling the whole residual.
 
-Not described: the norms after each module (2 x hidden a layer), softcapping and the vision tower;
-none of them moves weights.
+In the model with experts they stand next to a dense MLP: both see the same residual, each normed by
+weights of its own, and what both make is normed before it is added up, and after.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from twin.errors import ConfigError
 from twin.models.config import Config, rope
-from twin.models.feeds import DenseFeed
+from twin.models.feeds import DenseFeed, ExpertFeed, Feed
+from twin.models.gemma import embedding
 from twin.models.gemma2 import cap
-from twin.models.layered import kinds_of_layers, layered, layout
+from twin.models.layered import check_experts, kinds_of_layers, layered, layout
 from twin.models.mixers import GroupedAttention, Mixer
-from twin.models.modules import DENSE
-from twin.models.spec import ModelSpec
+from twin.models.modules import GEMMA4
+from twin.models.spec import ModelSpec, Rope
+from twin.models.variant import Activation, Norms, Variant
 
-# "proportional" scales the rotated share of a head: nothing that moves bytes
-_TURNED = ("rope_type", "partial_rotary_factor")
 _SLIDING, _FULL = "sliding_attention", "full_attention"
+_PROPORTIONAL = "proportional"
 
 
 def from_config(fields: Config) -> ModelSpec:
@@ -37,15 +41,19 @@ def from_config(fields: Config) -> ModelSpec:
         "attention to later tokens is not described but for images",
     )
     fields.require(
-        "enable_moe_block", False, (False,), "the dense models of this family are described"
-    )
-    fields.require(
         "num_kv_shared_layers",
         0,
         (0,),
         "layers that borrow another layer's cache are not described",
     )
-    cap(fields, "final_logit_softcapping", None)  # of what is only simulated
+    fields.require(
+        "hidden_activation",
+        Activation.GELU.value,
+        Activation.GELU.names,
+        "this family's feed-forward layers are gated by GELU",
+    )
+    # of layers that borrow a cache
+    fields.unused("use_double_wide_mlp")
     fields.require("hidden_size_per_layer_input", 0, (0,), "embeddings per layer are not described")
     fields.unused("vocab_size_per_layer_input", "num_global_key_value_heads")
     kinds = kinds_of_layers(fields, "layer_types", (_SLIDING, _FULL))
@@ -56,18 +64,50 @@ def from_config(fields: Config) -> ModelSpec:
             "take it from the model's config.json",
         )
     mixers: dict[str, Mixer] = {_SLIDING: _sliding(fields), _FULL: _full(fields)}
-    feed = DenseFeed(width=fields.count("intermediate_size"))
-    layers = layout(fields, lambda i: mixers[kinds[i]], lambda i: feed)
+    turns = {_SLIDING: _near(fields), _FULL: _far(fields)}
+    feed, ffn = _feed(fields)
     return layered(
         fields,
-        family="gemma4",
-        rope=rope(_full_rope(fields), theta=None, simulated=True),
-        layout=layers,
-        table=DENSE,
+        family="gemma4_text",
+        rope=turns[_FULL],
+        ropes=tuple(turns[kind] for kind in kinds),
+        layout=layout(fields, lambda i: mixers[kinds[i]], feed),
+        table=GEMMA4,
         kv_heads=fields.count("num_key_value_heads"),
         head_dim=fields.count("head_dim"),
-        ffn=feed.width,
+        ffn=ffn,
+        variant=Variant(
+            activation=Activation.GELU,
+            norms=Norms.AROUND,
+            embedding=embedding(fields),
+            score=1.0,
+            logit_cap=cap(fields, "final_logit_softcapping", None),
+            layer_scalar=True,
+        ),
     )
+
+
+def from_multimodal(fields: Config) -> ModelSpec:
+    """The text model of a Hugging Face `gemma4` configuration, from its `text_config`."""
+    return replace(from_config(fields), family="gemma4")
+
+
+def _feed(config: Config) -> tuple[Callable[[int], Feed], int]:
+    """Of each layer, and the width that tables show: of an expert where there are some."""
+    dense = DenseFeed(width=config.count("intermediate_size"))
+    if not config.flag("enable_moe_block", False):
+        config.unused("num_experts", "top_k_experts", "moe_intermediate_size")
+        config.unused("expert_intermediate_size")
+        return lambda _: dense, dense.width
+    experts = ExpertFeed(
+        experts=config.count("num_experts"),
+        top_k=config.count("top_k_experts"),
+        width=config.count("moe_intermediate_size"),
+        shared_width=dense.width,
+        parallel=True,
+    )
+    check_experts(config, experts, "num_experts", "top_k_experts")
+    return lambda _: experts, experts.width
 
 
 def _by_kind(config: Config) -> Config:
@@ -101,6 +141,7 @@ def _sliding(config: Config) -> GroupedAttention:
         head_dim=config.count("head_dim"),
         window=config.count("sliding_window"),
         qk_norm=True,
+        value_norm=True,
     )
 
 
@@ -112,18 +153,44 @@ def _full(config: Config) -> GroupedAttention:
     kv_heads, head_dim = config.count(key), config.count("global_head_dim")
     config.divides("num_attention_heads", heads, key, kv_heads)
     return GroupedAttention(
-        heads=heads, kv_heads=kv_heads, head_dim=head_dim, qk_norm=True, values_are_keys=shared
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        qk_norm=True,
+        value_norm=True,
+        values_are_keys=shared,
     )
 
 
-def _full_rope(config: Config) -> Config:
-    """`rope_parameters` by kind of layer: those of full attention."""
+def _near(config: Config) -> Rope:
+    return rope(config.holding("rope_parameters", _parameters(config, _SLIDING)), theta=None)
+
+
+def _far(config: Config) -> Rope:
+    """Full attention turns the first pairs of a head, by a whole head's frequencies, and no others
+    (transformers, `_compute_proportional_rope_parameters`).
+    """
+    parameters = _parameters(config, _FULL)
+    kind = parameters.text("rope_type", "default")
+    if kind != _PROPORTIONAL:
+        return rope(config.holding("rope_parameters", parameters), theta=None)
+    parameters.require("factor", 1.0, (1, 1.0), "frequencies are not divided in this family")
+    pairs = (
+        int(parameters.real("partial_rotary_factor", 1.0) * config.count("global_head_dim")) // 2
+    )
+    if pairs < 1:
+        raise parameters.refuse("partial_rotary_factor", "a share of a head of at least one pair")
+    whole = parameters.changed(without=("rope_type", "partial_rotary_factor", "factor"))
+    return replace(rope(config.holding("rope_parameters", whole), theta=None), pairs=pairs)
+
+
+def _parameters(config: Config, kind: str) -> Config:
+    """`rope_parameters` of a kind of layer."""
     kinds = config.part("rope_parameters")
-    parameters = kinds.part(_FULL) if kinds else None
-    if kinds is None or parameters is None:
+    parameters = kinds.part(kind) if kinds else None
+    if parameters is None:
         raise ConfigError(
-            f"{config.name}: rope_parameters.{_FULL} is missing; allowed: a mapping; take it from "
+            f"{config.name}: rope_parameters.{kind} is missing; allowed: a mapping; take it from "
             "the model's config.json"
         )
-    kinds.unused(_SLIDING)
-    return config.holding("rope_parameters", parameters.changed(without=_TURNED))
+    return parameters

@@ -16,7 +16,7 @@ from twin.models.modules import Table
 from twin.models.quantized import stored_formats
 from twin.models.schemes import quantization_of
 from twin.models.spec import ModelSpec, Rope
-from twin.models.variant import Activation
+from twin.models.variant import LLAMA, Activation, Variant
 
 
 def layered(
@@ -30,6 +30,8 @@ def layered(
     head_dim: int,
     ffn: int,
     hyper: HyperConnections | None = None,
+    variant: Variant = LLAMA,
+    ropes: tuple[Rope | None, ...] = (),
 ) -> ModelSpec:
     """A ModelSpec with a layout. `table`: what its matrices are called in checkpoints."""
     for key, allowed in (
@@ -62,6 +64,8 @@ def layered(
         dtype=dtype(config),
         layout=tuple(layout),
         hyper=hyper,
+        variant=variant,
+        ropes=ropes,
     )
     return replace(spec, stored=stored_formats(config, spec, table, quantization_of(config)))
 

@@ -25,6 +25,7 @@ class GroupedAttention:
     o_bias: bool = False
     qk_norm: bool = False
     whole_qk_norm: bool = False  # over all heads together
+    value_norm: bool = False  # each value head is normed as well, without weights
     sinks: bool = False  # one learned logit a head joins the softmax's sum
     # no matrix v: values are the keys before norm and rotation; the cache still holds both
     values_are_keys: bool = False

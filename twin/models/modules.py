@@ -80,6 +80,12 @@ GLM_EXPERTS: Table = {
     **of_experts("mlp.experts", *_GATED),
     **of_shared("mlp.shared_experts", *_GATED),
 }
+# its dense MLP stands next to the experts, as shared ones do
+GEMMA4: Table = {
+    **DENSE,
+    **of_experts("experts", *_GATED),
+    **of_shared("mlp", *_GATED),
+}
 MIXTRAL: Table = {**DENSE, **of_experts("block_sparse_moe.experts", "w1", "w3", "w2")}
 LFM2: Table = {
     **{key: DENSE[key] for key in "qkv"},

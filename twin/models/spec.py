@@ -95,6 +95,8 @@ class Rope:
     style: RopeStyle = RopeStyle.HALF
     scaling: RopeScaling | None = None
     rotated: int | None = None  # the first elements of a head; None: all
+    # the first pairs of a head that turn, by the frequencies of all its pairs; None: all
+    pairs: int | None = None
 
 
 @frozen

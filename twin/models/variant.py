@@ -50,6 +50,7 @@ class Variant:
     whole_qk_norm: bool = False  # q and k are normed over all heads together, not head by head
     embedding: float = 1.0  # factor of a token's embedding
     residual: float = 1.0  # factor of what a module adds to the residual
+    layer_scalar: bool = False  # a learned factor of the whole residual at the end of each layer
     score: float | None = None  # factor of query times key; None: 1 / sqrt(head_dim)
     logit: float = 1.0  # factor of the logits; it is folded into the final norm's weights
     score_cap: float | None = None  # cap * tanh(score / cap)
