@@ -1,0 +1,169 @@
+"""How far `twin optimise` ends from trying everything: 60 cases that a seed draws.
+
+    python studies/best-plans/run.py
+
+Each case is a model on a node at some context and batch. All ways to run it are simulated as the
+search simulates them, but those whose bytes alone take longer than a step that is known; the
+fastest three with all layers. A case that is in results/cases.csv is not run again.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from twin.study.optimise import STANDARD, Found, Search, Steps, Way, found_by, search, ways
+from twin.study.point import Point
+from twin.study.runner import Runner
+
+HERE = Path(__file__).parent
+CASES = HERE / "results" / "cases.csv"
+SEED, COUNT = 29112026, 60
+# One case in three has experts. Kimi-K2.6 and DeepSeek-V4 are left out: all ways of one take an
+# hour of a core.
+DENSE = ("llama-3.2-1b", "llama-3.2-3b", "qwen3-8b", "llama-3.1-8b", "gemma-3-1b", "llama-3.1-70b")
+EXPERTS = ("qwen3-30b-a3b", "gpt-oss-20b", "gpt-oss-120b", "qwen3-coder-next")
+DEVICES = ("h100", "h200", "b200", "mi300x")
+CONTEXTS = (128, 1024, 8192, 32768)
+BATCHES = (1, 1, 1, 4)
+
+
+class Case(NamedTuple):
+    """What is drawn."""
+
+    model: str
+    node: str
+    context: int
+    batch: int
+
+    def point(self) -> Point:
+        chosen = {"context": self.context} | ({"batch": self.batch} if self.batch > 1 else {})
+        return Point(self.model, self.node).with_options(**chosen)
+
+
+class Row(NamedTuple):
+    """A case and what came; speeds in tokens/s of one sequence."""
+
+    case: Case
+    standard: float
+    found: float
+    best: float
+    plan: str
+    best_plan: str
+    looked: int  # plans that the search simulated
+    ways: int  # of all
+
+    @property
+    def loss(self) -> float:
+        """How much faster the best plan is than the one found."""
+        return self.best / self.found - 1
+
+
+def drawn(seed: int = SEED, count: int = COUNT) -> list[Case]:
+    """Different cases, those that are planned."""
+    draw, found = random.Random(seed), dict[Case, None]()
+    while len(found) < count:
+        model = draw.choice(EXPERTS if draw.random() < 1 / 3 else DENSE)
+        device, gpus = draw.choice(DEVICES), draw.choice((2, 4, 8))
+        case = Case(model, f"{gpus}x{device}", draw.choice(CONTEXTS), draw.choice(BATCHES))
+        if _planned(case):
+            found[case] = None
+    return list(found)
+
+
+def _planned(case: Case) -> bool:
+    return not Runner.inline().rows([replace(case.point(), steps=0)])[0].problem
+
+
+def everything(point: Point) -> Steps[Found]:
+    """All ways, those of a number of GPUs at once."""
+    made = Search(point)
+    for gpus, some in groupby(ways(point), key=lambda way: way.gpus):
+        standard = Way(gpus)
+        if made.hopeless(standard):
+            continue
+        yield from made.time([standard])
+        yield from made.time([way for way in some if way.options != STANDARD])
+    yield from made.close()
+    return made.found(Way(point.on_node().gpus))
+
+
+def compared(case: Case) -> Row:
+    """The plan found next to the best of all."""
+    runner, point = Runner.inline(), case.point()
+    found = found_by(search(point), runner, "search")
+    best = found_by(everything(point), runner, "everything")
+    standard = best.of(best.standard)
+    fastest = min(
+        (one for one in (*best.ranking, *found.ranking) if one.whole), key=lambda one: one.step_s
+    )
+    return Row(
+        case,
+        1 / standard.step_s if standard else 0.0,
+        1 / found.best.step_s,
+        1 / fastest.step_s,
+        str(found.best.way),
+        str(fastest.way),
+        found.simulated,
+        len(list(ways(point))),
+    )
+
+
+NAMES = (*Case._fields, *Row._fields[1:])
+
+
+def rows() -> list[Row]:
+    """Those on file."""
+    if not CASES.exists():
+        return []
+    with CASES.open(encoding="utf-8", newline="") as lines:
+        return [_read(line) for line in csv.DictReader(lines)]
+
+
+def _read(line: dict[str, str]) -> Row:
+    case = Case(line["model"], line["node"], int(line["context"]), int(line["batch"]))
+    speeds = (float(line[name]) for name in ("standard", "found", "best"))
+    return Row(case, *speeds, line["plan"], line["best_plan"], *_counts(line))
+
+
+def _counts(line: dict[str, str]) -> tuple[int, int]:
+    return int(line["looked"]), int(line["ways"])
+
+
+def write(some: Sequence[Row]) -> None:
+    with CASES.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(NAMES)
+        for row in some:
+            speeds = (f"{speed:.1f}" for speed in row[1:4])
+            table.writerow([*row.case, *speeds, *row[4:]])
+
+
+def _left(done: Sequence[Row]) -> Iterator[Case]:
+    known = {row.case for row in done}
+    return (case for case in drawn() if case not in known)
+
+
+def main() -> None:
+    CASES.parent.mkdir(exist_ok=True)
+    done = rows()
+    for case in _left(done):
+        begun = time.monotonic()
+        row = compared(case)
+        done.append(row)
+        write(done)
+        print(
+            f"{len(done)}/{COUNT} {' '.join(map(str, case))}: {row.loss:.2%} below the best of "
+            f"{row.ways} by {row.looked}, {time.monotonic() - begun:.0f} s",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
