@@ -146,8 +146,10 @@ def write(some: Sequence[Row]) -> None:
 
 
 def _left(done: Sequence[Row]) -> Iterator[Case]:
+    """The quick ones first."""
     known = {row.case for row in done}
-    return (case for case in drawn() if case not in known)
+    ordered = sorted(drawn(), key=lambda case: (case.model in EXPERTS, case.node))
+    return (case for case in ordered if case not in known)
 
 
 def main() -> None:
