@@ -534,10 +534,10 @@ def test_a_prediction_says_what_is_known_of_its_error(twin: Twin, tiny: str) -> 
         said,
     )
     assert re.search(r"interval +[\d,]+ \.\. [\d,]+ tokens/s", said)
-    eight = twin("simulate", "llama-3.2-1b", "8xh200").out
+    eight = twin("simulate", "llama-3.2-1b", "8xh200", "--plan", "fixed").out
     there = "8xh200-sxm has the numbers of its devices from there"
     assert f"{there}, what is assumed of its link is as between 4xh200-sxm" in eight
-    mesh = twin("simulate", "llama-3.2-1b", "2xmi300x").out
+    mesh = twin("simulate", "llama-3.2-1b", "2xmi300x", "--plan", "fixed").out
     assert "no held-out runs of the fit of 1xmi300x are on file" in mesh
     unknown = twin("simulate", tiny, "1xmi355x", "--blocks", "8").out
     assert "no interval: 1xmi355x has no fit" in unknown

@@ -24,6 +24,7 @@ from twin.text import shown
 COMMANDS = (
     "plan",
     "simulate",
+    "optimise",
     "run",
     "chat",
     "serve",

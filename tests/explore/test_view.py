@@ -10,7 +10,7 @@ import pytest
 
 from tests.refusals import refused
 from twin.cli import build_parser
-from twin.commands.whatif import point_of
+from twin.commands.inputs import point_of
 from twin.cost.routing import DRAWN_STEPS, STEPS
 from twin.errors import TwinError
 from twin.explore.view import View, ViewCase, read_view

@@ -10,10 +10,10 @@ from importlib import import_module
 from pathlib import Path
 
 from twin.commands.arguments import Subparsers, command, folder_to_write, whole
+from twin.commands.inputs import place_of_node
 from twin.commands.output import emit, say
 from twin.commands.run import INTERRUPTED
 from twin.commands.serve import MOST_PORT, check_libraries
-from twin.commands.whatif import place_of_node
 from twin.errors import ConfigError, TwinError
 from twin.study.hardware import node_on_file
 from twin.study.store import Store, default_folder

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 
 from twin.commands.arguments import Subparsers, add_engine_options, add_model, command, whole
+from twin.commands.best import BEST, add_plan
+from twin.commands.inputs import model_of, options_of
 from twin.commands.output import emit, progress, say
 from twin.commands.project import add_running, running
-from twin.commands.whatif import model_of, options_of
 from twin.errors import ConfigError
 from twin.report.tables import count, table
 from twin.study import interval
@@ -52,6 +53,11 @@ def add(commands: Subparsers) -> None:
         help="of the numbers of a node without held-out runs; 0 for no interval "
         "(default %(default)s)",
     )
+    add_plan(
+        parser,
+        "of several GPUs: the best plan of each node, or default options (default: the best one "
+        "where default options do not reach the speed)",
+    )
     parser.add_argument(
         "--every", action="store_true", help="all nodes, also those with more GPUs than it takes"
     )
@@ -95,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
             own=args.node,
             usd_per_hour=args.usd_per_hour,
             every=args.every,
+            plans=None if args.plan is None else args.plan == BEST,
         )
     data = {"fits": [fit.json() for fit in found.fits], "missed": found.missed}
     emit(args, data, text(args, found))
@@ -117,6 +124,7 @@ def text(args: argparse.Namespace, found: Found) -> str:
         "USD/M tokens",
         "kWh/M tokens",
         "interval from",
+        "plan",
     )
     rows = [
         (
@@ -131,13 +139,15 @@ def text(args: argparse.Namespace, found: Found) -> str:
                 for value in (fit.usd_per_hour, fit.usd_per_million, fit.kwh_per_million)
             ),
             fit.rests,
+            fit.plan,
         )
         for fit in found.fits
     ]
     note = (
         "measured: a run on record with default options at about these positions "
         "(calibration/measured.csv)\n"
-        "prices: hwmodels/prices.yaml, or --usd-per-hour; what has none comes last"
+        "prices: hwmodels/prices.yaml, or --usd-per-hour; what has none comes last\n"
+        "plan: options that are no defaults; `twin optimise MODEL NODE` says which the engine runs"
     )
-    body = table(names, rows, text_columns=(0, 1, 9))
+    body = table(names, rows, text_columns=(0, 1, 9, 10))
     return f"{head}\n\n{body}\n\nother nodes: {missed or 'none'}\n{note}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from twin.batching.prices import Rates
 from twin.calibrate.fitted import moved_by
 from twin.calibrate.known_error import FEWEST, KnownError, known_error, stage_levels
 from twin.calibrate.node import fits_of, other_links
@@ -22,6 +23,7 @@ from twin.commands.arguments import (
     file_to_write,
     whole,
 )
+from twin.commands.best import add_plan, best_case, plan_fact, plan_json
 from twin.commands.inputs import case_of
 from twin.commands.output import done, emit, progress, say, underway
 from twin.commands.plan import options_json
@@ -45,6 +47,7 @@ from twin.schedule.options import plan_for
 from twin.sim.executor import Executor
 from twin.sim.run import Result, simulate
 from twin.sim.speculation import Speculation
+from twin.study.case import Case
 from twin.study.compared import Comparison
 from twin.study.gpus import as_if_delayed
 from twin.study.options import check_range
@@ -52,6 +55,7 @@ from twin.text import shown
 from twin.units import format_quantity, parse_quantity
 
 SLOWEST = 6
+SEEN = 0.005  # of a floor, below which another one says the same
 ASK = "twin whatif MODEL NODE --draws 16"
 # said where no runs of the model's kind are on file
 OTHERWISE = {
@@ -132,25 +136,30 @@ def add(commands: Subparsers) -> None:
     parser.add_argument(
         "--report", metavar="FILE", type=file_to_write, help="write a self-contained HTML page"
     )
+    add_plan(
+        parser,
+        "of several GPUs: the best plan, as `twin optimise` finds it, or default options on all of "
+        "them (default: best, and fixed where an option is given that the search would choose)",
+    )
     compared.add_rates(parser)
     add_engine_options(parser, without=("gpus",))
 
 
 def run(args: argparse.Namespace) -> int:
     case = as_if_delayed(case_of(args))
-    named = f"{case.spec.name} on {case.node.name}"
-    with underway(f"planning {named}"):
-        plan = case.plan()
-    steps = args.steps if args.steps is not None else usual_steps(plan)
-    if not STEPS <= steps <= MOST_STEPS:
-        raise ConfigError(
-            f"--steps {shown(steps)}: at least {STEPS}, the first step starts with cold caches, "
-            f"and at most {MOST_STEPS}"
-        )
+    if args.steps is not None:
+        check_steps(args.steps)
     check_range("seed", args.seed)
+    with underway(f"planning {case.spec.name} on {case.node.name}"):
+        plan = case.plan()
     speculation = speculation_of(args, plan, case.node)
-    rates = compared.rates(args, case.node)
-    prompt = prompt_time(plan, case.node, args.prompt) if args.prompt is not None else None
+    rates, prompt = _rates_and_prompt(args, case, plan)
+    case, best = best_case(args, case, speculation)
+    if best is not None:
+        plan = case.plan()
+        rates, prompt = _rates_and_prompt(args, case, plan)
+    steps = args.steps if args.steps is not None else usual_steps(plan)
+    named = f"{case.spec.name} on {case.node.name}"
     traced = traced_blocks(plan) if args.trace or args.report else None
     with underway(f"simulating {steps} steps of {named}"):
         result = simulate(
@@ -187,6 +196,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"report: {page.write(args.report)}")
     if args.json:
         data = to_json(plan, case.node, result, known) | {"compared": others.json()}
+        data["chosen_plan"] = plan_json(best)
         if prompt:
             about = prompt_json(plan, case.node, prompt)
             data["prompt"] = asdict(prompt) | {"pass_s": prompt.pass_s} | about
@@ -194,13 +204,30 @@ def run(args: argparse.Namespace) -> int:
             data["engines"] = {name: headline(r) for name, r in four.items()}
         emit(args, data, "")
         return 0
-    printed = [text(plan, case.node, result, known, others, shown_prompt)]
+    printed = [text(plan, case.node, result, known, others, shown_prompt, plan_fact(best))]
     if prompt:
         printed.append(prompt_text(prompt, plan, case.node))
     if four:
         printed.append(engines_text(four))
     emit(args, {}, "\n\n".join(printed))
     return 0
+
+
+def _rates_and_prompt(
+    args: argparse.Namespace, case: Case, plan: Plan
+) -> tuple[Rates, PromptTime | None]:
+    """What the arguments say of prices and of a prompt, refused before a search takes time."""
+    prompt = prompt_time(plan, case.node, args.prompt) if args.prompt is not None else None
+    return compared.rates(args, case.node), prompt
+
+
+def check_steps(steps: int) -> None:
+    """Raises ConfigError for fewer than a second, steady one, and for more than MOST_STEPS."""
+    if not STEPS <= steps <= MOST_STEPS:
+        raise ConfigError(
+            f"--steps {shown(steps)}: at least {STEPS}, the first step starts with cold caches, "
+            f"and at most {MOST_STEPS}"
+        )
 
 
 def speculation_of(args: argparse.Namespace, plan: Plan, node: Node) -> Speculation | None:
@@ -238,10 +265,24 @@ def headline(result: Result) -> dict[str, Any]:
         "floor": result.floor_s,
         "floor_s": result.floor_s,
         "floor_tokens_per_s": 1 / result.floor_s,
+        "model_floor_s": result.model_floor_s,
+        "model_floor_tokens_per_s": 1 / result.model_floor_s,
         "stream_fraction": result.stream_fraction,
         "mbu": result.mbu,
         "attribution": result.attribution,
     }
+
+
+def floors(result: Result) -> list[tuple[str, str]]:
+    """Of the plan's bytes, and of the model's where a plan moves some of them more than once."""
+    found = [("floor", _floor(result.floor_s))]
+    if result.model_floor_s < result.floor_s * (1 - SEEN):
+        found.append(("floor of the model", f"{_floor(result.model_floor_s)}, each byte once"))
+    return found
+
+
+def _floor(seconds: float) -> str:
+    return f"{format_quantity(seconds, 's')}, {count(1 / seconds)} tokens/s"
 
 
 def to_json(plan: Plan, node: Node, result: Result, known: KnownError | None) -> dict[str, Any]:
@@ -267,8 +308,9 @@ def text(
     known: KnownError | None,
     others: Comparison,
     prompt: PromptTime | None,
+    taken: str,
 ) -> str:
-    """`prompt`: shown next to the other engines."""
+    """`prompt`: shown next to the other engines; `taken`: which plan it is."""
     head = (
         f"{plan.spec.name if plan.spec else plan.name} on {node.gpus} x {node.device.title}, at "
         f"{plan.options.context} positions"
@@ -278,9 +320,10 @@ def text(
         *interval_facts(others),
         *measured_facts(plan, node),
         *batch_facts(result),
+        ("plan", taken),
         ("step", format_quantity(result.step_s, "s")),
         *([("by routing", routing_text(result))] if result.routing else []),
-        ("floor", f"{format_quantity(result.floor_s, 's')}, {count(1 / result.floor_s)} tokens/s"),
+        *floors(result),
         ("stream fraction", percent(result.stream_fraction)),
         ("MBU", percent(result.mbu)),
     ]

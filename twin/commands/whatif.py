@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from enum import Enum
-from pathlib import Path
 
 from twin.calibrate.known_error import known_error
 from twin.commands.arguments import (
@@ -14,18 +12,16 @@ from twin.commands.arguments import (
     add_engine_options,
     add_model,
     add_node,
-    chosen_options,
     command,
     file_to_write,
     option_value,
     whole,
 )
+from twin.commands.inputs import point_of
 from twin.commands.output import emit, progress, say, underway
 from twin.commands.project import add_running, running
 from twin.commands.simulate import headline
 from twin.errors import ConfigError
-from twin.files import resolved
-from twin.hardware.load import FILES
 from twin.report import outcome as report
 from twin.report import pages
 from twin.report.step import spoken
@@ -36,7 +32,6 @@ from twin.study.depth import repeating, times
 from twin.study.grid import NODE
 from twin.study.interval import Draws
 from twin.study.kinds import Study
-from twin.study.options import Plain
 from twin.study.point import Point
 from twin.study.projection import REFUSE, Projection
 from twin.study.runner import Runner
@@ -128,35 +123,6 @@ def run(args: argparse.Namespace) -> int:
     changes = parse_changes(args.changes, base.on_node(), option_value)
     other = changed(base, changes)
     return _sweep(args, other) if wide else _compare(args, base, other)
-
-
-def point_of(args: argparse.Namespace) -> Point:
-    """`args.model` on `args.node` with the engine options given."""
-    return Point(model_of(args), place_of_node(args.node), options_of(args))
-
-
-def model_of(args: argparse.Namespace) -> str:
-    """A name, or the whole path of a folder or file: points travel between processes."""
-    path = Path(args.model)
-    return str(resolved(path)) if path.exists() else str(args.model)
-
-
-def place_of_node(name: str) -> str:
-    """A node's name, that of a user's file with its whole path."""
-    if not name.endswith(FILES):
-        return name
-    count, times, rest = name.partition("x")
-    if count.isdigit() and times and not Path(name).exists():
-        return f"{count}x{resolved(Path(rest))}"
-    return str(resolved(Path(name)))
-
-
-def options_of(args: argparse.Namespace) -> tuple[tuple[str, Plain], ...]:
-    options: dict[str, Plain] = {
-        name: value.value if isinstance(value, Enum) else value
-        for name, value in chosen_options(args).items()
-    }
-    return tuple(sorted(options.items()))
 
 
 def _sweep(args: argparse.Namespace, point: Point) -> int:

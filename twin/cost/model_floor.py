@@ -10,7 +10,7 @@ from __future__ import annotations
 from twin.models.formats import PLAIN
 from twin.models.spec import ModelSpec
 from twin.models.weight import Weight
-from twin.plan.types import Options
+from twin.plan.types import Options, Plan
 
 
 def model_bytes(spec: ModelSpec, options: Options) -> float:
@@ -35,10 +35,10 @@ def _moved_bytes(weight: Weight, spec: ModelSpec, options: Options) -> float:
     return copies * weight.copy_bytes
 
 
-def model_floor_s(
-    spec: ModelSpec, options: Options, *, plan_floor_s: float, plan_bytes: int
-) -> float:
+def model_floor_s(plan: Plan, floor_s: float, moved_bytes: int) -> float:
     """Seconds that these bytes take at the rates at which the plan's own floor moves its bytes. A
-    plan of fewer bytes, such as one whose histories stay in a block, is its own floor.
+    plan of fewer bytes, such as one whose histories stay in a block, and a probe are their own.
     """
-    return plan_floor_s * min(1.0, model_bytes(spec, options) / plan_bytes)
+    if plan.spec is None or not moved_bytes:
+        return floor_s
+    return floor_s * min(1.0, model_bytes(plan.spec, plan.options) / moved_bytes)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from math import ceil
 
 from twin.cost.causes import CAUSES
+from twin.cost.model_floor import model_floor_s
 from twin.cost.rests import rests_on
 from twin.cost.routing import Routing
 from twin.errors import PlanError
@@ -56,6 +57,8 @@ class Result:
     # bytes per step / (packages x read ceiling), without what caches serve, or that at their
     # ceiling if it takes longer
     floor_s: float
+    # the same of the model: each byte that a step needs moved once, whatever the plan
+    model_floor_s: float
     bytes_per_step: int
     stream_bytes_per_s: float  # of the pipes of all packages together
     peak_bytes_per_s: float  # datasheet, all packages together
@@ -231,13 +234,15 @@ def _fields(result: Result, *, without: tuple[str, ...]) -> dict[str, object]:
 def _result(machine: Machine, step: int, table: Table, trace: Trace | None) -> Result:
     plan, device = machine.plan, machine.node.device
     ends, moved = tuple(_ends(machine)), machine.program.step_bytes(step)
+    floor_s = machine.floor_s(step)
     pipes = machine.package_count() * device.memory.stream_bytes_per_s.value
     totals = [sum(row[cause] for row in table) for cause in range(len(CAUSES))]
     return Result(
         plan=plan.name,
         node=machine.node.name,
         step_ps=ends[step] - (ends[step - 1] if step else 0),
-        floor_s=machine.floor_s(step),
+        floor_s=floor_s,
+        model_floor_s=model_floor_s(plan, floor_s, moved),
         bytes_per_step=moved,
         stream_bytes_per_s=pipes,
         peak_bytes_per_s=machine.package_count() * device.memory.peak_bytes_per_s.value,

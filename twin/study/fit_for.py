@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from twin.study import interval
 from twin.study.depth import Depths, repeating, times
 from twin.study.hardware import node_on_file
 from twin.study.interval import Draws
+from twin.study.optimise import found_by, search, searched
 from twin.study.options import Plain
 from twin.study.point import Point, Row
 from twin.study.runner import Runner
@@ -44,6 +45,7 @@ class Fit:
     usd_per_million: float | None
     kwh_per_million: float | None
     measured: float | None = None  # tokens/s of a run on record, near these positions
+    plan: str = ""  # options that are no defaults and were not given
 
     def json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -69,9 +71,12 @@ def fit_for(
     own: Sequence[str] = (),
     usd_per_hour: float | None = None,
     every: bool = False,
+    plans: bool | None = None,
 ) -> Found:
     """The fewest GPUs of each device that reach the speed, and fewer that perhaps do; with `every`
-    all nodes that do. `own`: nodes of the user's files besides those on file. Raises TwinError.
+    all nodes that do. `own`: nodes of the user's files besides those on file. `plans`: the best one
+    of each node (True), default options (False), or the best where these do not reach the speed.
+    Raises TwinError.
     """
     names = [name for name in node_names() if load_node(name).device.sharing is None]
     points = [Point(model, name, options) for name in (*names, *own)]
@@ -79,11 +84,15 @@ def fit_for(
     some = _every(left, runner) if every else _smallest(left, target, runner)
     near = [point for point, speed in some.items() if (speed or 0.0) * CLOSE >= target]
     rows = dict(zip(near, runner.rows(near, "nodes that come close"), strict=True)) if near else {}
+    rows = dict(_planned(rows, target, plans, runner))
     problems = sum(speed is None for speed in some.values())
     problems += sum(bool(row.problem) for row in rows.values())
     close = {p: row for p, row in rows.items() if row.tokens_per_s * CLOSE >= target}
     _draw_all([p for p in close if not known_error(p.on_node(), p.spec())], runner, draws)
-    made = [_fit(point, row, target, runner, draws, usd_per_hour) for point, row in close.items()]
+    made = [
+        replace(_fit(point, row, target, runner, draws, usd_per_hour), plan=_plan(point, options))
+        for point, row in close.items()
+    ]
     fits = [fit for fit in made if fit.reaches != NO]
     missed = {
         "have a floor below the speed": len(points) - len(left),
@@ -92,6 +101,22 @@ def fit_for(
         "have more GPUs than it takes (--every lists them)": len(left) - len(some),
     }
     return Found(tuple(sorted(fits, key=_cost)), missed)
+
+
+def _planned(
+    rows: dict[Point, Row], target: float, plans: bool | None, runner: Runner
+) -> Iterator[tuple[Point, Row]]:
+    """Each node's point by the plan that is taken there, and its row. All its GPUs are used: fewer
+    are a node of their own.
+    """
+    for point, row in rows.items():
+        wanted = plans if plans is not None else row.tokens_per_s < target and searched(point)
+        if row.problem or not wanted or point.on_node().gpus == 1:
+            yield point, row
+            continue
+        found = found_by(search(point, gpus=False), runner, f"plans on {point.node}")
+        best = found.best.way.of(point)
+        yield best, runner.rows([best])[0]
 
 
 def _every(points: Sequence[Point], runner: Runner) -> dict[Point, float | None]:
@@ -116,6 +141,12 @@ def _about(points: Sequence[Point], runner: Runner) -> list[float | None]:
         step_s = depths.extended(point, found) if depths else found[0].step_s
         speeds.append(found[0].tokens_per_step / (step_s + found[0].draft_s))
     return speeds
+
+
+def _plan(point: Point, given: tuple[tuple[str, Plain], ...]) -> str:
+    return ", ".join(
+        f"{name}={value}" for name, value in point.options if (name, value) not in given
+    )
 
 
 def _smallest(points: Sequence[Point], target: float, runner: Runner) -> dict[Point, float | None]:

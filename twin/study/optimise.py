@@ -319,6 +319,8 @@ class Search:
     def close(self) -> Steps[None]:
         """All layers of the few ways that may be the best."""
         ordered = sorted(self._steps, key=self._steps.__getitem__)[:MOST_CLOSE]
+        if not ordered:
+            return
         most = self._steps[ordered[0]] * (1 + CLOSE)
         near = [way for way in ordered if self._steps[way] <= most < float("inf")]
         rows = yield [way.of(self._point) for way in near]
