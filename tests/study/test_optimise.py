@@ -165,7 +165,7 @@ def test_simulate_takes_the_best_plan_and_a_fixed_one_where_that_is_named(
 @pytest.mark.parametrize(
     ("formats", "words"),
     [
-        ("fp9", ("fp9", "unknown")),
+        ("fp9", ("fp9", "allowed")),
         ("fp8-128x128,,int4-g32", ("a name is empty",)),
         ("fp8-128x128,fp8-128x128", ("given twice",)),
     ],
