@@ -3,7 +3,7 @@
 
 Of every case: the plan's image, the header that a device's kernel is compiled with, the twin's
 result and its trace. The sources of the kernel are compared as well: the same header and the same
-sources but for comments are the same machine code. The other tree is checked out beside this one
+sources but for comments are the same machine code. The other tree is checked out next to this one
 for as long as it takes; what it computes is kept under build/identity for the next comparison.
 Fields of a prediction that a change was meant to change are left out by `--without`.
 """

@@ -3,8 +3,8 @@
 
 Of every case: the sections with instructions and constants of the cubin for sm_90a, and of the host
 engine's object file. A host object names files and lines only where a law of the layout is broken;
-paths are cut off, line numbers are compared. The other tree is checked out beside this one for as
-long as it takes.
+paths are cut off, line numbers are compared. The other tree is checked out next to this one for
+as long as it takes.
 """
 
 from __future__ import annotations

@@ -473,7 +473,7 @@ def test_weights_that_take_long_say_how_far_they_are() -> None:
     assert len(said) == len(names) + 1
 
 
-def test_what_ended_a_generation_is_told_apart(twin: Twin, checkpoint: Path) -> None:
+def test_what_ended_a_generation_is_distinguished(twin: Twin, checkpoint: Path) -> None:
     words = ("run", checkpoint, "--prompt", "Hello", "--max-tokens", "40", "--ignore-eos")
     assert "ended by --max-tokens 40" in twin(*words).err
     data = json.loads(twin(*words, "--json").out)

@@ -37,7 +37,7 @@ PLACES = ("twin", "native", "hwmodels", "tests", "studies")
 CHOSEN = re.compile(r"NAME|FAMILY|study\.yaml|meta\.yaml")
 # a GPU, 2.5 GB of random weights, or minutes of simulation
 GPU = re.compile(r"--node|llama-3.2-1b --random|--sensitivity|--draft ")
-# Parsed here, run by their own tests or by hand; a server and a chat end when they are told to.
+# Parsed here, run by their own tests or by hand; a server and a chat end on request.
 MINUTES = (
     "twin calibrate",
     "twin validate",

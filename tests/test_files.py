@@ -1,5 +1,5 @@
-"""Outputs: refused before the work, whole or not at all, and nowhere but where they were asked
-for.
+"""Outputs: refused before the work, whole or not at all, and only where the user
+wants them.
 """
 
 from __future__ import annotations

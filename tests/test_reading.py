@@ -117,13 +117,13 @@ def test_what_is_right_becomes_the_type() -> None:
         ({"name": ..., "count": ...}, "name, count: missing; add it"),
     ],
 )
-def test_a_wrong_value_is_told_with_its_place_and_limit(
+def test_a_wrong_value_is_refused_with_its_place_and_limit(
     changes: dict[Any, Any], message: str
 ) -> None:
     assert message in refusal(changes)
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_listed_at_once() -> None:
     inner = {"low": "x", "hgih": 1}
     message = refusal(
         {"name": ..., "count": 9, "inner": inner, "word": "up", "by_name": {"a": None}}
@@ -174,7 +174,7 @@ def test_any_plain_data_are_read_or_refused_in_a_line(data: dict[str, Any]) -> N
     assert message.isprintable()
 
 
-def test_eleven_missing_keys_of_a_device_are_told_in_one_refusal(tmp_path: Path) -> None:
+def test_eleven_missing_keys_of_a_device_are_listed_in_one_refusal(tmp_path: Path) -> None:
     data: Any = read_yaml(data_dir("hwmodels") / "devices" / "h200-sxm.yaml")
     data["kernel"] = read_yaml(data_dir("calibration") / "kernels" / "stated" / "h200-sxm.yaml")
     gone = [

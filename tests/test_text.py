@@ -90,6 +90,6 @@ def test_shared_and_endless_data_take_no_longer() -> None:
     for value in (bomb, endless, deep, {"key": bomb}):
         assert len(shown(value)) == 80
         assert len(shown(value, 10**4)) <= 10**4
-    # taken apart by hand: a deep list may overflow the stack when it is freed
+    # dismantled by hand: a deep list may overflow the stack when it is freed
     while isinstance(deep, list):
         deep = deep.pop()

@@ -79,7 +79,7 @@ def test_one_text_at_a_time(engine: twin.Engine) -> None:
         ("hi", {"stop": ["x", ""]}, "stop=''"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_before_it_runs(
+def test_an_impossible_request_is_refused_before_it_runs(
     engine: twin.Engine, prompt: str | list[int], how: dict[str, object], needle: str
 ) -> None:
     with pytest.raises(twin.TwinError, match=needle):

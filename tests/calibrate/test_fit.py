@@ -218,8 +218,8 @@ CACHES = [(480 * 2**20, 40 * MB, 40 * MB), (480 * 2**20, 300 * MB, 16 * MB), (2*
 def test_streams_find_the_cache_and_what_lies_behind_whatever_the_system_says(
     said: float, kept: float, by_one: float
 ) -> None:
-    """The system of a virtual machine said 480 MiB: all probes lay below, and memory was never
-    asked.
+    """The system of a virtual machine said 480 MiB: all probes lay below, and none reached
+    memory.
     """
     node = apply_fit(
         two_cores(),

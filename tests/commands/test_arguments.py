@@ -1,4 +1,4 @@
-"""What help says of an option is the comment beside its field."""
+"""What help says of an option is the comment on its field."""
 
 from __future__ import annotations
 

@@ -43,14 +43,14 @@ def test_all_cores_are_compared_and_one_alone(cores: int, most: str) -> None:
     assert len(found) == (3 if cores == 1 else 4)
 
 
-def test_a_quiet_computer_is_told_its_error(model: DemoModel) -> None:
+def test_a_quiet_computer_sees_its_error(model: DemoModel) -> None:
     said = text(model, QUIET, {}, "report")  # type: ignore[arg-type]
     assert "+95.1%" in said
     assert "median error 59.9%" in said
     assert "busy" not in said
 
 
-def test_a_busy_computer_is_told_no_error(model: DemoModel) -> None:
+def test_a_busy_computer_sees_no_error(model: DemoModel) -> None:
     said = text(model, BUSY, {}, "report")  # type: ignore[arg-type]
     assert "busy: other programs had 1.0 of 2 cores" in said
     assert "median error" not in said

@@ -160,7 +160,7 @@ def test_the_recorded_answer_is_that_of_transformers(real: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_question_is_asked_as_the_chat_template_has_it(real: Path) -> None:
+def test_the_question_is_written_as_the_chat_template_has_it(real: Path) -> None:
     jinja2 = pytest.importorskip("jinja2", reason="jinja2 is not installed (comes with extra 'hf')")
     template = jinja2.Template(chat_template(read_gguf(real)))
     messages = [{"role": "user", "content": demo_model.QUESTION}]

@@ -201,7 +201,7 @@ def coded_matrix(cols: int, name: str, *, tile: int = 2048, rows: int = 16) -> M
 
 
 def test_splits_are_weighed_in_packs_of_eight_elements() -> None:
-    """Beside few-bit weights a thread has two packs of each slice."""
+    """Of inputs of low-bit weights a thread has two packs in each slice."""
     narrow, wide = coded_matrix(2048, "fp8"), coded_matrix(8192, "fp8")
     assert [vector_chunks(matrix) for matrix in (narrow, wide)] == [2, 4]
     assert [vector_rounds(narrow, parts=1, splits=splits) for splits in (1, 4, 16)] == [1, 2, 8]
@@ -259,12 +259,12 @@ def test_chosen_experts_are_one_matrix_to_a_block_of_warps() -> None:
     for block in (0, 131):
         lo, hi = down.matrix.owned[block]
         found = streams.weights(down, block, (1, 1, 1, 1))
-        apart = streams.weights(down, block, (2, 1, 1))  # of several tokens
+        separate = streams.weights(down, block, (2, 1, 1))  # of several tokens
         groups = -(-(hi - lo) // down.matrix.tile_rows)
         assert len(found.sizes) == 4 * groups * down.matrix.slices
-        assert sum(found.sizes) * 3 == sum(apart.sizes) * 4
+        assert sum(found.sizes) * 3 == sum(separate.sizes) * 4
         batch_s = warps_of(device).tile_s.value
-        assert sum(found.costs) < sum(apart.costs) * 4 / 3 - 2 * batch_s * 1e12
+        assert sum(found.costs) < sum(separate.costs) * 4 / 3 - 2 * batch_s * 1e12
 
 
 def test_heads_of_a_block_are_prepared_a_warp_each() -> None:
@@ -383,12 +383,12 @@ def of_fixed_work(model: str, **changed: float) -> dict[StageKind, int]:
     return {work.kind: work.fixed_ps for work in program.variants[0].stages[0]}
 
 
-def test_what_is_gathered_beside_few_bit_weights_is_settled_in_every_stage_that_gathers() -> None:
+def test_inputs_of_low_bit_weights_are_settled_in_every_stage_that_gathers() -> None:
     def longer(model: str) -> set[StageKind]:
         long, short = of_fixed_work(model, settle_s=2e-6), of_fixed_work(model, settle_s=1e-6)
-        apart = {kind: long[kind] - short[kind] for kind in long}
-        assert set(apart.values()) <= {0, 10**6}
-        return {kind for kind, ps in apart.items() if ps}
+        added = {kind: long[kind] - short[kind] for kind in long}
+        assert set(added.values()) <= {0, 10**6}
+        return {kind for kind, ps in added.items() if ps}
 
     assert not longer("llama-3.2-1b")
     gathering = {StageKind.QKV, StageKind.O_PROJ, StageKind.GATE_UP, StageKind.DOWN}
@@ -398,7 +398,7 @@ def test_what_is_gathered_beside_few_bit_weights_is_settled_in_every_stage_that_
     assert longer("gpt-oss-20b") == {*routed, StageKind.LM_HEAD}
 
 
-def test_inputs_become_whole_numbers_where_threads_multiply_such() -> None:
+def test_inputs_are_quantised_where_threads_multiply_integers() -> None:
     for model, made in (("int8", True), ("int4-g128", True), ("fp8", False), ("mxfp4", False)):
         name = f"llama-3.2-1b@{model}"
         long, short = of_fixed_work(name, quantise_s=2e-6), of_fixed_work(name, quantise_s=1e-6)
@@ -508,5 +508,5 @@ def test_a_thread_looks_at_groups_of_experts(experts: int, top_k: int, looks: in
 
 def test_a_choice_takes_as_long_as_its_looks() -> None:
     long, short = (of_fixed_work("qwen3-30b-a3b", compare_s=one) for one in (2e-8, 1e-8))
-    apart = {kind: (long[kind] - short[kind]) / 1e6 for kind in long}
-    assert {kind: us for kind, us in apart.items() if us} == {StageKind.ROUTE: pytest.approx(0.8)}
+    added = {kind: (long[kind] - short[kind]) / 1e6 for kind in long}
+    assert {kind: us for kind, us in added.items() if us} == {StageKind.ROUTE: pytest.approx(0.8)}

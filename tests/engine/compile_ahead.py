@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.skip("compiled")
 
     cuda.compile_kernels = compile_only  # type: ignore[assignment]
-    # a GPU would be asked before
+    # the engine would query a GPU first
     cuda.open_driver = lambda: Driver(FakeDriver(), EngineError, ADVICE)
 
 

@@ -127,7 +127,7 @@ def test_routed_tiles_of_every_format(name: str) -> None:
 
 
 def shared(name: str, **more: Any) -> Plan:
-    """Beside gated shared experts, one layer without any."""
+    """Gated shared experts in every layer but one."""
     base = model(name)
     feed = ExpertFeed(experts=6, top_k=3, width=64, shared_width=128, shared_gate=True)
     layers = [replace(layer, feed=feed) for layer in base.layout]

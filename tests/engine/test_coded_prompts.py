@@ -77,7 +77,7 @@ def test_families_of_few_bits_are_read_in_passes(spec: ModelSpec) -> None:
 # ---- the plan and the prediction -----------------------------------------------------------------
 
 
-def test_decoded_rows_of_the_largest_stages_have_room_beside_each_other() -> None:
+def test_decoded_rows_of_the_largest_stages_fit_at_the_same_time() -> None:
     node = load_node("1xh200")
     plan = plan_for(load_model("qwen3-8b@fp8-128x128"), node)
     spec = plan.spec
@@ -92,7 +92,7 @@ def test_decoded_rows_of_the_largest_stages_have_room_beside_each_other() -> Non
     assert sizes["prompt_decoded"] + rows == sizes["prompt_floats"]
 
 
-def test_plans_of_16_bits_and_of_steps_and_cpus_decode_nothing_beside_their_products() -> None:
+def test_plans_of_16_bits_and_of_steps_and_cpus_keep_no_decoded_rows() -> None:
     node = load_node("1xh200")
     few = load_model("llama-3.2-1b@fp8")
     assert prompt_of(schedule_of(plan_for(few, node))).decoded_bytes > 0
@@ -197,7 +197,7 @@ def long(name: str, chunk: int, layers: int = 2) -> Plan:
 
 
 def long_prompt_error(name: str) -> float:
-    """Logits after prompts in passes beside those read by steps, of the largest."""
+    """Logits after prompts in passes: their difference from those after steps, of the largest."""
     found = []
     lengths = (64, 129, 200, 600, 1000)
     for chunk in (1, 512):

@@ -1,4 +1,4 @@
-"""Gated short convolutions beside attention on the CPU engine: the reference's numbers from every
+"""Gated short convolutions and attention on the CPU engine: the reference's numbers from every
 plan, histories that begin anew with each request, and what the proof refuses.
 """
 

@@ -132,7 +132,7 @@ def test_feed_forwards_too_wide_for_registers_match_the_reference(
     "spec",
     [
         replace(WIDE, ffn=9216),
-        routed(replace(FEED, width=2568)),  # beside registers
+        routed(replace(FEED, width=2568)),  # more than registers hold
         routed(replace(FEED, width=2112)),  # a few slices at a time, all in registers
     ],
     ids=["dense", "experts", "narrower"],

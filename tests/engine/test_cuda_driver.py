@@ -212,7 +212,7 @@ def test_a_kernel_that_fails_closes_the_engine(install: Installs) -> None:
             engine.generate(PROMPT, max_tokens=4)
 
 
-def test_a_computer_without_a_gpu_is_told_so(install: Installs) -> None:
+def test_a_computer_without_a_gpu_is_refused_with_the_reason(install: Installs) -> None:
     fake = install(FakeDriver())
     fake.refuse["cuInit"] = CUresult.CUDA_ERROR_NO_DEVICE
     with pytest.raises(
@@ -241,7 +241,7 @@ def test_what_keeps_a_driver_from_starting_has_a_cure(install: Installs, code: i
     assert REPORT not in str(refused.value)
 
 
-def test_a_binding_without_its_library_is_told_so(install: Installs) -> None:
+def test_a_binding_without_its_library_is_refused_with_the_reason(install: Installs) -> None:
     class Unbound:
         def cuInit(self, flags: int) -> None:
             raise RuntimeError("Failed to dlopen libcuda.so.1")
@@ -256,7 +256,7 @@ def test_a_binding_without_its_library_is_told_so(install: Installs) -> None:
 # ---- the instruction set -------------------------------------------------------------------------
 
 
-def test_the_gpus_capability_is_what_the_compiler_is_told(install: Installs) -> None:
+def test_the_compiler_targets_the_gpus_capability(install: Installs) -> None:
     install(FakeDriver(capability=(9, 0)))
     with opened() as engine:
         assert engine.report.arch == "sm_90a"
@@ -296,7 +296,7 @@ def test_the_hardware_model_of_a_supported_gpu_names_what_its_capability_gives(n
     assert load_node(node).device.isa == architecture((9, 0), node) in ARCHITECTURES.values()
 
 
-def test_both_compilers_are_told_the_same_machine(
+def test_both_compilers_target_the_same_machine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ran: list[str] = []

@@ -303,8 +303,8 @@ def test_a_hang_ends_by_watchdog_with_the_stage_and_the_value(handoff: HandOffKi
     assert "candidates" in str(caught.value)
 
 
-def test_a_keeper_that_waits_for_parts_that_never_come_ends_by_watchdog() -> None:
-    """Its consumers wait for the keeper, not for the clock."""
+def test_a_scheduler_warp_that_waits_for_parts_that_never_come_ends_by_watchdog() -> None:
+    """Its consumer warps wait for the scheduler warp, not for the clock."""
     plan = sums_what_comes_later(planned(LANED))
     with (
         CudaEngine(plan, weights_of(plan), watchdog_s=0.2) as running,
@@ -575,7 +575,7 @@ def test_rows_of_a_wide_model_are_whole_when_their_token_is_there() -> None:
     assert np.array_equal(rows, logits)
 
 
-def test_a_host_that_takes_no_logits_is_told_of_it() -> None:
+def test_a_host_that_takes_no_logits_gets_an_error() -> None:
     plan, calls = planned(**FULL_PLAN), list[int]()
 
     def stay(token: int) -> None:

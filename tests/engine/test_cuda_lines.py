@@ -95,7 +95,7 @@ def test_without_a_table_nothing_is_known() -> None:
     assert (made.rows, made.places(0)) == ((), ())
 
 
-def test_functions_that_the_kernel_calls_are_told() -> None:
+def test_functions_that_the_kernel_calls_are_named() -> None:
     names = [
         "",
         "twin_kernel",

@@ -1,7 +1,7 @@
 """What the CUDA engine asks of a driver of several GPUs, and what it does when one of them fails.
 
-The driver is a pretended one: its kernels are functions that may leave a GPU busy until it is told
-to leave, as a kernel is that waits for another GPU.
+The driver is a pretended one: its kernels are functions that may keep a GPU busy until the host
+aborts, as a kernel does that waits for another GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def answers(fake: SeveralGpus, gpu: int, launch: Any, control: Control) -> None:
 
 
 def waits(fake: SeveralGpus, gpu: int, launch: Any, control: Control) -> None:
-    """Until it is told to leave."""
+    """Until the host aborts."""
     fake.busy[gpu] = launch.request.abort
 
 
@@ -152,7 +152,7 @@ def test_every_gpu_is_launched_with_its_own_ranks_and_words(install: Installs, g
 def test_the_first_gpu_is_in_use_whenever_the_engine_is_not_at_work(
     install: Installs, execution: Execution
 ) -> None:
-    """torch computes on the GPU that is in use, and beside the engine that must be the first."""
+    """torch computes on the current GPU, which an engine must leave the first."""
     fake = SeveralGpus(2)
     install(fake)
     with opened(planned(execution=execution)) as engine:
@@ -285,7 +285,7 @@ def test_a_gpu_that_cannot_be_launched_ends_those_that_wait_for_it(install: Inst
     assert not fake.held
 
 
-def test_a_gpu_that_dies_is_named_and_the_others_are_told_to_leave(install: Installs) -> None:
+def test_a_gpu_that_dies_is_named_and_the_others_are_aborted(install: Installs) -> None:
     def act(fake: SeveralGpus, gpu: int, launch: Any, control: Control) -> None:
         fake.broken.add(1)
         waits(fake, gpu, launch, control)
@@ -329,7 +329,7 @@ def fails_at(gpu_of_failure: int, *, value: int, part: int) -> Act:
         (START_BARRIER, r"GPU 1 of this plan waited 5 s for GPU 0 of it to start; end other"),
     ],
 )
-def test_what_a_later_gpus_watchdog_said_is_told_and_the_next_request_runs(
+def test_what_a_later_gpus_watchdog_said_is_reported_and_the_next_request_runs(
     install: Installs, value: int, said: str
 ) -> None:
     fake = SeveralGpus(2, fails_at(1, value=value, part=0))

@@ -1,4 +1,4 @@
-"""Shared experts, dense layers beside experts, and gated DeltaNet on an NVIDIA GPU: the reference's
+"""Shared experts, dense layers among experts, and gated DeltaNet on an NVIDIA GPU: the reference's
 numbers, and the same bits every time.
 """
 
@@ -57,7 +57,7 @@ def test_shared_experts_and_dense_layers_match_the_reference(
 
 
 @pytest.mark.parametrize("prompt_chunk", [1, 16])
-def test_prompts_of_dense_layers_beside_experts_match_the_reference(prompt_chunk: int) -> None:
+def test_prompts_of_dense_layers_among_experts_match_the_reference(prompt_chunk: int) -> None:
     plan = checked(routed(dense=(1,)), slot_bytes=1024, prompt_chunk=prompt_chunk, **BF16)
     wanted = expected(plan, TOKENS)[-2:]
     with CudaEngine(plan, weights_of(plan)) as running:
@@ -91,7 +91,7 @@ def test_states_match_the_reference(delta: DeltaNet, chosen: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("name", ["fp8-128x128", "int4-g32", "mxfp4", "nvfp4"])
 @pytest.mark.parametrize("blocks", [5, 20])
-def test_states_beside_few_bits_match_the_reference(name: str, blocks: int) -> None:
+def test_states_of_low_bit_models_match_the_reference(name: str, blocks: int) -> None:
     spec = requantized(recurrent(replace(DELTA, value_dim=16)), format_named(name))
     layers = [test_recurrent.widened(layer) for layer in spec.layout]
     agree(checked(replace(spec, layout=tuple(layers), head_dim=16), blocks=blocks, **BF16))

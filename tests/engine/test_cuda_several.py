@@ -1,4 +1,4 @@
-"""The engine on several NVIDIA GPUs, beside the reference, with GPUs that are late or dead."""
+"""The engine on several NVIDIA GPUs, compared with the reference; GPUs that are late or dead."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def test_experts_of_two_gpus_are_those_of_one(common: Common) -> None:
 
 @pytest.mark.parametrize("execution", [Execution.RESIDENT, Execution.GRAPH])
 @pytest.mark.parametrize("name", ["fp8", "int8", "int4-g32", "mxfp4"])
-def test_residuals_on_the_chip_give_the_references_logits(name: str, execution: Execution) -> None:
+def test_residuals_in_shared_memory_give_the_references_logits(
+    name: str, execution: Execution
+) -> None:
     """A launch a stage, too: what outlives a kernel is read from there."""
     spec = requantized(replace(WIDE[0], hidden=1600, ffn=8448), format_named(name))
     chosen = {"blocks": 6, "slot_bytes": 1168, "execution": execution}

@@ -1,5 +1,5 @@
 """How the CUDA engine waits: the first token and the end are seen at once, tokens between them
-within a longer nap, and the driver is not asked while they come. Time is the test's.
+within a longer nap, and the driver is not queried while they come. Time is the test's.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_a_stop_token_is_seen_within_a_long_nap(
     assert fake.now_s - fake.due_s(19) <= LONG_NAP_S + SOON_S
 
 
-def test_the_driver_is_not_asked_while_tokens_come(
+def test_the_driver_is_not_queried_while_tokens_come(
     install: Installs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = round(FIRST_S / NAP_S) + 2  # looks until the first token

@@ -73,7 +73,7 @@ def some_impossible() -> NDArray[np.float32]:
 KINDS = {
     "flat": flat(1),
     "nearly the same": flat(0.01),
-    "far apart": flat(30),
+    "very different": flat(30),
     "steep": steep(),
     "all the same": np.zeros(COUNT, np.float32),
     "of both zeros": np.where(CHANCE.random(COUNT) < 0.5, np.float32(-0.0), np.float32(0)),

@@ -142,7 +142,7 @@ def test_a_layout_without_code_is_not_run() -> None:
 
 
 def _dense() -> Layer:
-    """Beside clamped gates: a kernel has one kind."""
+    """Its gate is not clamped: a kernel has gates of one kind."""
     return replace(model().layout[0], feed=DenseFeed(width=48))
 
 

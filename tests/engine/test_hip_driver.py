@@ -48,8 +48,8 @@ Opens = Callable[[Runtime], Runtime]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opens]:
-    """Makes a runtime the one that hip-python calls, and the compiler one that says what it was
-    asked for.
+    """Makes a runtime the one that hip-python calls, and the compiler one that says what it
+    compiles for.
     """
 
     def compiled(plan: Plan, arch: str, *, trace: bool) -> HipReport:
@@ -288,7 +288,7 @@ def test_a_refusal_during_a_request_ends_that_request_alone(
 
 
 def runs_or_leaves(started: Any) -> int:
-    """A GPU without its peer waits until it is told to leave."""
+    """A GPU without its peer waits until the host aborts."""
     return answers_at_once(started) if len(started) == 2 else runs_until_aborted(started)
 
 
@@ -336,7 +336,7 @@ def test_an_error_that_is_newer_than_the_binding_is_said(install: Opens) -> None
 # ---- what is not here ----------------------------------------------------------------------------
 
 
-def test_a_computer_without_an_amd_gpu_is_told_so(install: Opens) -> None:
+def test_a_computer_without_an_amd_gpu_is_refused_with_the_reason(install: Opens) -> None:
     install(Runtime(gpus=0))
     with pytest.raises(
         EngineError, match=r"hipInit failed: hipErrorNoDevice \(code 100\); run on a computer with"
@@ -352,7 +352,7 @@ def test_without_hip_python_the_package_to_install_is_named(
         choose.amd_gpus()
 
 
-def test_without_rocm_its_folder_is_asked_for() -> None:
+def test_without_rocm_the_refusal_wants_its_folder() -> None:
     """In a process of its own: hip-python keeps the library that it has found."""
     pytest.importorskip("hip", reason="hip-python is not installed (extra 'amd')")
     script = """

@@ -69,7 +69,7 @@ def test_thin_tiles_leave_room_for_a_whole_batch_of_sums(slot_bytes: int, blocks
     assert error(plan) < 1e-5
 
 
-def test_a_block_that_writes_beyond_its_memory_is_told_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_writes_beyond_its_memory_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_stages_floats", lambda plan, half, needs: 64)
     with (
         engine(planned(LLAMA, blocks=1)) as running,

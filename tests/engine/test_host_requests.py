@@ -110,7 +110,7 @@ def test_a_cancel_between_requests_ends_none() -> None:
         assert running.generate([1], max_tokens=3).stop_reason == "length"
 
 
-def test_a_second_thread_is_told_that_the_engine_is_in_use() -> None:
+def test_a_second_thread_is_refused_while_the_engine_is_in_use() -> None:
     with engine(planned(replace(LLAMA, context=2**20), max_context=2**20, kv_page=1024)) as running:
         began, made = threading.Event(), []
         first = threading.Thread(

@@ -88,7 +88,7 @@ def test_a_token_that_the_model_does_not_know_is_refused() -> None:
     )
 
 
-def test_a_plan_holds_the_positions_and_samples_as_asked() -> None:
+def test_a_plan_holds_the_positions_and_samples_as_requested() -> None:
     plan = plan_run(SPEC, load_node(HERE), SMALL, positions=12, greedy=False)
     assert plan.options.max_context >= 12
     assert plan.options.sampling is Sampling.FULL

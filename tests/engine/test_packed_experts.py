@@ -157,7 +157,7 @@ def test_bytes_that_are_no_weights_are_refused(
         _read(tmp_path, dtype)
 
 
-def test_weights_beyond_the_type_asked_for_are_refused(tmp_path: Path) -> None:
+def test_weights_beyond_the_requested_type_are_refused(tmp_path: Path) -> None:
     large = np.full((8, 64, 2), 250, np.uint8)
     write(tmp_path, {"model.layers.0.mlp.experts.down_proj_scales": large})
     with pytest.raises(CheckpointError, match="exceeds what fp16 holds"):

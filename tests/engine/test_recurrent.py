@@ -1,4 +1,4 @@
-"""Gated DeltaNet beside gated attention on the CPU engine: the reference's numbers from every plan,
+"""Gated DeltaNet and gated attention on the CPU engine: the reference's numbers from every plan,
 states that begin anew with each request, and what the proof refuses.
 """
 
@@ -132,7 +132,7 @@ def test_stored_types(dtype: DType) -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("blocks", [3, 20])
-def test_few_bits_beside_gates_in_the_plans_own_type(blocks: int) -> None:
+def test_low_bit_weights_and_gates_in_the_plans_own_type(blocks: int) -> None:
     spec = requantized(recurrent(), format_named("fp8-128x128"))
     spec = replace(spec, layout=tuple(widened(layer) for layer in spec.layout), head_dim=16)
     plan = planned(spec, blocks=blocks, slot_bytes=4096)

@@ -49,7 +49,7 @@ def test_the_same_prompt_again_reads_its_last_token_only() -> None:
         assert not len(again.pass_ns)
 
 
-def test_nothing_is_kept_unless_asked_and_after_something_else_ran() -> None:
+def test_nothing_is_kept_unless_requested_and_after_something_else_ran() -> None:
     with engine(planned(prompt_chunk=4)) as running:
         wanted = running.generate(TOKENS, max_tokens=3)
         assert running.generate(TOKENS, max_tokens=3).kept == 0

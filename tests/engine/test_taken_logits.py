@@ -91,7 +91,7 @@ def test_as_few_rows_as_the_kernel_needs_will_do(
 
 
 @pytest.mark.parametrize("chosen", [{"sampling": Sampling.FULL}, {}], ids=["full", "greedy"])
-def test_a_host_that_takes_nothing_is_told_of_it(chosen: dict[str, Any]) -> None:
+def test_a_host_that_takes_nothing_gets_an_error(chosen: dict[str, Any]) -> None:
     params = FULL if chosen else SamplingParams()
     with engine(planned(**chosen), watchdog_s=0.6) as running:
         calls = 0

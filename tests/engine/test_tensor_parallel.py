@@ -81,7 +81,7 @@ def test_all_ranks_and_runs_hold_the_same_bits_and_the_references_numbers(gpus: 
     assert seen[0] == seen[1]
 
 
-# what a plan of one GPU may ask for, asked of several
+# options of a plan of one GPU, on several
 OPTIONS: dict[str, dict[str, Any]] = {
     "sampling": {"sampling": Sampling.FULL},
     "prompts": {"prompt_chunk": 4},
@@ -119,7 +119,7 @@ def test_every_option_of_one_gpu_gives_the_references_tokens_on_several(
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])
-def test_parts_of_a_value_share_no_line_and_lie_as_far_apart_at_any_number_of_ranks(
+def test_parts_of_a_value_share_no_line_and_have_one_stride_at_any_number_of_ranks(
     gpus: int,
 ) -> None:
     """A stride that was right at 16 ranks only; two GPUs writing bytes of one word."""

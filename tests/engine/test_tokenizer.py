@@ -253,7 +253,7 @@ def test_a_template_is_found_where_checkpoints_keep_it(tmp_path: Path) -> None:
     refused(CheckpointError, lambda: open_tokenizer(tmp_path), "chat_template")
 
 
-def test_bos_is_added_only_where_asked_for_and_once(tmp_path: Path) -> None:
+def test_bos_is_added_only_where_requested_and_once(tmp_path: Path) -> None:
     make_byte_tokenizer(tmp_path)
     assert open_tokenizer(tmp_path).encode("<bos>a") == [256, 97]
     config = {"bos_token": {"content": "<bos>"}, "add_bos_token": False}

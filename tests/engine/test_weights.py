@@ -269,7 +269,7 @@ def test_layers_beyond_the_configuration_are_refused_but_for_drafts(tmp_path: Pa
     assert open_checkpoint(tmp_path).dtype is DType.BF16
 
 
-def test_a_head_beside_tied_embeddings_is_refused_where_it_differs(tmp_path: Path) -> None:
+def test_a_head_stored_with_tied_embeddings_is_refused_where_it_differs(tmp_path: Path) -> None:
     """transformers 5 uses the file's head then, and warns; a copy of the embedding is the same."""
     spec = replace(SPEC, tied=True)
 

@@ -55,7 +55,7 @@ def test_a_case_is_answered_part_by_part_and_the_second_time_from_memory(live: R
     assert live.app.rows.computed == computed
 
 
-def test_a_deep_model_s_speed_is_told_about_before_all_of_it_is_simulated(
+def test_a_deep_model_s_speed_is_estimated_before_all_of_it_is_simulated(
     live: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = {"case": "qwen2.5-coder-1.5b 1xh200 blocks=8"}
@@ -126,7 +126,7 @@ def test_what_is_wrong_gets_one_clear_error(
     assert message.isprintable()
 
 
-def test_a_plan_that_cannot_be_is_told_in_its_case(live: Running) -> None:
+def test_a_plan_that_cannot_be_is_a_problem_of_its_case(live: Running) -> None:
     (part,) = (
         one for one in live.parts("answer", case=f"{SHORT} blocks=500") if one["part"] != "progress"
     )
@@ -189,7 +189,7 @@ def test_one_client_may_ask_for_so_much_and_no_more(tmp_path: Path) -> None:
         assert "not done after 0 s" in server.get("answer", case=SHORT).text
 
 
-def test_who_leaves_before_its_turn_counts_no_more_and_an_end_is_told_to_all(
+def test_who_leaves_before_its_turn_counts_no_more_and_all_learn_of_an_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Never(Processes):

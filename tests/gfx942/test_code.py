@@ -1,5 +1,5 @@
 """What the compiler made of the kernel for gfx942: no memory for registers, the loads and products
-that were asked for, and the caches written back and invalidated where a hand-off needs it and
+that the source names, and the caches written back and invalidated where a hand-off needs it and
 nowhere else.
 """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tests.gfx942.code import Code, Instruction
 
 REGISTER = re.compile(r"\b([vs])(?:(\d+)|\[(\d+):(\d+)\])")
-MOST = 64  # operations under way that a counter can tell apart
+MOST = 64  # operations under way that a counter can count
 VM, LGKM = 0, 1  # the two counters
 LOCAL = "local memory"  # what a barrier wants to be over: other waves look next
 CACHE = "a write-back"  # what a word that tells of it wants to be over
@@ -121,7 +121,7 @@ def _touched(one: Instruction, resets: set[int]) -> Iterable[str]:
 
 
 def _loads(one: Instruction) -> bool:
-    """A load of the kind whose results come in order, beside what else counts as one."""
+    """A load of the kind whose results come in order; other operations count as loads as well."""
     return one.name.startswith("global_load_")
 
 

@@ -119,7 +119,7 @@ def test_the_old_control_groups_count(tmp_path: Path) -> None:
 
 def test_an_arm_machine_without_cache_files(tmp_path: Path) -> None:
     _write(tmp_path / "proc/cpuinfo", "processor\t: 0\nBogoMIPS\t: 50.00\nCPU part\t: 0xd40\n")
-    _write(tmp_path / "proc/meminfo", "garbage\nMemTotal: lots\n")
+    _write(tmp_path / "proc/meminfo", "garbage\nMemTotal: much\n")
     host = detect_host(tmp_path, cpus=[0])
     assert host.title == "This computer (0xd40)"
     assert host.memory.capacity_bytes.kind is Kind.ASSUMED

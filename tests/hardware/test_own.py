@@ -107,7 +107,7 @@ def test_a_file_stands_where_a_name_does_and_counts_its_gpus(own: Path) -> None:
     assert with_setting(four, "gpus", 2).name == "2xmy-gpu"
 
 
-def test_a_node_file_names_a_device_file_beside_it(own: Path) -> None:
+def test_a_node_file_names_a_device_file_next_to_it(own: Path) -> None:
     node = own.with_name("pair.yaml")
     node.write_text("device: my-gpu.yaml\ngpus: [1]\n")
     assert load_node(str(node)).device.name == "my-gpu"

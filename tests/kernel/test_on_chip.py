@@ -61,7 +61,7 @@ def mixtral(top_k: int, width: int, **sizes: int) -> ModelSpec:
         ("nvfp4", 12_288, True),
     ],
 )
-def test_inputs_of_wide_feed_forwards_lie_on_the_chip(name: str, ffn: int, wide: bool) -> None:
+def test_inputs_of_wide_feed_forwards_lie_in_shared_memory(name: str, ffn: int, wide: bool) -> None:
     plan = planned(name, 4096, 32, ffn)
     most = REGISTER_PORTIONS if name == "fp8" else WHOLE_PORTIONS
     warps, scratch = made(plan)
@@ -76,7 +76,7 @@ def test_inputs_of_wide_feed_forwards_lie_on_the_chip(name: str, ffn: int, wide:
     [
         (2, 10_240, 80, 80),  # elements of a thread
         (2, 14_336, 112, 32),  # Mixtral-8x7B
-        (3, 14_336, 112, 32),  # 56 of 168 lie on the chip
+        (3, 14_336, 112, 32),  # 56 of 168 lie in shared memory
     ],
 )
 def test_wide_inputs_before_16_bit_weights_are_gathered_in_rounds(
@@ -110,7 +110,7 @@ def test_a_probe_without_feed_forward_gathers_one_slice_of_no_columns() -> None:
         assert (sizes["ffn_cols"], sizes["ffn_in_registers"], sizes["ffn_at_once"]) == (0, 1, 1)
 
 
-def test_nothing_is_taken_ahead_of_such_an_input() -> None:
+def test_nothing_is_prefetched_for_such_an_input() -> None:
     """Its tiles are multiplied as they come: what was taken before would stay, and the block
     wait.
     """
@@ -124,7 +124,7 @@ def test_nothing_is_taken_ahead_of_such_an_input() -> None:
 @pytest.mark.parametrize(
     ("name", "node", "hidden", "heads", "ffn", "held"),
     [
-        ("int4-g128", "2xh200", 8192, 64, 28_672, True),  # beside a feed-forward that lies there
+        ("int4-g128", "2xh200", 8192, 64, 28_672, True),  # its feed-forward lies there too
         ("int8", "2xh200", 5120, 40, 17_408, True),
         ("fp8", "2xh200", 5120, 40, 17_408, False),
         ("fp8", "2xh200", 8192, 64, 28_672, False),
@@ -133,7 +133,7 @@ def test_nothing_is_taken_ahead_of_such_an_input() -> None:
         ("int4-g128", "1xh200", 8192, 64, 28_672, False),
     ],
 )
-def test_who_adds_up_several_ranks_parts_keeps_the_residual_on_the_chip(
+def test_who_adds_up_several_ranks_parts_keeps_the_residual_in_shared_memory(
     name: str, node: str, hidden: int, heads: int, ffn: int, held: bool
 ) -> None:
     plan = planned(name, hidden, heads, ffn, node)
@@ -173,7 +173,7 @@ def test_other_devices_keep_neither_there(node: str) -> None:
 
 
 def test_the_twin_counts_a_round_of_loads_for_each_slice_of_the_heads_outputs() -> None:
-    """`packs` in cuda_activation.cuh: beside few-bit weights one slice after the other."""
+    """`packs` in cuda_activation.cuh: inputs of low-bit weights come one slice after the other."""
     rounds = []
     for heads in (32, 40):  # one slice of a team, and two
         plan = planned("int8", 5120, heads, 17_408)

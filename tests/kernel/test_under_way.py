@@ -87,6 +87,6 @@ def test_experts_tiles_are_small(node: str) -> None:
     assert slots(load_model("gpt-oss-20b"), node) == 3
 
 
-def test_lanes_of_one_gpu_begin_apart_and_fill_the_memory_for_each_other() -> None:
+def test_lanes_of_one_gpu_are_staggered_and_fill_the_memory_for_each_other() -> None:
     spec = load_model("laneformer-2b")
     assert (slots(spec, "1xh200"), slots(spec, "2xh200")) == (5, 3)

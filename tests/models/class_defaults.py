@@ -144,7 +144,7 @@ def cases() -> dict[str, dict[str, Any]]:
     found["glm4-moe"] = _GLM
     found["minimax-m2"] = _MINIMAX
     found["gemma4"] = _GEMMA4
-    found["gemma4-keys-apart"] = {**_GEMMA4, "attention_k_eq_v": False}
+    found["gemma4-separate-values"] = {**_GEMMA4, "attention_k_eq_v": False}
     found["gemma4-experts"] = {
         **_GEMMA4,
         "enable_moe_block": True,

@@ -348,7 +348,7 @@ def test_a_text_that_is_neither_name_nor_path_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["llama-3.2-1b@fp8-128x128@mxfp4", "@fp32" * 20_000, "nothing@mxfp4", "@mxfp4"]
 )
-def test_one_format_is_asked_for_at_most(name: str) -> None:
+def test_a_name_has_one_format_at_most(name: str) -> None:
     refused(ConfigError, lambda: load_model(name), "neither a model's name nor a path")
 
 

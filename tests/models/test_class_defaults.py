@@ -29,7 +29,7 @@ from twin.models.spec import ModelSpec
 CASES = cases()
 UNKNOWN = {"laneformer", "laneformer_tp"}  # families of remote code, which transformers has not
 # Kimi K2.5's class ties the tables where the outer configuration does not say; its checkpoints hold
-# two, which transformers then leaves apart. We take what the text configuration says.
+# two, which transformers then keeps separate. We take what the text configuration says.
 BY_CHECKPOINT = {("kimi-k25", "without tie_word_embeddings")}
 
 

@@ -1,4 +1,4 @@
-"""The dense families beside Llama, Mistral and Qwen: what their configurations mean, and what is
+"""Dense families other than Llama, Mistral and Qwen: what their configurations mean, and what is
 refused by name.
 """
 

@@ -324,7 +324,7 @@ def test_a_snapshot_of_the_hugging_face_cache_is_called_by_its_repository(tmp_pa
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "bitsandbytes"])
 @pytest.mark.parametrize("model", ["llama-3.2-1b", "laneformer-2b"])
-def test_a_quantized_checkpoint_is_refused_by_its_format_and_told_what_can_be_done(
+def test_a_quantized_checkpoints_refusal_names_its_format_and_what_can_be_done(
     method: str, model: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"{method.upper()}.*original in 16 bits.*MODEL@FORMAT"):
@@ -345,7 +345,7 @@ def test_a_file_in_a_format_before_gguf_and_its_folder_are_refused_by_it(
             read(path)
 
 
-def test_an_unknown_family_is_told_which_ones_run() -> None:
+def test_an_unknown_familys_refusal_says_which_ones_run() -> None:
     simulated = (
         "deepseek_v3, kimi_k2, kimi_k25, deepseek_v4, glm4_moe, minimax_m2, gemma4, gemma4_text"
     )

@@ -2,7 +2,7 @@
 refused by the name of a field. None is misread.
 
 `public_configs.jsonl`, one a line: name; source (a key of hwmodels/sources.yaml, or a repository);
-config, and the files beside it that say its format; total and active parameters of the model's card
+config; `side_files`, which say its format; total and active parameters of the model's card
 or report; bytes of the weights as published; bytes that a token streams, derived matrix by matrix
 from the published lists of what stays in 16 bits. `refused`: what the refusal names; `else`: it may
 be refused by this, too. Configurations of towers and tokens are left out, and long lists of modules
@@ -35,7 +35,7 @@ TOLERANCE = 0.02
 def folder(record: dict[str, Any], where: Path) -> Path:
     made = where / record["name"].rpartition("/")[2]
     made.mkdir()
-    for name, content in {"config.json": record["config"], **record.get("beside", {})}.items():
+    for name, content in {"config.json": record["config"], **record.get("side_files", {})}.items():
         (made / name).write_text(json.dumps(content))
     return made
 

@@ -37,7 +37,7 @@ ALL_CODES = 1 | sum(1 << NUMBERS[name] for name in ON_EVERY_DEVICE)
 SHAPES = {
     "one slice, a few rows": ((20, 19, 19, 19, 19), 96, 96, 16, 1, 13),
     "slices that end within a step, groups of four rows": ((22, 20), 600, 304, 4, 2, 61),
-    "more steps than lie on the chip": ((8, 9, 8), 1328, 1328, 8, 1, 64),
+    "more steps than shared memory holds": ((8, 9, 8), 1328, 1328, 8, 1, 64),
     "narrower than a step": ((10, 8, 8), 40, 40, 8, 2, 29),
     "several batches of rows, of several blocks": ((150, 148, 150, 148, 150), 128, 128, 8, 2, 130),
     "two warp groups of tokens, by two blocks": ((31, 31, 30), 320, 320, 8, 1, 90),
@@ -173,10 +173,10 @@ CODED_SHAPES = {
     "whole rows": ((20, 19, 21, 0, 19), 256, 256, 16, 1, 70),
     "column slices, the last one narrower": ((22, 38, 20), 640, 256, 8, 2, 130),
 }
-# a sum's error, of the largest, beside weights that are not rounded: half a unit in the last place
-# of BF16 is 2^-9 of a weight
+# a sum's error, of the largest, where the other's weights are not rounded: half a unit in the last
+# place of BF16 is 2^-9 of a weight
 ROUNDED = {DType.BF16: 4e-3, DType.FP16: 5e-4}
-# beside rounded ones; in FP16 a product halfway between two may go to the other
+# where they are; in FP16 a product halfway between two may go to the other
 SAME = {DType.BF16: 1e-5, DType.FP16: 1e-4}
 
 

@@ -1,5 +1,5 @@
 """Experts of a prompt pass as an NVIDIA block makes them, thread by thread on the CPU: entries
-sorted by expert, lots of rows decoded and multiplied, a router's logits.
+sorted by expert, batches of rows decoded and multiplied, a router's logits.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def test_experts_of_few_bits_are_decoded_and_multiplied(name: str, shape: str) -
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 8])
-@pytest.mark.parametrize("name", ["bf16", "beside codes"])
+@pytest.mark.parametrize("name", ["bf16", "among codes"])
 def test_a_routers_logits_are_fp32_sums_of_what_lies_in_the_streams(name: str, tokens: int) -> None:
     hidden, tile_cols, high, counts = 272, 144, 4, (2, 0, 3)
     dtype, rng = DType.BF16, np.random.default_rng(tokens)

@@ -1,4 +1,4 @@
-"""What a GPU's threads make of packed few-bit weights, beside FP64, with a CPU in their place."""
+"""What a GPU's threads make of packed low-bit weights, run on a CPU and compared with FP64."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_threads_sum_coded_rows_as_fp64_does(name: str) -> None:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", [p for p in coded_names(FEW) if p.values[0] not in TENSOR])
-def test_threads_sum_rows_of_an_input_on_the_chip_as_fp64_does(name: str) -> None:
+def test_threads_sum_rows_of_an_input_in_shared_memory_as_fp64_does(name: str) -> None:
     plan, x = planned(name), activations()
     x[:COLUMNS_OF_ZEROS] = 0.0  # of a portion without a scale
     matrix = next(stage.matrix for stage in plan.stages if stage.matrix and stage.matrix.format)
@@ -169,7 +169,7 @@ def test_a_block_sums_rows_of_fp4_as_fp64_does(
     assert error(found, weights.astype(np.float64), x) < 1e-4
 
 
-def test_threads_sum_rows_of_the_weight_type_beside_coded_ones() -> None:
+def test_threads_sum_rows_of_the_weight_type_among_coded_ones() -> None:
     plan, x = planned("int8"), activations()
     matrix = next(stage.matrix for stage in plan.stages if stage.matrix and not stage.matrix.format)
     weights = np.random.default_rng(2).standard_normal((ROWS, COLUMNS)).astype(ml_dtypes.bfloat16)

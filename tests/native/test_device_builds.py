@@ -246,7 +246,7 @@ TURNED = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "shape", "name"), TURNED, ids=str)
-def test_few_bits_beside_normed_or_biased_heads_spill_nothing(
+def test_low_bit_weights_with_normed_or_biased_heads_spill_nothing(
     family: str, shape: tuple[int, int, int, int], name: str
 ) -> None:
     hidden, heads, kv_heads, ffn = shape
@@ -275,8 +275,8 @@ def test_few_bits_of_threads_without_columns_spill_nothing(
     without_spills(plan_for(requantized(sized, format_named(name)), load_node("1xh200")))
 
 
-# Hidden size, heads, KV heads, feed-forward, format, weights beside it: what is too wide for
-# registers lies on the chip. Such steps had up to 2,700 bytes of spills.
+# Hidden size, heads, KV heads, feed-forward, format, type of other weights: what is too wide for
+# registers lies in shared memory. Such steps had up to 2,700 bytes of spills.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "name", "dtype"),
@@ -337,8 +337,8 @@ def test_steps_of_several_gpus_spill_nothing(
     without_spills(plan_for(spec, load_node(f"{gpus}xh200"), prompt_chunk=1))
 
 
-# Columns of an expert, experts of a token, format: their input lies on the chip. Such steps had up
-# to 4,464 bytes of spills.
+# Columns of an expert, experts of a token, format: their input lies in shared memory. Such steps
+# had up to 4,464 bytes of spills.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "chosen", "name"),

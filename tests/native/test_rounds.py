@@ -1,4 +1,4 @@
-"""A round of splits is asked for as a whole: by machine code, because a wait between two loads
+"""A round of splits is loaded as a whole: seen in machine code, because a wait between two loads
 changes no result.
 """
 

@@ -77,7 +77,7 @@ def test_a_scan_is_softmax_attention(head_dim: int, stored: str) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("head_dim", "stored"), [(64, "FP16"), (128, "BF16")])
 def test_a_scan_of_eight_heads_a_warp_is_softmax_attention(head_dim: int, stored: str) -> None:
-    """Groups of 9, 12 and 16 heads are two sets; the warps of a set meet on the chip."""
+    """Groups of 9, 12 and 16 heads are two sets; the warps of a set meet in shared memory."""
     done = run(head_dim, stored, wide=True)
     assert done.returncode == 0, done.stderr
 

@@ -11,7 +11,7 @@ from tests.native.test_device_builds import H200, NAMES, planned
 from twin.engine.cuda_build import compile_cubin
 from twin.errors import ToolchainError
 
-AT_ONCE = 4  # loads of words that a keeper reads back (Confirmed in cuda.cuh)
+AT_ONCE = 4  # loads of words that a scheduler warp reads back (Confirmed in cuda.cuh)
 PAUSE = "0x14"  # of the instruction that looks at them (await_word)
 NEAR = 120  # instructions
 
@@ -52,7 +52,7 @@ def test_only_words_that_cross_gpus_have_the_systems_scope() -> None:
 
 
 @pytest.mark.slow
-def test_words_that_a_keeper_reads_back_are_loaded_and_awaited() -> None:
+def test_words_that_a_scheduler_warp_reads_back_are_loaded_and_awaited() -> None:
     """The compiler took the loads out when no instruction looked at their words."""
     found = code("defaults")
     looked = [

@@ -15,7 +15,7 @@ from twin.models.mixers import (
 from twin.models.spec import DType, ModelSpec, Rope
 
 HIDDEN = 32
-# the kernel has no biases beside gates of outputs, so plans of it are simulated only
+# the kernel has no biases in layers with output gates, so plans of it are simulated only
 GROUPED = GroupedAttention(
     heads=4, kv_heads=2, head_dim=8, window=16, sinks=True, output_gate=True, qkv_bias=True
 )

@@ -300,7 +300,7 @@ def test_the_fewer_warps_share_a_row_the_more_rows_are_a_batch(
 
 
 def test_the_kernel_divides_a_batchs_rows_exactly() -> None:
-    """By a multiplication, for as many rows as a batch and a tile beside it have."""
+    """By a multiplication, for as many rows as a batch and one more tile have."""
     for height in range(2, MOST_ROWS + 1, 2):
         matrix = Matrix(4096, 64, 1, height, 64, ((0, 4096),))
         inverse = tile_inverse(height)

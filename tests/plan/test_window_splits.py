@@ -69,13 +69,13 @@ def test_without_the_option_all_layers_are_divided_alike() -> None:
 
 def test_the_engine_refuses_what_its_kernel_has_one_number_for() -> None:
     plan = divided(gpus=1)
-    message = r"window_splits=1 beside attention_splits=3 .*; the engine runs window_splits=3"
+    message = r"window_splits=1 with attention_splits=3 .*; the engine runs window_splits=3"
     with pytest.raises(EngineError, match=message):
         HostEngine(plan, {})
     assert divided(window_splits=3).simulation_only() is None
 
 
-def test_a_model_without_windows_is_told_so() -> None:
+def test_a_model_without_windows_has_no_window_splits() -> None:
     dense = replace(tiny(2), windows=(0, 0))
     with pytest.raises(PlanError, match="has no layer with a window; use attention_splits"):
         plan_of(dense, blocks=2, window_splits=1)

@@ -1,6 +1,6 @@
 """Broken plans: each mutation is a mistake that a builder, or somebody who edits one, could make.
 
-Some mutants are harmless, and that is the point: the proof has to tell them apart.
+Some mutants are harmless, and that is the point: the proof has to distinguish them.
 """
 
 from __future__ import annotations

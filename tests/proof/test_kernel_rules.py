@@ -336,7 +336,7 @@ def test_stored_bytes_are_those_of_the_tiles_one_by_one(
     )
 
 
-def test_what_the_engine_holds_beside_weights_counts_as_memory() -> None:
+def test_what_the_engine_holds_besides_weights_counts_as_memory() -> None:
     """Exchanged words lie on lines of their own: a value of one word takes 128 bytes, and so does
     its counter.
     """
@@ -377,7 +377,7 @@ def test_probes_are_held_to_what_the_kernel_does(make: Callable[[], Plan], words
 
 @pytest.mark.parametrize("changes", [{"draft": 1}, {"batch": 2}, {"ahead_slots": 1}], ids=str)
 def test_a_probe_without_weights_is_examined_whatever_its_options(changes: dict[str, int]) -> None:
-    """What lies on the chip is the widest of no matrices."""
+    """What lies in shared memory is the widest of no matrices."""
     violations(
         with_options(exchange_probe(Options(copies=1), LIMITS, elements=4, stages=2), **changes)
     )
@@ -412,7 +412,7 @@ def test_a_read_that_is_exact_in_pieces_is_accepted() -> None:
     prove(with_read(plan, down, spans=(((0, 8), (8, elements)),) * plan.blocks))
 
 
-def test_a_ring_too_small_for_what_warps_take_ahead_is_refused() -> None:
+def test_a_ring_too_small_for_what_warps_prefetch_is_refused() -> None:
     """It hung on an H200, and was once accepted: the first team holds slices that leave no slot for
     its third.
     """

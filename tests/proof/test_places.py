@@ -58,7 +58,7 @@ def refused(plan: Plan, rule: str, words: str, stage: str) -> None:
 
 HEADS: list[tuple[tuple[Span, ...], str, str]] = [
     (((214, 320), (107, 214), (0, 107)), "outputs", "blocks divide in their order"),
-    (((0, 100), (100, 200), (200, 320)), "kernel", "its shelf has room for 108 logits"),
+    (((0, 100), (100, 200), (200, 320)), "kernel", "its logits buffer has room for 108"),
     (((0, 0), (0, 160), (160, 320)), "kernel", "block 1 has 160 of 320 rows"),
 ]
 
@@ -67,7 +67,7 @@ HEADS: list[tuple[tuple[Span, ...], str, str]] = [
 def test_blocks_have_even_shares_of_the_vocabulary_in_their_order(
     owned: tuple[Span, ...], rule: str, words: str
 ) -> None:
-    """The full sampler finds a token by its block's number, on a shelf of an even share's size."""
+    """The full sampler finds a token by its block's number, in a buffer of an even share's size."""
     made = family("mistral", Sampling.FULL)
     prove(made)
     head = first(made, StageKind.LM_HEAD)
@@ -75,7 +75,7 @@ def test_blocks_have_even_shares_of_the_vocabulary_in_their_order(
     refused(changed(made, head, matrix=replace(head.matrix, owned=owned)), rule, words, "lm_head")
 
 
-def test_a_probe_samples_on_the_one_block_whose_shelf_holds_its_logits() -> None:
+def test_a_probe_samples_on_the_one_block_whose_buffer_holds_its_logits() -> None:
     probe = sample_probe(Options(blocks=1, sampling=Sampling.FULL), planned().limits, vocab=100)
     prove(probe)
     small = replace(probe, shard=replace(probe.shard, vocab=50))

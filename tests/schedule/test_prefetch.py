@@ -1,4 +1,4 @@
-"""A ring holds what warps take ahead: the law against a walk of the warps, one by one."""
+"""A ring holds what warps prefetch: the law, compared with a walk of the warps, one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twin.schedule.teams import Team
 
 
 def taken(ahead: Prefetch, matrix: Matrix, slots: int) -> bool:
-    """Do all teams find what they take before the stage's inputs are there, as `take_ahead` in
+    """Do all teams find what they take before the stage's inputs are there, as `prefetch` in
     cuda_core.cuh?
 
     Tile n arrives once tile n - slots has been left.

@@ -1,4 +1,4 @@
-"""Which heads tensor cores scan, how many a warp takes, and what that costs on the chip."""
+"""Which heads tensor cores scan, how many a warp takes, and what that costs in shared memory."""
 
 from __future__ import annotations
 

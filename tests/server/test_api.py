@@ -148,7 +148,7 @@ def test_a_prompt_takes_time_also_where_all_but_its_last_token_was_kept(
     assert said["timings"]["kept_tokens"] == said["usage"]["prompt_tokens"] - 1
 
 
-def test_a_stream_tells_its_usage_in_each_chunk_when_asked(http: httpx.Client) -> None:
+def test_a_stream_gives_its_usage_in_each_chunk_when_requested(http: httpx.Client) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = GREEDY | {"n": 2, "stream": True, "stream_options": options}
     found = [one["usage"] for one in chunks(http.post("/v1/completions", json=body))]
@@ -162,7 +162,7 @@ def test_a_stream_tells_its_usage_in_each_chunk_when_asked(http: httpx.Client) -
     assert found[:-1] == [None] * (len(found) - 1)
 
 
-def test_times_of_each_token_are_told_when_asked(http: httpx.Client) -> None:
+def test_times_of_each_token_are_given_when_requested(http: httpx.Client) -> None:
     timings = http.post("/v1/completions", json=GREEDY | {"step_times": True}).json()["timings"]
     assert len(timings["step_us"][0]) == 24
     assert timings["tokens_per_s"] > 0

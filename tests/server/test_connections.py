@@ -156,14 +156,14 @@ def test_a_refusal_whose_body_came_whole_keeps_its_connection(guarded: Running) 
         assert b'{"status":"ok"}' in said
 
 
-def test_who_waits_to_be_told_to_go_on_is_refused_at_once(guarded: Running) -> None:
+def test_who_waits_for_100_continue_is_refused_at_once(guarded: Running) -> None:
     head = UNREAD[401] + b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n"
     said = received(opened(guarded, head))
     assert said.startswith(b"HTTP/1.1 401")
     assert b"100 Continue" not in said
 
 
-def test_a_connection_too_many_is_told_so_and_the_others_are_served(checkpoint: Path) -> None:
+def test_a_connection_too_many_is_refused_and_the_others_are_served(checkpoint: Path) -> None:
     health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with running(checkpoint, limits=Limits(connections=3)) as server:
         held = [opened(server, health) for _ in range(3)]

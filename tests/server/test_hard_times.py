@@ -119,7 +119,7 @@ def test_a_server_without_a_queue_serves_who_comes_alone(
             first.close()
 
 
-def test_an_engine_that_stalls_is_told_by_health_until_it_moves(
+def test_an_engine_that_stalls_is_reported_by_health_until_it_moves(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(checkpoint, limits=Limits(stall_s=0.2)) as server, server.client() as client:
@@ -269,7 +269,7 @@ def test_what_is_packed_is_not_guessed(http: httpx.Client) -> None:
     assert plain.status_code == 200
 
 
-def test_a_head_alone_may_be_asked_for(http: httpx.Client) -> None:
+def test_a_head_alone_may_be_requested(http: httpx.Client) -> None:
     for path in ("/health", "/", "/v1/models"):
         answer = http.head(path)
         assert (answer.status_code, answer.content) == (200, b"")
@@ -285,7 +285,7 @@ def test_no_more_tokens_are_spelt_than_others_can_wait_for(checkpoint: Path) -> 
         assert "at most 3" in answer.json()["error"]["message"]
 
 
-def test_a_key_is_asked_for_everywhere_but_on_the_page_and_health(checkpoint: Path) -> None:
+def test_a_key_is_required_everywhere_but_on_the_page_and_health(checkpoint: Path) -> None:
     key = "0123456789abcdef"
     with (
         running(checkpoint, guard=make_guard("127.0.0.1", key, [], [])) as server,

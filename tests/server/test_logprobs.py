@@ -91,7 +91,7 @@ def test_openais_client_reads_them(live: Running, http: httpx.Client) -> None:
         ("/v1/completions", {"logprobs": 10**9}, "logprobs"),
     ],
 )
-def test_what_cannot_be_told_is_refused(
+def test_log_probabilities_that_no_plan_gives_are_refused(
     path: str, more: dict[str, Any], param: str, http: httpx.Client
 ) -> None:
     body = CHAT if "chat" in path else GREEDY

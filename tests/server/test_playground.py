@@ -158,7 +158,7 @@ def said(page: Page) -> list[str]:
     return list(page.run("state.history.map(one => one.content)"))
 
 
-def test_a_turn_is_asked_again_or_changed_and_what_followed_is_forgotten(page: Page) -> None:
+def test_a_turn_is_repeated_or_changed_and_what_followed_is_forgotten(page: Page) -> None:
     say(page, "one")
     say(page, "two")
     first = said(page)

@@ -88,7 +88,7 @@ def test_the_sampling_block_looks_at_every_logit() -> None:
 
 
 def test_a_models_sampling_block_looks_at_one_blocks_logits() -> None:
-    """Those of all blocks are looked at side by side, and told in four words a block."""
+    """All blocks examine their own at the same time and summarise them in four words each."""
     slow, none = (node_of(fitted(ideal(), kernel__sample_element_s=each)) for each in (1e-5, 0))
     plan = plan_for(
         none,
@@ -188,7 +188,7 @@ def test_a_fence_is_paid_where_arrivals_are_counted() -> None:
 
 
 def test_a_fence_waits_among_what_is_in_flight_behind_the_work() -> None:
-    """What was in flight when the work began has long arrived: tiles that are taken ahead make room
+    """What was in flight when the work began has long arrived: prefetched tiles make room
     for others, whose requests a long stage outlasts.
     """
 

@@ -214,7 +214,7 @@ def cases(draw: st.DrawFn) -> tuple[Node, Plan]:
         return node, plan_for(
             node, replace(plan.options, execution=execution, collective=CollectiveKind.LIBRARY)
         )
-    # not asked of `build`, which has it for NVIDIA alone
+    # not by `build`, which has it for NVIDIA alone
     head = draw(st.sampled_from((None, 1, 6)))
     return node, replace(
         plan, options=replace(plan.options, execution=execution, head_window_slots=head)
@@ -232,7 +232,7 @@ def test_both_executors_give_the_same_trace(case: tuple[Node, Plan], steps: int)
 @given(
     st.data(), st.integers(1, 3), st.booleans(), st.sampled_from(list(Sampling)), st.integers(1, 3)
 )
-def test_both_executors_give_the_same_trace_of_sums_beside_the_stages(
+def test_both_executors_give_the_same_trace_of_sums_made_by_scheduler_warps(
     data: st.DataObject, delay: int, early: bool, sampling: Sampling, steps: int
 ) -> None:
     """SchedulerWarps that are quicker than their blocks, and schedulers that these wait for."""
@@ -380,7 +380,7 @@ def small() -> tuple[Plan, Node]:
     return plan_for(node, Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256)), node
 
 
-def test_compiled_code_is_taken_unless_simpy_is_asked_for() -> None:
+def test_compiled_code_is_taken_unless_simpy_is_requested() -> None:
     plan, node = small()
     assert simulate(plan, node).executor == "compiled"
     assert simulate(plan, node, executor=Executor.SIMPY).executor == "simpy"

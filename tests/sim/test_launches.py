@@ -142,7 +142,7 @@ def test_a_value_that_nobody_publishes_in_time_is_a_deadlock() -> None:
         simulate(replace(plan, stages=(first, *plan.stages[1:])), node_of(device))
 
 
-def test_lanes_of_one_gpu_begin_apart() -> None:
+def test_lanes_of_one_gpu_are_staggered() -> None:
     """Those of the last group end so much later, where nothing is shared."""
     lanes, device = replace(tiny(4, Lanes(8, 2), heads=8, kv_heads=8), ffn=64), ideal(per_die=8)
     times = []

@@ -125,7 +125,7 @@ def test_never_faster_than_the_floor(case: tuple[Node, Plan], steps: int) -> Non
     for step, end in enumerate(result.step_ends_ps):
         assert end + 1 >= (step + 1) * result.floor_s * 1e12
     rings = plan.ranks * plan.blocks * plan.options.ring_slots * plan.options.slot_bytes
-    # blocks of a stream probe drift apart
+    # blocks of a stream probe drift
     if all(stage.kind.value != "stream" for stage in plan.stages):
         assert result.step_ps + 1 >= (result.floor_s - rings / result.stream_bytes_per_s) * 1e12
 
@@ -136,7 +136,7 @@ def test_never_faster_than_the_floor_whatever_caches_and_answers_do(
     data: st.DataObject, node: Node, slower: float
 ) -> None:
     """Blocks of warps whose answers come sooner or later, caches that keep all of a step or a
-    share, memory that is slow beside them.
+    share, memory that is slow compared with them.
     """
     node = data.draw(variations(node))
     plan = data.draw(plans(node))

@@ -120,7 +120,7 @@ def test_a_slot_that_is_never_streamed_is_an_error() -> None:
         ring.wait_ps()
 
 
-def test_a_full_ring_requests_nothing_however_often_it_is_asked() -> None:
+def test_a_full_ring_requests_nothing_however_often_it_is_called() -> None:
     clock, ring = ring_of(4, 4)
     ring.pump()
     clock.run(until=1000)
@@ -206,7 +206,7 @@ def test_a_hop_and_a_load_grow_with_the_bytes_in_flight() -> None:
         package = behind_a_queue(queue_us * 1e-6, hop_s=3e-6, latency_s=6e-7)
         assert package.queueing(0) == pytest.approx(queue_us * 2_000_000, rel=1e-3)
         assert package.fetching(0) == pytest.approx(queue_us * 500_000, rel=1e-3)
-        assert package.queueing(queue_us * 1_000_000 + 1000) == 0  # what was asked for has come
+        assert package.queueing(queue_us * 1_000_000 + 1000) == 0  # all requests are served
 
 
 def test_hops_without_a_loaded_time_do_not_grow() -> None:

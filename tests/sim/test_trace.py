@@ -149,7 +149,7 @@ def test_only_assumed_numbers_that_matter_are_listed() -> None:
     ]
 
 
-# ---- marks, and recorded steps beside simulated ones ---------------------------------------------
+# ---- marks, and recorded steps next to simulated ones --------------------------------------------
 
 
 def machine_of(**options: Any) -> Machine:

@@ -1,4 +1,4 @@
-"""Blocks of warps: loaders, teams, rows, what is taken ahead."""
+"""Blocks of warps: loaders, teams, rows, prefetched tiles."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_tile_bears_its_teams_share_of_the_reductions() -> None:
 
 def test_a_warp_waits_for_each_slice_and_the_code_of_probes_joins_two() -> None:
     """64 rows: eight rounds. Of 2,048 columns a team sees one slice, of 4,096 two, which may have
-    been taken ahead, of 12,288 six.
+    been prefetched, of 12,288 six.
     """
     device = warped(slice_s=1e-6)
     plans = [
@@ -82,7 +82,7 @@ def test_a_warp_waits_for_each_slice_and_the_code_of_probes_joins_two() -> None:
     )
 
 
-def test_of_what_is_taken_ahead_the_first_round_is_saved_where_a_stage_waits() -> None:
+def test_of_prefetched_tiles_the_first_round_is_saved_where_a_stage_waits() -> None:
     device, options = (
         warped(slice_s=1e-6),
         Options(blocks=1, slot_bytes=16384, ring_slots=4, window_slots=4),
@@ -143,7 +143,7 @@ def test_threads_without_columns_take_as_long_as_the_others() -> None:
     assert works[0].weights == works[1].weights == 8 * 1024
 
 
-def test_tiles_taken_ahead_leave_room_in_the_ring() -> None:
+def test_prefetched_tiles_leave_room_in_the_ring() -> None:
     """Eight tiles of a stage, four a team, where the block has one rank's narrow residual in 16
     bits; none of FP32, and none where a slot is loaded only once the inputs are there.
     """
@@ -163,7 +163,7 @@ def test_tiles_taken_ahead_leave_room_in_the_ring() -> None:
         assert not any(work.ahead for work in compile_plan(plan, late).stages[0])
 
 
-def test_blocks_walk_apart_as_the_root_of_their_tiles() -> None:
+def test_blocks_times_spread_as_the_root_of_their_tiles() -> None:
     """Four times the rows, about twice the deviation; a block that is late in one stretch is not
     late in the next.
     """
@@ -188,7 +188,7 @@ def test_blocks_walk_apart_as_the_root_of_their_tiles() -> None:
     assert 1.5 < many / few < 2.7
 
 
-def test_a_fence_comes_behind_each_row_group_that_is_taken_ahead() -> None:
+def test_a_fence_comes_behind_each_prefetched_row_group() -> None:
     """Eight tiles: the two slices of four row groups, of which two teams take one slice each."""
     plan = turns_probe(
         Options(blocks=2, ring_slots=8, window_slots=8),
@@ -244,7 +244,7 @@ def test_a_block_of_warps_norms_a_vector_at_once() -> None:
     assert steps[1] - steps[0] == pytest.approx((normed + best) * 1e-6, rel=0.01)
 
 
-def test_a_normed_input_costs_more_behind_weights_that_were_taken_ahead() -> None:
+def test_a_normed_input_costs_more_behind_prefetched_weights() -> None:
     plan = plan_for(
         node_of(ideal()), Options(blocks=4, slot_bytes=512, tile_rows=2, max_context=256)
     )
@@ -266,7 +266,7 @@ def test_a_normed_input_costs_more_behind_weights_that_were_taken_ahead() -> Non
 def test_a_down_projection_ends_later_where_its_teams_hold_whole_row_groups(
     ffn: int, *, held: bool
 ) -> None:
-    """Three slices for one team; two for each of two, all taken ahead; four, of which three are."""
+    """Three slices for one team; two for each of two, all prefetched; four, of which three are."""
     node = load_node("1xh200")
     spec = chain_spec("held", layers=2, hidden=896, heads=12, kv_heads=4, head_dim=128, ffn=ffn)
     plan = chain_plan(defaults.limits_of(node), spec)
@@ -293,8 +293,8 @@ def test_a_down_projection_ends_later_where_its_teams_hold_whole_row_groups(
 def test_an_output_projection_ends_later_behind_weights_of_several_slices(
     heads: int, *, several: bool
 ) -> None:
-    """One slice of 1,536 columns for each of two teams; three of 2,560; five, with nothing taken
-    ahead.
+    """One slice of 1,536 columns for each of two teams; three of 2,560; five, with nothing
+    prefetched.
     """
     node = load_node("1xh200")
     spec = chain_spec(
@@ -318,10 +318,10 @@ def test_an_output_projection_ends_later_behind_weights_of_several_slices(
     ("heads", "slot_bytes", "latencies"),
     [(12, 16384, 1), (28, 16384, 2), (20, 16384, 1), (20, 14336, 1), (40, 16384, 1)],
 )
-def test_splits_come_later_into_two_slices_beside_weights(
+def test_splits_come_later_into_two_slices_next_to_weights(
     heads: int, slot_bytes: int, latencies: int
 ) -> None:
-    """One slice of a thread; two beside weights that it holds; three whole ones, and three of 856
+    """One slice of a thread; two where it holds weights as well; three whole ones, and three of 856
     columns, of which some threads have none; five. Two splits are on their way at a time, four
     where a thread has one slice.
     """

@@ -51,7 +51,7 @@ SHAPES = [
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers of another run are not asked for; compiled code is found where it is."""
+    """Answers of another run are not reused; compiled code is found where it is."""
     monkeypatch.setattr("twin.study.division.cache_dir", lambda: tmp_path)
 
 
@@ -79,7 +79,7 @@ def test_what_a_user_chooses_wins() -> None:
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen2.5-coder-1.5b"])
 def test_no_slots_are_named_that_a_gpu_found_slower(name: str) -> None:
-    """Slots of 8 KiB, four under way, were told 5 % faster and took 6 to 8 % longer."""
+    """Slots of 8 KiB, four under way, were predicted 5 % faster and took 6 to 8 % longer."""
     options = dict(choice(load_model(name), NODE, {"context": 96, "max_context": 168}).options)
     assert set(options) <= {"attention_splits", "split_positions"}
 

@@ -6,13 +6,13 @@ of four bits, the first in the lower half. For a GPU, two rows of four bits shar
 bytes, PACK columns of both; rows of four bits are filled up to an even number.
 
 Behind the codes lie scales, each kind as [blocks of a row][rows, filled up to SCALED_ROWS]: where a
-row has one beside those of its blocks (FP32), that comes first; then the blocks', then their zero
+row has one as well as its blocks (FP32), that comes first; then the blocks', then their zero
 points, a byte each. The end is filled up to UNIT_BYTES.
 
 GGUF's blocks, which CPUs multiply, lie otherwise: twin/models/codes/gguf.py.
 
 A GPU's thread holds `pack` elements of each row. Where these take several loads of 16 bytes, as
-those of the plan's weight type do beside few-bit weights, the first loads of all threads come
+those of the plan's weight type do among low-bit weights, the first loads of all threads come
 first, then the second ones: neighbouring threads then load neighbouring bytes.
 """
 

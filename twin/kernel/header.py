@@ -293,7 +293,7 @@ def _struct(made: Layout, name: str, table: str) -> str:
 
 
 def request_type(plan: Plan) -> type[GreedyRequest]:
-    """What a kernel with the plan compiled in is told."""
+    """The type of the request to a kernel that has the plan compiled in."""
     return GreedyRequest if plan.options.sampling is Sampling.GREEDY else Request
 
 

@@ -182,7 +182,7 @@ def _cache_bytes(plan: Plan) -> int:
 
 
 def _next_stage(plan: Plan, stage: Stage) -> int:
-    """The one that consumers run next where keepers make sums of late parts."""
+    """The one that consumers run next where scheduler warps make sums of late parts."""
     return next((s.index for s in plan.stages[stage.index + 1 :] if not s.late), len(plan.stages))
 
 
@@ -197,7 +197,7 @@ def _shape(matrix: Matrix | None) -> dict[str, int]:
 
 
 def tile_inverse(tile_rows: int) -> int:
-    """n * this >> 16 is n // tile_rows for the rows of a batch and a tile beside it."""
+    """n * this >> 16 is n // tile_rows for the rows of a batch and one more tile."""
     return -(-(1 << 16) // tile_rows)
 
 

@@ -1,4 +1,4 @@
-"""An all-reduce and nothing else, as libraries make it between kernels: the twin is asked what a
+"""An all-reduce and nothing else, as libraries make it between kernels: the twin predicts what a
 published one takes.
 """
 

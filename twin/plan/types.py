@@ -735,7 +735,7 @@ class Plan:
         if own is None or own.window_splits == own.splits or not any(s.window for s in self.stages):
             return None
         return (
-            f"window_splits={own.window_splits} beside attention_splits={own.splits} can be "
+            f"window_splits={own.window_splits} with attention_splits={own.splits} can be "
             f"planned and simulated only; the engine runs window_splits={own.splits}"
         )
 

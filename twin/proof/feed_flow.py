@@ -123,8 +123,8 @@ def _shared_share(layer: LayerWalk, width: int) -> int:
 
 
 def _slice(layer: LayerWalk, width: int, pack: int, name: str, ranks: int) -> int:
-    """Columns of an expert on one of the ranks that divide it: whole groups of scales; beside
-    few-bit weights whole loads of `pack` columns, and on several ranks whole blocks of each format.
+    """Columns of an expert on one of the ranks that divide it: whole groups of scales; in
+    low-bit plans whole loads of `pack` columns, and on several ranks whole blocks of each format.
     """
     form = layer.weights[name].format
     high, wide = form.block

@@ -11,14 +11,14 @@ once.
 Assumed of an executor: a block's reads are performed before its publication can be seen, at
 whatever rank it is seen (release), and nothing after a successful poll is performed before it
 (acquire). Resets of a resident plan are performed before the block's publication of the next stage,
-those of the LM head before its own: a keeper reads them back while the block computes on. Other
-plans make theirs before the stage's own publication.
+those of the LM head before its own: a scheduler warp reads them back while the block computes on.
+Other plans make theirs before the stage's own publication.
 
-Sums of late parts (`Stage.late`) the block's keeper may make beside the block's other stages. It
-begins when the block's reads of the stage before have succeeded, and the block publishes in the
-stage behind only when the keeper is done: so resets and publications follow it as in the plan.
-Polls do not: the block begins them with what its own reads taught it (`polling`), without what the
-keeper learned.
+A block's scheduler warp may make sums of late parts (`Stage.late`) while the block goes on to other
+stages. It begins when the block's reads of the stage before have succeeded, and the block publishes
+in the stage behind only when the scheduler warp is done: so resets and publications follow it as in
+the plan. Polls do not: the block begins them with what its own reads taught it (`polling`), without
+what its scheduler warp learned.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _Machine:
     proof: Proof = field(default_factory=Proof)
     own: Times = field(init=False)
     foreign: Times = field(init=False)
-    # `own` without what sums of late parts add to it; None: no keeper makes any
+    # `own` without what sums of late parts add to it; None: no scheduler warp makes any
     polling: Times | None = field(init=False)
     on_entry: dict[int, list[Check]] = field(default_factory=lambda: defaultdict(list))
     after_reads: dict[int, list[Check]] = field(default_factory=lambda: defaultdict(list))

@@ -259,7 +259,7 @@ def _matrix(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
 
 
 def _lanes(plan: Plan) -> Iterator[Violation]:
-    """Beside few-bit weights all matrices of an input share its layout: a thread has as many
+    """Where weights are low-bit, all matrices of an input share its layout: a thread has as many
     elements of it in a row as one load brings of 8-bit weights."""
     coded = any(m.format is not None for stage in plan.stages for m in stage.matrices)
     routed = plan.routed
@@ -360,8 +360,8 @@ def _logits_buffer(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violati
     if plan.options.sampling is Sampling.FULL and max(sizes, default=0) > most:
         block = sizes.index(max(sizes))
         message = (
-            f"block {block} has {sizes[block]} of {matrix.rows} rows; its shelf has room for "
-            f"{most} logits, an even share"
+            f"block {block} has {sizes[block]} of {matrix.rows} rows; its logits buffer has "
+            f"room for {most}, an even share"
         )
         yield Violation("kernel", stage.name, message)
 
@@ -402,8 +402,8 @@ def _sample(plan: Plan, stage: Stage) -> Iterator[Violation]:
         yield Violation(
             "kernel",
             stage.name,
-            f"{elements} logits on {plan.blocks} blocks; a probe samples on one, whose shelf has "
-            f"room for {block_logits(plan)}",
+            f"{elements} logits on {plan.blocks} blocks; a probe samples on one, whose "
+            f"logits buffer has room for {block_logits(plan)}",
         )
     wanted = SUMMARY * plan.blocks
     if full and plan.spec and elements != wanted:
@@ -437,7 +437,7 @@ def _ring(plan: Plan) -> Iterator[Violation]:
 
 
 def _extra_bytes(plan: Plan, sizes: Mapping[str, int | float]) -> int:
-    """Bytes of a rank's arenas beside weights, caches and exchanged words: padding, counters,
+    """Bytes of a rank's arenas besides weights, caches and exchanged words: padding, counters,
     tables, what prompts and samplers need.
     """
     words = sum(buffer.elements * buffer.copies * buffer.parts for buffer in plan.buffers)

@@ -286,7 +286,7 @@ def _delta(layer: LayerWalk, kind: DeltaNet, reads: list[Need]) -> Value:
             layer.of_items(stage, made, projected),
             layer.of_items(stage, steering, steered),
         ]
-    # beside an item's outputs stands the sum of their squares, in a load of its own
+    # the sum of an item's outputs' squares stands next to them, in a load of its own
     out = layer.attention(stage, needs, rows + LOAD_WORDS)
     return layer.rows(StageKind.O_PROJ, [layer.all(out)], [(layer.walk.spec.hidden, "o")], cols=v)
 

@@ -96,7 +96,9 @@ def _examine(plan: Plan) -> tuple[list[Violation], int]:
     if found:
         return found, 0
     wrong = [*_outputs(plan), *check_data_flow(plan), *check_kernel(plan)]
-    if not wrong:  # then the plan can be laid out, and what a block needs on the chip is known
+    if (
+        not wrong
+    ):  # then the plan can be laid out, and the shared memory that a block needs is known
         wrong = check_layout(plan) or list(_chip_budget(plan))
     proof = prove_reuse(plan)
     return [

@@ -19,7 +19,7 @@ DECODED = {  # name -> bits, columns of a block; bytes of its scale, its zero po
         for zero in ("", "-zp")
         for scale in ("", "-fp16")
     },
-    # GGUF's, on CPUs: a block's scales and addends are all beside its codes
+    # GGUF's, on CPUs: a block's scales and addends all lie next to its codes
     "q4_0": (4, 32, 2, 0, 0),
     "q4_1": (4, 32, 4, 0, 0),
     "q5_0": (5, 32, 2, 0, 0),

@@ -251,9 +251,7 @@ class Walk:
             if stage.layer != plan.stages[stage.index - 1].layer:
                 self.say(stage, f"stands in layer {plan.stages[stage.index - 1].layer}")
             if stage.resets:
-                self.say(
-                    stage, "resets something, which a stage that runs beside the others must not do"
-                )
+                self.say(stage, "resets something, which a stage that overlaps others must not do")
 
     def _delay(self) -> int:
         delay = self.plan.options.delay

@@ -22,7 +22,7 @@ from twin.schedule.teams import VECTORS, Team
 REGISTER_PORTIONS, WHOLE_PORTIONS = 4, 2
 WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
 # before other weights, elements of a thread of a feed-forward's input: at most in registers and
-# gathered at once, beside experts at once, and under way together where it has more. Beside experts
+# gathered at once; the same with experts; under way together where it has more. With experts
 # 84 at once spilled 472 bytes, 112 412 and 144 1,240
 FFN_ELEMENTS, EXPERTS_AT_ONCE, FFN_UNDER_WAY = 112, 80, 32
 # between the first fours of all threads and their second ones, in shared memory: 16 banks

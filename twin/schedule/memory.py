@@ -271,7 +271,7 @@ def _contest_floats(plan: Plan) -> int:
 def _sampler_floats(plan: Plan, half: int) -> tuple[int, int]:
     """What the full sampler needs: of every block behind its head, and of the block that draws."""
     items, buckets = plan.ranks * plan.blocks, LEVEL_FLOATS * SAMPLE_BUCKETS
-    # a probe's logits lie on its shelf
+    # a probe's logits lie in its logits buffer
     rows = block_logits(plan) if plan.spec else 0
     held = SAMPLE_HELD + -(-SAMPLE_HELD // 2)  # and the share of each
     looked_at = max(PROBED_FLOATS + held, 2 * items)

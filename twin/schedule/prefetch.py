@@ -71,7 +71,7 @@ class Prefetch:
         return max(1, self.portions * self.team.groups * min(self.team.slices, self.team.teams))
 
     def tiles(self, matrix: Matrix) -> int:
-        """Tiles of a matrix that are taken, as `take_ahead` in cuda_core.cuh: each team those of
+        """Tiles of a matrix that are taken, as `prefetch` in cuda_core.cuh: each team those of
         its first row groups and slices.
         """
         at_once = rows_at_once(matrix, self.dtype)
@@ -86,7 +86,7 @@ class Prefetch:
         """Slots that a ring needs, so that every warp finds all that it takes before a stage's
         inputs are there.
 
-        `take_ahead` leaves the slices of a row group when it has the last of them: the first team
+        `prefetch` leaves the slices of a row group when it has the last of them: the first team
         holds its first slice until then, and no slot is free behind the ring's last. Of a tile of
         several pieces it keeps the slot until it multiplies, when it has taken some of them.
         """

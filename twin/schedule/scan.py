@@ -30,7 +30,7 @@ class CacheScan:
     tensor: bool  # do the tensor cores compare queries with cached keys?
     heads: int  # query heads for which a warp reads a cached key once
     # heads that all warps scan, those of several warps several times: as many partial results are
-    # on the chip
+    # in shared memory
     partials: int
     meetings: int  # how often the warps of a set add up what they found, before sets are merged
     # outputs of a query head that a thread merges at a time: those of a word, or of two where

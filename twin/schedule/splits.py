@@ -74,8 +74,8 @@ def attention(
     kv_replicas: int = 1,
     most: int | None = None,
 ) -> Attention:
-    """Splits of each KV head and the page capacity of each split. `most`: of splits that nobody
-    asked for.
+    """Splits of each KV head and the page capacity of each split. `most`: of splits that no option
+    sets.
     """
     pages, group = pages_of(options), heads // kv_heads
     wanted = -(-options.max_context // POSITIONS_PER_SPLIT)

@@ -35,8 +35,8 @@ class WarpSchedule:
 
     def parts_together(self, portions: int, *, coded: bool) -> int:
         """Of these parts, those behind the first one that a block looks at together, with so many
-        portions of a thread; 1: one after the other. `coded`: few-bit weights multiply them, beside
-        which steps spilled with any; 16-bit ones did with four portions.
+        portions of a thread; 1: one after the other. `coded`: low-bit weights multiply them.
+        Steps of such weights spilled with any; those of 16-bit weights did with four portions.
         """
         if not self.several_parts or coded or portions > MOST_TOGETHER:
             return 1

@@ -83,7 +83,7 @@ def test_a_tile_holds_every_bit_of_the_file_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OF))
-def test_made_up_weights_are_near_what_was_asked_for(name: str) -> None:
+def test_made_up_weights_are_near_the_given_ones(name: str) -> None:
     weights = np.random.default_rng(3).standard_normal((8, 512)).astype(np.float32)
     error = OF[name].quantise(weights).astype(np.float32) - weights
     steps = {4: 0.1, 5: 0.05, 6: 0.02, 8: 0.01}
