@@ -264,6 +264,59 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_eps": 1e-5,
         "tie_word_embeddings": True,
     },
+    "glm4-moe": {
+        "model_type": "glm4_moe",
+        **_SIZES,
+        "num_hidden_layers": 4,
+        "hidden_size": 72,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "intermediate_size": 160,
+        "moe_intermediate_size": 40,
+        "n_routed_experts": 9,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "glm4-moe-plain": {
+        "model_type": "glm4_moe",
+        **_SIZES,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": False,
+        "use_qk_norm": False,
+        "moe_intermediate_size": 48,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 2,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "minimax-m2": {
+        "model_type": "minimax_m2",
+        **_SIZES,
+        "hidden_size": 88,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rotary_dim": 8,
+        "intermediate_size": 40,
+        "num_local_experts": 9,
+        "num_experts_per_tok": 3,
+        "rms_norm_eps": 1e-6,
+    },
     "mixtral": {
         "model_type": "mixtral",
         **_SIZES,
@@ -344,7 +397,7 @@ def as_stored(table: Table) -> dict[str, Array]:
 
 def plans(config: dict[str, Any]) -> list[tuple[int, int, int, int, Sampling]]:
     """Those of PLANS that the family can have."""
-    together = from_config(config, "case").variant.whole_qk_norm
+    together = from_config(config, "case").whole_qk_norm
     return [options for options in PLANS if options[0] == 1 or not together]
 
 

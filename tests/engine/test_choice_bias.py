@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine.hf_cases import FAMILIES
 from tests.engine.small_engine import error, planned
 from tests.engine.test_convolution import convolved
 from twin.models.feeds import ExpertFeed, Scoring
+from twin.models.load import from_config
 from twin.plan.types import CollectiveKind, Common, Sampling
 from twin.proof.prove import prove
 from twin.reference.experts import chosen
@@ -29,8 +31,10 @@ FEED = ExpertFeed(experts=8, top_k=3, width=40, scoring=Scoring.SIGMOID, choice_
         (replace(FEED, experts=66, top_k=40), {}),  # in one, of more than a group takes
         (replace(FEED, renormalise=False, scaling=2.5), {"sampling": Sampling.FULL}),
         (FEED, {"gpus": 2, "common": Common.SHARDED, "collective": CollectiveKind.PUSH}),
+        (replace(FEED, shared_width=56, experts=9), {"blocks": 5}),
+        (replace(FEED, shared_width=48, shared_gate=True, experts=130), {}),
     ],
-    ids=("few", "groups", "many", "scaled", "two ranks"),
+    ids=("few", "groups", "many", "scaled", "two ranks", "shared", "gated"),
 )
 def test_logits_are_the_references(feed: ExpertFeed, more: dict[str, Any]) -> None:
     plan = planned(convolved(feed=feed), **more)
@@ -51,3 +55,19 @@ def test_the_bias_chooses_and_does_not_weigh() -> None:
 def test_biases_are_added_to_sigmoids_only() -> None:
     spec = convolved(feed=replace(FEED, scoring=Scoring.SOFTMAX))
     assert spec.runnable_reason() is not None
+
+
+def test_layers_whose_heads_are_normed_together_run_on_one_gpu_only() -> None:
+    spec = from_config(FAMILIES["minimax-m2"], "together")
+    assert planned(spec).simulation_only() is None
+    reason = planned(spec, gpus=2).simulation_only()
+    assert reason is not None
+    assert "2 ranks, which divide heads that are normed together" in reason
+
+
+def test_heads_normed_together_are_not_run_next_to_gated_outputs() -> None:
+    spec = from_config(FAMILIES["minimax-m2"], "gated")
+    layout = tuple(
+        replace(layer, mixer=replace(layer.mixer, output_gate=True)) for layer in spec.layout
+    )
+    assert replace(spec, layout=layout).runnable_reason() is not None

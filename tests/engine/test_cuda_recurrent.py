@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.engine import test_coded_experts, test_recurrent
+from tests.engine.hf_cases import FAMILIES
 from tests.engine.small_engine import TOKENS
 from tests.engine.test_convolution import convolved
 from tests.engine.test_cuda_codes import agree, checked
@@ -18,10 +19,10 @@ from tests.engine.test_cuda_engine import TOLERANCE, expected, gpu, weights_of
 from tests.engine.test_experts import SHARED, routed
 from tests.engine.test_recurrent import DELTA, recurrent
 from twin.engine.cuda import CudaEngine
-from twin.models.feeds import DenseFeed
+from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import format_named
 from twin.models.layers import Layer
-from twin.models.load import load_model
+from twin.models.load import from_config, load_model
 from twin.models.mixers import DeltaNet, GroupedAttention
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
@@ -146,6 +147,30 @@ def test_short_convolutions_of_the_published_width_match_the_reference() -> None
     layers = base.layout[1:3]  # a convolution, attention
     spec = replace(base, layers=2, windows=(0, 0), layout=layers, vocab=512)
     agree(checked(spec, blocks=132, slot_bytes=32768, **BF16))
+
+
+@pytest.mark.parametrize("name", ["glm4-moe", "glm4-moe-plain", "minimax-m2"])
+@pytest.mark.parametrize(
+    "chosen",
+    [{"blocks": 5}, {"blocks": 40, "slot_bytes": 512, "tile_rows": 4}, {"blocks": 20, **BF16}],
+    ids=("few", "many", "bf16"),
+)
+def test_sigmoid_routers_with_biases_match_the_reference(name: str, chosen: dict[str, Any]) -> None:
+    agree(checked(from_config(FAMILIES[name], name), **({"slot_bytes": 1024} | chosen)))
+
+
+@pytest.mark.parametrize("name", ["glm-4.5-air@fp8", "minimax-m2.7@nvfp4"])
+def test_sigmoid_routers_of_the_published_widths_match_the_reference(name: str) -> None:
+    """All 132 blocks, the first two layers, of whose experts there are fewer."""
+    base = load_model(name)
+    layers = tuple(
+        replace(layer, feed=replace(layer.feed, experts=16))
+        if isinstance(layer.feed, ExpertFeed)
+        else layer
+        for layer in base.layout[:2]
+    )
+    spec = replace(base, layers=2, windows=(0, 0), layout=layers, vocab=512)
+    agree(checked(spec, blocks=132, slot_bytes=18560, **BF16))
 
 
 def test_a_request_begins_with_empty_histories() -> None:

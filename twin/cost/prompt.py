@@ -126,6 +126,7 @@ class _Passes:
         self.kernel, self.hz = node.device.kernel, node.device.block.clock_hz.value
         assert plan.spec is not None
         self.variant = plan.spec.variant
+        self.whole_qk_norm = plan.spec.whole_qk_norm
         self.latency = _loaded(node.device.l2.latency_s, node.device.l2.loaded_latency_s, load)
         self.hop = _loaded(node.device.handoff.hop_s, node.device.handoff.loaded_hop_s, load)
         narrow = plan.options.weight_dtype is not DType.FP32
@@ -398,7 +399,7 @@ class _Passes:
         """For a warp's heads of a token, where all heads are normed as one vector: the squares of
         all of them.
         """
-        if not self.variant.whole_qk_norm:
+        if not self.whole_qk_norm:
             return 0.0
         return -(-own.heads * own.head_dim // (COPIED * WARP)) * self.latency
 

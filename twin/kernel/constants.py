@@ -127,7 +127,7 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
     if stage.kind is StageKind.ROUTE and kind is not None and kind.choice_bias:
         yield "choice_bias", kind.experts
     if stage.kind is StageKind.ATTENTION and plan.spec.qk_norm:
-        own, together = plan.kernel_attention(), plan.spec.variant.whole_qk_norm
+        own, together = plan.kernel_attention(), plan.spec.whole_qk_norm
         yield "q_norm", own.head_dim * (own.heads if together else 1)
         yield "k_norm", own.head_dim * (own.kv_heads if together else 1)
 

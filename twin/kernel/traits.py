@@ -118,7 +118,7 @@ def _family(spec: ModelSpec) -> dict[str, Constant]:
         "GATE": variant.activation,
         "NORMS_BEFORE": variant.norms.before,
         "NORMS_AFTER": variant.norms.after,
-        "QK_NORMED_TOGETHER": variant.whole_qk_norm,
+        "QK_NORMED_TOGETHER": spec.whole_qk_norm,
         "ROPE_BY_LAYER": len(spec.rotations) > 1,
         "EMBEDDING": variant.embedding,
         "SCORE": variant.score or 0.0,

@@ -144,6 +144,8 @@ def _routed(spec: ModelSpec, layer: int, names: Names) -> Iterator[tuple[str, Te
         shape = feed_shape(feed, spec.hidden, name)
         assert shape is not None
         yield name, Tensor(f"{called}.weight", shape)
+    if feed.choice_bias:
+        yield "choice_bias", Tensor(names.choice_bias, (feed.experts,))
 
 
 def matrix_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
@@ -173,7 +175,7 @@ def canonical_shape(spec: ModelSpec, name: str) -> tuple[int, ...]:
             return shape
     if leaf in ("q_norm", "k_norm"):
         whole = spec.q_size if leaf == "q_norm" else spec.kv_size
-        return (whole if spec.variant.whole_qk_norm else spec.head_dim,)
+        return (whole if spec.whole_qk_norm else spec.head_dim,)
     if leaf == "sinks":
         return (spec.heads,)
     if leaf.endswith("_bias") and leaf != "o_bias":

@@ -62,11 +62,12 @@ def _plain(mixer: object) -> GroupedAttention | None:
         qkv_bias=mixer.qkv_bias,
         o_bias=mixer.o_bias,
         qk_norm=mixer.qk_norm,
+        whole_qk_norm=mixer.whole_qk_norm,
         sinks=mixer.sinks,
         output_gate=mixer.output_gate,
     )
-    # no family has biases together with gates of the outputs
-    gated = mixer.output_gate and mixer.qkv_bias
+    # no family has biases, or norms of all heads together, next to gates of the outputs
+    gated = mixer.output_gate and (mixer.qkv_bias or mixer.whole_qk_norm)
     return replace(mixer, window=0) if mixer == known and not gated else None
 
 
@@ -92,9 +93,8 @@ def _feed_runs(feed: Feed) -> bool:
     # shared experts have the plain gate: no family gives them another
     shared = not feed.shared_gate if not feed.shared_width else _gate(feed) == _PLAIN_GATE
     chooses = feed.scoring in SCORINGS and 0 < feed.top_k <= feed.experts
-    # biases of the choice are added to sigmoids; no family that runs has shared experts, too
-    sigmoid = feed.scoring is Scoring.SIGMOID
-    added = not feed.choice_bias or (sigmoid and not feed.shared_width)
+    # scores without a scale of their own take no addition
+    added = feed.scoring is Scoring.SIGMOID or not feed.choice_bias
     return feed == known and shared and chooses and added
 
 
@@ -112,6 +112,7 @@ class Names:
     down: str
     shared: str = ""  # of all shared experts together
     shared_gate: str = ""  # the row that gates them
+    choice_bias: str = ""  # the whole name of the vector
 
     def alone(self, feed: ExpertFeed) -> dict[str, str]:
         """Canonical name -> name, of the router and the shared experts."""

@@ -1,15 +1,17 @@
 """GLM 4.5, 4.6 and 4.7 with experts: a few dense layers, then routed experts next to a shared one,
 whose choice has a bias of its own; half of each head is rotated.
 
-It is described, not run: no family that runs has biases of the choice next to shared experts. The
-draft layer (num_nextn_predict_layers) is no part of the model.
+The draft layer (num_nextn_predict_layers) is no part of the model.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from twin.models import decoder
 from twin.models.config import Config, rope, rotated
+from twin.models.decoder import Tensor
+from twin.models.experts import Names
 from twin.models.feeds import ExpertFeed, Scoring
 from twin.models.layered import check_experts, feed_of, grouped_heads, layered, layout
 from twin.models.mixers import GroupedAttention
@@ -18,6 +20,16 @@ from twin.models.spec import ModelSpec
 
 _THETA, _SHARE = 10000.0, 0.5  # class defaults
 _COUNT, _SAVED = "n_routed_experts", "num_local_experts"
+_NAMES = Names(
+    *("mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"),
+    shared="mlp.shared_experts",
+    choice_bias="mlp.gate.e_score_correction_bias",
+)
+
+
+def tensors(spec: ModelSpec) -> dict[str, Tensor]:
+    """Canonical name -> tensor of a checkpoint."""
+    return decoder.tensors(spec, _NAMES)
 
 
 def from_config(fields: Config) -> ModelSpec:

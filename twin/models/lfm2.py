@@ -165,6 +165,7 @@ def _feed(spec: ModelSpec, feed: Feed) -> dict[str, Tensor]:
         gate="w1",
         up="w3",
         down="w2",
+        choice_bias="feed_forward.expert_bias",
     )
     if isinstance(feed, DenseFeed):
         stored = {"gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2"}
@@ -178,7 +179,7 @@ def _feed(spec: ModelSpec, feed: Feed) -> dict[str, Tensor]:
         assert shape is not None
         found[name] = Tensor(f"{module}.weight", shape)
     if isinstance(feed, ExpertFeed) and feed.choice_bias:
-        found["choice_bias"] = Tensor("feed_forward.expert_bias", (feed.experts,))
+        found["choice_bias"] = Tensor(names.choice_bias, (feed.experts,))
     return found
 
 

@@ -1,15 +1,17 @@
 """MiniMax-M2: experts in every layer, whose choice has a bias of its own; all heads of q and of k
 are normed together, and a part of each is rotated.
 
-It is described, not run: the kernel norms all heads together in dense models only. Layers that
-predict further tokens (MTP) are no part of the model.
+Layers that predict further tokens (MTP) are no part of the model.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from twin.models import decoder
 from twin.models.config import Config, rope, rotated
+from twin.models.decoder import Tensor
+from twin.models.experts import Names
 from twin.models.feeds import ExpertFeed, Scoring
 from twin.models.layered import check_experts, feed_of, layered, layout
 from twin.models.mixers import GroupedAttention
@@ -17,6 +19,15 @@ from twin.models.modules import MIXTRAL
 from twin.models.spec import ModelSpec
 
 _THETA, _HEAD_DIM = 5000000.0, 128  # class defaults
+_NAMES = Names(
+    *("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"),
+    choice_bias="block_sparse_moe.e_score_correction_bias",
+)
+
+
+def tensors(spec: ModelSpec) -> dict[str, Tensor]:
+    """Canonical name -> tensor of a checkpoint."""
+    return decoder.tensors(spec, _NAMES)
 
 
 def from_config(fields: Config) -> ModelSpec:

@@ -135,7 +135,7 @@ class ModelSpec:
     windows: tuple[int, ...]  # per layer: attended positions including the newest, 0 for all
     tied: bool = False  # LM head shares the embedding table
     qkv_bias: bool = False
-    # RMSNorm on q and k before RoPE, over head_dim unless the variant says over all heads
+    # RMSNorm on q and k before RoPE, over head_dim unless `whole_qk_norm` says over all heads
     qk_norm: bool = False
     dtype: DType = DType.BF16
     lanes: Lanes | None = None
@@ -304,6 +304,11 @@ class ModelSpec:
 
     def _of_attention(self, what: str) -> bool:
         return bool(getattr(linear.attention_of(self.layout), what, False))
+
+    @property
+    def whole_qk_norm(self) -> bool:
+        """Are q and k normed over all heads together, not head by head?"""
+        return self.variant.whole_qk_norm or self._of_attention("whole_qk_norm")
 
     @property
     def output_gate(self) -> bool:

@@ -14,7 +14,7 @@ from twin.plan.builder import Builder
 from twin.plan.coding import coding_of
 from twin.plan.ranges import RANGES, check_least, pages_of
 from twin.plan.resets import with_resets
-from twin.plan.settle import as_stored, delay_of, settled, windows_of
+from twin.plan.settle import as_stored, delay_of, norms_divided, settled, windows_of
 from twin.plan.step import step
 from twin.plan.types import (
     Attention,
@@ -137,7 +137,7 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
             f"{spec.name}: {spec.vocab} tokens: their numbers travel as FP32, exact up to "
             f"{LARGEST_VOCABULARY}; use a smaller vocabulary"
         )
-    if ranks > 1 and spec.variant.whole_qk_norm:
+    if norms_divided(spec, options) and not spec.layout:
         raise PlanError(
             f"{spec.name}: q and k are normed over all heads, which {ranks} ranks would divide: "
             "use one GPU"

@@ -59,7 +59,12 @@ def on_kernel(spec: ModelSpec, options: Options) -> bool:
     default.
     """
     several = options.tokens > 1 or options.expert_ranks > 1 or options.residual is Residual.SLICED
-    return spec.runnable_reason() is None and not several
+    return spec.runnable_reason() is None and not several and not norms_divided(spec, options)
+
+
+def norms_divided(spec: ModelSpec, options: Options) -> bool:
+    """Would GPUs divide heads that are normed together? The kernel exchanges no squares."""
+    return spec.whole_qk_norm and options.gpus > 1
 
 
 def as_stored(spec: ModelSpec, options: Options) -> bool:

@@ -755,6 +755,11 @@ class Plan:
                 "residual=sliced can be planned and simulated only; the engine runs "
                 "residual=replicated"
             )
+        if self.spec and self.spec.whole_qk_norm and self.ranks > 1:
+            return (
+                f"{self.spec.name} on {self.ranks} ranks, which divide heads that are normed "
+                "together, can be planned and simulated only; the engine runs it on one GPU"
+            )
         stage = next((stage for stage in self.stages if not stage.has_code), None)
         if stage is None and (self.spec is None or self.attention is not None):
             return None

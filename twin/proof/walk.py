@@ -423,8 +423,8 @@ def _known(layer: Layer) -> bool:
     """
     mixer, feed = layer.mixer, layer.feed
     if isinstance(mixer, GroupedAttention):
-        odd = (mixer.whole_qk_norm, mixer.values_are_keys, mixer.output_gate and mixer.qkv_bias)
-        if any(odd):
+        added = mixer.qkv_bias or mixer.whole_qk_norm
+        if mixer.values_are_keys or (mixer.output_gate and added):
             return False
     elif isinstance(mixer, ShortConvolution):
         if mixer.conv < 2:  # it looks back
@@ -438,8 +438,7 @@ def _known(layer: Layer) -> bool:
     other = (feed.bias, feed.limit is not None, feed.gain != 1.0, feed.offset != 0.0)
     shared = not any(other) if feed.shared_width else not feed.shared_gate
     # the choice is by other numbers than the weights: by sigmoids and what is added to them
-    added = feed.scoring is Scoring.SIGMOID and not feed.shared_width
-    alone = feed.hashed or (feed.choice_bias and not added)
+    alone = feed.hashed or (feed.choice_bias and feed.scoring is not Scoring.SIGMOID)
     return plain and shared and not alone and 0 < feed.top_k <= feed.experts
 
 
@@ -457,8 +456,9 @@ def _cache(layer: Layer) -> tuple[object, ...]:
     """What all layers must have in common."""
     mixer = layer.mixer
     assert isinstance(mixer, GroupedAttention)
-    has = (mixer.qkv_bias, mixer.o_bias, mixer.qk_norm, mixer.sinks, mixer.output_gate)
-    return mixer.heads, mixer.kv_heads, mixer.head_dim, has
+    has = (mixer.qkv_bias, mixer.o_bias, mixer.sinks, mixer.output_gate)
+    normed = (mixer.qk_norm, mixer.whole_qk_norm)
+    return mixer.heads, mixer.kv_heads, mixer.head_dim, has, normed
 
 
 def first_hole(spans: set[Span] | tuple[Span, ...], needed: Span) -> int | None:

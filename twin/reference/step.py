@@ -394,7 +394,7 @@ class Reference:
         to the current position.
         """
         scales = self._qk_norms(stage)
-        if scales is not None and not self.spec.variant.whole_qk_norm:
+        if scales is not None and not self.spec.whole_qk_norm:
             x = rms_norm(x, scales[which], self.spec.norm_eps)
         cos, sin = self.turns[self.spec.rotation(stage.layer)]
         return rotate(x, cos[self.position], sin[self.position], self.spec.rope.style)
