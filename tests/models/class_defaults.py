@@ -82,38 +82,6 @@ _GEMMA4: dict[str, Any] = {
 }
 
 
-_GLM: dict[str, Any] = {
-    "model_type": "glm4_moe",
-    **{
-        key: value
-        for key, value in _LATENT.items()
-        if not key.endswith(("_rank", "_dim", "_func", "_method"))
-    },
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "use_qk_norm": True,
-    "partial_rotary_factor": 0.5,
-}
-_MINIMAX: dict[str, Any] = {
-    "model_type": "minimax_m2",
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rotary_dim": 8,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 3,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 5000000.0,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-}
-
-
 def _without(config: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in keys}
 
@@ -141,8 +109,6 @@ def cases() -> dict[str, dict[str, Any]]:
         "vision_config": {"num_hidden_layers": 2},
     }
     found["deepseek-v4"] = _without(v4, "quantization_config", "torch_dtype")
-    found["glm4-moe"] = _GLM
-    found["minimax-m2"] = _MINIMAX
     found["gemma4"] = _GEMMA4
     found["gemma4-separate-values"] = {**_GEMMA4, "attention_k_eq_v": False}
     found["gemma4-experts"] = {
