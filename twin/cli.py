@@ -35,6 +35,8 @@ COMMANDS = (
     "whatif",
     "diff",
     "fit-for",
+    "inverse",
+    "probe-plan",
     "explore",
     "project",
     "models",

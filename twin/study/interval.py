@@ -131,6 +131,13 @@ def _fitted(node: Node, draws: Draws) -> dict[str, Floats]:
     }
 
 
+def drawn_together(node: Node) -> frozenset[str]:
+    """Paths of the numbers that the bootstrap of the node's fits draws together: no one of them
+    becomes certain by itself.
+    """
+    return frozenset(_fitted(node, Draws(FEWEST)))
+
+
 def _together(node: str, draws: Draws) -> dict[str, Floats]:
     """Factors on the numbers of a node's fit, drawn together by its bootstrap: parts of a sum that
     probes know err oppositely.
