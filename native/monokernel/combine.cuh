@@ -18,8 +18,8 @@ __device__ __forceinline__ int first_looked_at(const Block& b, int each, int all
 }
 
 // What the sharers of the same columns found into each of them, in the order of their numbers.
-// Where they meet lie the partial sums of the stage before and of this one: barriers keep them
-// apart.
+// Where they meet lie the partial sums of the stage before and of this one: barriers separate
+// them.
 template <class Vector, int PACKS, int PACK>
 __device__ __forceinline__ void meet_sharers(Block& b, float (&most)[PACKS], float (&total)[PACKS],
                                              float (&sum)[PACKS][PACK]) {
@@ -68,9 +68,9 @@ __device__ __forceinline__ void meet_sharers(Block& b, float (&most)[PACKS], flo
 // proof rests on. One function: divided into loading, weighing and waiting it became other machine
 // code, on GPUs and CPUs.
 //
-// Of threads that hold the same columns each looks at its share of the splits, and they meet on the
-// chip. When all of them requested all splits, blocks waited for the few lines that every one of
-// them polled: 2 us longer where four teams have all of 512 columns.
+// Of threads that hold the same columns each looks at its share of the splits, and they meet in
+// shared memory. When all of them requested all splits, blocks waited for the few lines that every
+// one of them polled: 2 us longer where four teams have all of 512 columns.
 template <class Vector>
 __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage, Vector& x) {
   const Read& read = b.plan.reads_at(stage.first_read);
@@ -161,7 +161,7 @@ __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage,
         }
       }
     }
-    // Together again. Beside low-bit weights one that gave up has left.
+    // Together again. In plans with low-bit weights one that gave up has left.
     if constexpr (!CODED) b.core.warp_sync();
     if constexpr (SHARERS > 1) meet_sharers<Vector>(b, most, total, sum);
     TWIN_UNROLL

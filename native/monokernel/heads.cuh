@@ -74,7 +74,7 @@ struct Pairs {
 
   // From exchange memory or constants: requested at once, in the order of the program.
   __device__ __forceinline__ void load(const Block& b, const float* at) {
-    // one address, from which the others are a constant apart
+    // one address, to which the others add constants
     const float* const from = at + first(b, 0);
     const int next = b.core.warp_threads() * (b.plan.interleaved ? 2 : 1);
     TWIN_UNROLL

@@ -7,9 +7,9 @@
 
 namespace twin {
 
-// A block's shelf in the memory of its rank. Its readers find it filled once they see the block's
-// summary, so its words need no sentinel and no reset. Steps take two logits_buffers in turn: one is
-// filled again when all readers of the other have said so (docs/kernel.md).
+// A block's logits buffer in the memory of its rank. Its readers find it filled once they see the
+// block's summary, so its words need no sentinel and no reset. Steps take two buffers in turn: one
+// is filled again when all readers of the other have said so (docs/kernel.md).
 //   [FIRST] its first token
 //   [rows] logits, in the order of the vocabulary
 //   [BUCKETS][count, mass (2 words)] of all up to each bucket
@@ -36,8 +36,8 @@ __device__ TWIN_LARGE bool cuts(const Block& b) {
          wanted.margin < double(infinity());
 }
 
-// The block's logits as the sampler wants them, onto its shelf; what it publishes of them, in every
-// thread. Only thread 0 may publish it, and at once: the last barrier has ordered the shelf.
+// The block's logits as the sampler wants them, into its buffer; what it publishes of them, in each
+// thread. Only thread 0 may publish it, and at once: the last barrier has ordered the buffer.
 __device__ TWIN_LARGE Pack<SUMMARY> summarize(Block& b, const float* logit, int rows,
                                               int first) {
   const Request& wanted = b.launch.request;

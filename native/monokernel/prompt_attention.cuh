@@ -13,7 +13,7 @@ struct Tasks {
   int oldest;
 };
 
-// On the chip while a block attends; attention_bytes in twin/kernel/prompt.py counts the same.
+// In shared memory while a block attends; attention_bytes in twin/kernel/prompt.py counts the same.
 struct Attending {
   // bytes of a position's key and value; neighbours begin in other banks
   static constexpr int PITCH = 2 * ROW + 64;

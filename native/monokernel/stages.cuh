@@ -68,7 +68,7 @@ __device__ __forceinline__ bool publish_zeros(Block& b, const Output& out) {
   return true;
 }
 
-// What a full sampler's block makes of its logits. Whoever sees it finds the block's shelf filled.
+// What a full sampler's block makes of its logits. Whoever sees it finds the block's buffer filled.
 __device__ TWIN_LARGE bool publish_summary(Block& b, const Stage& stage, const Work& work,
                                                 int first) {
   b.core.barrier();  // the logits are there, and the sums' room is free

@@ -72,8 +72,8 @@ struct Side {
     return any;
   }
   __device__ __forceinline__ Pack<N> settle(int thread) {
-    // Two threads, `pitch`, hold a row each of a matrix of 2 x 2 elements, and leave with a column
-    // each. As a function of its own this made other machine code.
+    // Two threads, whose numbers differ by `mask`, hold a row each of a matrix of 2 x 2 elements,
+    // and leave with a column each. As a function of its own this made other machine code.
 #pragma unroll
     for (int mask = 1; mask < THREADS; mask *= 2) {
       const bool upper = thread & mask;
@@ -182,7 +182,7 @@ struct TeamLayout {
   // Threads that hold the same columns, one of each row group, share the work of combining them:
   // the number of a thread among its row group's.
   static constexpr int SHARERS = GROUPS, SHARING_THREADS = 32 * TEAM * (SLICES < TEAMS ? SLICES : TEAMS);
-  // Threads side by side hold elements so far apart, in whole slices of so many.
+  // The stride of elements of neighbouring threads, in whole slices of so many.
   static constexpr int SIDE_BY_SIDE = VECTOR, SIDE_WIDTH = TILE;
   __device__ static int sharing_thread(int me) {
     return slice(me, 0) * 32 * TEAM + me % (32 * TEAM);
@@ -612,7 +612,7 @@ struct Activation<FoursLayout<Team, COLS>, InRegisters<REACH>> : Elements<FoursL
       good = stall(source.part(0), late);
       if (!good) break;
     }
-    core.barrier();  // threads that were apart go on together
+    core.barrier();  // threads that have diverged go on together
 #pragma unroll
     for (int c = 0; c < PORTIONS; ++c)
 #pragma unroll

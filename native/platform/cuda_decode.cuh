@@ -91,7 +91,7 @@ struct Decoder {
           uint4{made[i], made[i + 1], made[i + 2], made[i + 3]};
   }
 
-  // This thread's share of a tile, one of `threads`; rows of `to` are `width` elements apart.
+  // This thread's share of a tile, one of `threads`; rows of `to` have a pitch of `width` elements.
   __device__ __forceinline__ static void tile(const u8* tile, int rows, int cols, u8* to,
                                               int width, int me, int threads) {
     const int units = cols / COLUMNS, count = (rows + PAIR - 1) / PAIR * units;

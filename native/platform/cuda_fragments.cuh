@@ -1,7 +1,7 @@
 // FP4 on the tensor cores: 16 rows of a tile times some of its columns, as integers (IMMA,
 // m16n8k32). An input is two signed bytes an element, high and low, in the block's shared memory.
 // Of the eight columns of a product's right side, two hold these of one group of the tile's columns
-// and zeros elsewhere: so a product keeps four groups apart, whose sums are scaled when all four
+// and zeros elsewhere: so a product keeps four groups separate, whose sums are scaled when all four
 // are complete. That is a chain: one product of 64 columns where a group has 16, two where it has
 // 32.
 //

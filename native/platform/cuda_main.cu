@@ -1,6 +1,6 @@
 // The device's entries: divide a block's shared memory and its warps, then run the monokernel's
-// steps, or, with TWIN_PASSES, a prompt's passes. The two are compiled apart: in one kernel the
-// passes' registers are spilled by steps, which took up to 9 % longer.
+// steps, or, with TWIN_PASSES, a prompt's passes. The two are compiled separately: in one kernel
+// the passes' registers are spilled by steps, which took up to 9 % longer.
 #include "../monokernel/kernel.cuh"
 #include "../monokernel/start.cuh"
 
@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
   if constexpr (Experts::ANY)
     if (threadIdx.x == 0) {
       no_choice<LOADERS>(launch.plan, reinterpret_cast<float*>(shared + Shared::scratch));
-      // did the passes end early? Asked by consumers, it cost registers: Mixtral's spilled 72 bytes
+      // did the passes end early? Read by consumers, it cost registers: Mixtral's spilled 72 bytes
       if (!PASSES && has_passes(launch.request)) progress.stop = load_host(launch.request.abort);
     }
   __syncthreads();

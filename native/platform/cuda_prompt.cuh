@@ -13,7 +13,7 @@ constexpr int GROUP_TOKENS = 64;  // of a warp group's product
 constexpr int WARP_GROUPS = CONSUMER_WARPS / 4;
 constexpr int PIECE_COLUMNS = 8;  // 16 bytes of 16-bit activations
 constexpr int STEP_COLUMNS = facts::PASS_STEP_COLUMNS;
-constexpr int STEP_BYTES = 2 * STEP_COLUMNS;  // of a row: what a descriptor twists
+constexpr int STEP_BYTES = 2 * STEP_COLUMNS;  // of a row: what a descriptor swizzles
 static_assert(STEP_BYTES == 128, "swizzled_rows: rows of 128 bytes");
 constexpr int MOST_STEPS = facts::PASS_MOST_STEPS;  // in shared memory
 constexpr int ALIGNED = 1024;                       // of eight swizzled rows
@@ -52,7 +52,7 @@ struct ChunkShared {
 };
 
 // The rows of the blocks that share a chunk, as they lie in their streams: row groups of the tile's
-// height, in each its column slices. On the chip, since sums take the registers.
+// height, in each its column slices. In shared memory, since sums take the registers.
 struct SharedRows {
   const u8* from;      // the first block's stream
   u32 next[MEMBERS];   // where the next stage begins in each block's, 16-byte units from there
@@ -154,9 +154,8 @@ struct Feeder {
   int here;        // tokens of the tile
   u32 slot;        // where it goes
   // [ROWS][CONSUMERS] where the thread's rows of its slice begin, 16-byte units; NONE: no such row.
-  // On the chip, since
+  // In shared memory, since sums take the registers.
   u32* begin;
-  // sums take the registers
 
   __device__ __forceinline__ Feeder(u8* chip, u32 slots, int me, int block)
       : rows(*reinterpret_cast<const SharedRows*>(chip + ChunkShared::rows)),

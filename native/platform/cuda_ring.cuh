@@ -16,7 +16,7 @@ constexpr u32 power_of_two(u32 least) {
 }
 
 // Tile n lies in slot n % SLOTS; barriers n % BARRIERS tell that it has arrived and that its team
-// is done with it. A parity tells two neighbouring phases apart, no more. When a warp looks for
+// is done with it. A parity distinguishes two neighbouring phases, no more. When a warp looks for
 // tile n, its team's tile before it in the stage has been taken, or all of the stage before have;
 // that tile is at most TURN back: two rounds of the teams, where the last portion is not of all
 // teams. Its loader copied it after the slots of all its tiles until then had been left, and after

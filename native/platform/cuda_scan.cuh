@@ -35,8 +35,8 @@ struct TileScan {
   static constexpr int POSITIONS = facts::TENSOR_POSITIONS;  // of a product
   static constexpr int STEPS = (HEAD_DIM + 15) / 16, HEADS = (WIDE ? 2 : 1) * facts::TENSOR_HEADS;
   static constexpr int PARTS = WIDE ? 2 : 1;  // products: of rounded queries and of what is lost
-  // On the chip at once, of a set. Those of 16 heads of 128 elements by four warps would be 33 KiB,
-  // two slots of a ring, so warps meet before.
+  // In shared memory at once, of a set. Those of 16 heads of 128 elements by four warps would be
+  // 33 KiB, two slots of a ring, so warps meet before.
   static constexpr int PARTIALS = WIDE ? facts::WIDE_PARTIALS : WARPS;
   static constexpr bool MEET = PARTIALS < WARPS;
   static_assert((WARPS & (WARPS - 1)) == 0, "twin/schedule/scan.py: warps take turns by a mask");
@@ -224,13 +224,13 @@ struct TileScan {
       return {outputs + row * HEAD_DIM, ends + 2 * row};
     }
     // Element d of a set's head. Threads of a warp that put the same elements of four heads do so
-    // into four groups of banks; where rows were apart by two banks, each store took four turns.
+    // into four groups of banks; when rows had a pitch of two banks, each store took four turns.
     __device__ __forceinline__ static int place(int head, int d) {
       return head * HEAD_DIM + (d ^ ((WIDE ? head / 2 : head) & 3) << 3);
     }
   };
   // Where a thread's elements thread / 4 + 8 * i of a head lie: of four neighbours each has an
-  // address, from which those of further fours are a constant apart.
+  // address, to which those of further fours add constants.
   struct Places {
     float* first[4];
 

@@ -18,7 +18,7 @@ __forceinline__ void deinterleave(const float* x, vfloat& even, vfloat& odd) {
 }
 
 // R rows of a tile times x. A word of two BF16 values is split by a shift and a mask, which costs
-// less than widening each: 32 columns at a time, even and odd ones apart.
+// less than widening each: 32 columns at a time, even and odd ones separately.
 template <int R>
 __forceinline__ void dot_rows(const u8* w, int cols, const float* x, float* sums, u64 ahead) {
   constexpr int SIZE = type_bytes(WEIGHT), STEP = WEIGHT == Type::BF16 ? 2 * VECTOR : VECTOR;

@@ -168,7 +168,7 @@ inline Int wait_for_request(State& s, Int b, Int place) {
 
 // Waits for the stage's first slots before its reads, and frees them: what they hold lies in
 // registers then. A fence comes before the last of a row group.
-inline Int take_ahead(State& s, Int b) {
+inline Int prefetch(State& s, Int b) {
   const Int now = s.machine->now, leave = s.machine->leave;
   Block& block = s.blocks[b];
   const Work& work = work_of(s, block);
@@ -450,7 +450,7 @@ inline void advance(State& s, Int b) {
       case ENTER: place = enter(s, b); break;
       case AT_BORDER: place = pass_border(s, b); break;
       case ENTERED: place = begin(s, b); break;
-      case TAKE: place = take_ahead(s, b); break;
+      case TAKE: place = prefetch(s, b); break;
       case LEAVE_AHEAD: place = leave_ahead(s, b); break;
       case READ: place = read(s, b); break;
       case AT_READ: place = see_read(s, b); break;
