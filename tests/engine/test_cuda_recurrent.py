@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine import test_coded_experts, test_recurrent
+from tests.engine import test_choice_bias, test_coded_experts, test_recurrent
 from tests.engine.hf_cases import FAMILIES
 from tests.engine.small_engine import TOKENS
 from tests.engine.test_convolution import convolved
@@ -171,6 +171,22 @@ def test_sigmoid_routers_of_the_published_widths_match_the_reference(name: str) 
     )
     spec = replace(base, layers=2, windows=(0, 0), layout=layers, vocab=512)
     agree(checked(spec, blocks=132, slot_bytes=18560, **BF16))
+
+
+@pytest.mark.parametrize(
+    ("feed", "chosen"),
+    [
+        ({}, {"blocks": 5}),
+        ({"experts": 135, "top_k": 5}, {"blocks": 40}),
+        ({"experts": 256, "top_k": 8, "scaling": 2.5}, {"blocks": 40, **BF16}),
+    ],
+    ids=("few", "groups", "many"),
+)
+def test_a_bias_of_the_choice_matches_the_reference(
+    feed: dict[str, Any], chosen: dict[str, Any]
+) -> None:
+    spec = convolved(feed=replace(test_choice_bias.FEED, **feed))
+    agree(checked(spec, slot_bytes=1024, **chosen))
 
 
 def test_a_request_begins_with_empty_histories() -> None:
