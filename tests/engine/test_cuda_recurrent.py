@@ -146,7 +146,7 @@ def test_short_convolutions_of_the_published_width_match_the_reference() -> None
     base = load_model("lfm2.5-1.2b")
     layers = base.layout[1:3]  # a convolution, attention
     spec = replace(base, layers=2, windows=(0, 0), layout=layers, vocab=512)
-    agree(checked(spec, blocks=132, slot_bytes=32768, **BF16))
+    agree(checked(spec, blocks=132, slot_bytes=16384, **BF16))
 
 
 @pytest.mark.parametrize("name", ["glm4-moe", "glm4-moe-plain", "minimax-m2"])
