@@ -13,16 +13,16 @@ __device__ __forceinline__ constexpr bool routed(int kind) {
 // A token's experts, in the order of their scores: from ROUTE until ROUTED_DOWN is over, in the
 // block's scratch.
 struct Choice {
-  int* expert;    // [TOP_K]
-  float* weight;  // [TOP_K]
+  int* expert;    // [VISITED]
+  float* weight;  // [VISITED]
   // choices so far, for loaders; behind it how many of them each loader has requested
   u32* made;
 };
 
 __device__ __forceinline__ Choice choice_of(const Plan& plan, float* scratch) {
   float* at = scratch + plan.choice;
-  return {reinterpret_cast<int*>(at), at + Experts::TOP_K,
-          reinterpret_cast<u32*>(at + 2 * Experts::TOP_K)};
+  return {reinterpret_cast<int*>(at), at + Experts::VISITED,
+          reinterpret_cast<u32*>(at + 2 * Experts::VISITED)};
 }
 
 // NaN has no order. It comes first and makes all weights NaN, which the end of the step reports: a
@@ -103,6 +103,11 @@ __device__ __forceinline__ float weight_of(const float* logits, const Choice& ch
   }
   const float score = score_of(logits[choice.expert[place]], most);
   return (Experts::NORMALISED || !Experts::SIGMOID ? score / total : score) * Experts::SCALING;
+}
+
+// What the shared experts' rows are multiplied by: the sigmoid of the logit behind the router's.
+__device__ __forceinline__ float shared_gate(const float* logits) {
+  return NonRouted::GATED ? 1.0f / (1.0f + exp32(-logits[Experts::COUNT])) : 1.0f;
 }
 
 // What a block keeps of the shared experts from ROUTE on until ROUTED_DOWN is over, behind its

@@ -27,6 +27,8 @@ struct ChosenBy {
 
 // The block's choice from its logits, which lie in the scratch; behind them is room for keys.
 __device__ __forceinline__ void choose(Block& b, const Choice& choice, const ChosenBy& by) {
+  TWIN_EACH(i, Experts::VISITED - Experts::TOP_K)
+    choice.expert[Experts::TOP_K + i] = Experts::COUNT + i;
   if constexpr (Contest::DIVIDED) {
     constexpr int EACH = Contest::EACH, COUNT = Experts::COUNT, TOP_K = Experts::TOP_K,
                   FINAL = Contest::FINAL;
@@ -78,10 +80,12 @@ __device__ __forceinline__ bool route(Block& b, int index, const Stage& stage) {
     choose(b, choice, by);
     b.core.barrier();
     b.core.chosen(choice.made);
-    if constexpr (NonRouted::GATED)
-      if (b.core.thread() == 0)
-        kept_of(b.plan, b.scratch)[0] = 1.0f / (1.0f + exp32(-b.scratch[Experts::COUNT]));
-    TWIN_EACH(i, Experts::TOP_K) choice.weight[i] = weight_of(b.scratch, choice, i);
+    if constexpr (NonRouted::SHARED && NonRouted::GATED)
+      if (b.core.thread() == 0) kept_of(b.plan, b.scratch)[0] = shared_gate(b.scratch);
+    TWIN_EACH(i, Experts::VISITED)
+      choice.weight[i] = Experts::VISITED == Experts::TOP_K || i < Experts::TOP_K
+                             ? weight_of(b.scratch, choice, i)
+                             : shared_gate(b.scratch);
     b.core.barrier();
     return true;
   }

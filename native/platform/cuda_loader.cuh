@@ -75,10 +75,10 @@ struct ExpertStream {
   // Waits for the choice of the next layer, or of the same once more.
   __device__ __forceinline__ bool chosen(bool next) const {
     // layers whose experts were requested
-    const int mine = 2 * Experts::TOP_K + 1 + int(threadIdx.x / 32 - LOADER_WARP);
+    const int mine = 2 * Experts::VISITED + 1 + int(threadIdx.x / 32 - LOADER_WARP);
     const u32 wanted = look(mine) + u32(next);
     if (next) asm volatile("st.shared.u32 [%0], %1;" ::"r"(word(mine)), "r"(wanted) : "memory");
-    while (look(2 * Experts::TOP_K) < wanted)
+    while (look(2 * Experts::VISITED) < wanted)
       if (barrier_seen(loader.left, 0)) return false;
     return true;
   }

@@ -16,7 +16,7 @@ from tests.engine.small_engine import TOKENS
 from tests.engine.test_convolution import convolved
 from tests.engine.test_cuda_codes import agree, checked
 from tests.engine.test_cuda_engine import TOLERANCE, expected, gpu, weights_of
-from tests.engine.test_experts import SHARED, routed
+from tests.engine.test_experts import MANY, SHARED, routed
 from tests.engine.test_recurrent import DELTA, recurrent
 from twin.engine.cuda import CudaEngine
 from twin.models.feeds import DenseFeed, ExpertFeed
@@ -43,13 +43,18 @@ BF16 = {"weight_dtype": DType.BF16, "kv_dtype": DType.BF16}
         (routed(SHARED), {"handoff": HandOffKind.COUNTER, "sampling": Sampling.FULL}),
         (routed(SHARED), {"handoff": HandOffKind.GRID, **BF16}),
         (routed(replace(SHARED, shared_gate=False, shared_width=264)), {}),
+        (routed(replace(SHARED, shared_width=40)), {"blocks": 5}),
+        (routed(replace(MANY, shared_width=80)), {"blocks": 40, **BF16}),
         (routed(dense=(1,)), {}),
         (routed(replace(SHARED, shared_width=64), dense=(0, 2)), {"blocks": 11, **BF16}),
         (routed(replace(SHARED, experts=135, top_k=5)), {"blocks": 40}),
         (routed(replace(SHARED, experts=512, top_k=10)), {"blocks": 40}),
         (routed(replace(SHARED, experts=128, top_k=8)), {"blocks": 40}),
     ],
-    ids=("few", "many", "counter", "grid", "ungated", "dense", "both", "135", "512", "128"),
+    ids=(
+        *("few", "many", "counter", "grid", "ungated", "chosen", "two chosen"),
+        *("dense", "both", "135", "512", "128"),
+    ),
 )
 def test_shared_experts_and_dense_layers_match_the_reference(
     spec: ModelSpec, chosen: dict[str, Any]

@@ -50,6 +50,7 @@ from twin.schedule.plans import build
 
 FEED = ExpertFeed(experts=6, top_k=3, width=40)
 SHARED = replace(FEED, shared_width=96, shared_gate=True)
+MANY = replace(FEED, experts=135, top_k=5)  # compared in groups of 46, 46 and 43
 
 
 def routed(feed: ExpertFeed = FEED, *, dense: tuple[int, ...] = ()) -> ModelSpec:
@@ -189,6 +190,55 @@ def test_shared_experts_give_the_same_bits_in_every_run_and_the_references_token
     assert made[0] == made[1] == made[2] == Reference(plan, weights).generate(TOKENS[:5], 10)
 
 
+class Widened:
+    """Shared experts with more columns, which are zeros and change no number."""
+
+    def __init__(self, spec: ModelSpec, more: int) -> None:
+        self.spec, self.dtype, self.more = spec, DType.FP32, more
+        self.random = random_weights(spec, SEED, DType.FP32)
+
+    def __getitem__(self, name: str) -> Array:
+        made, leaf = self.random[name], name.rpartition(".")[2]
+        if leaf in ("shared_gate", "shared_up"):
+            return np.pad(made, ((0, self.more), (0, 0)))
+        return np.pad(made, ((0, 0), (0, self.more))) if leaf == "shared_down" else made
+
+
+@pytest.mark.parametrize(
+    ("feed", "more"),
+    [
+        (replace(SHARED, shared_width=40), {"blocks": 5}),
+        (replace(SHARED, shared_width=80), {"gpus": 2, "blocks": 3}),
+        (replace(MANY, shared_width=80, scoring=Scoring.SIGMOID, scaling=2.5), {"blocks": 7}),
+    ],
+    ids=("one", "two on two ranks", "two without a gate"),
+)
+def test_shared_experts_like_routed_ones_are_chosen_by_every_token(
+    feed: ExpertFeed, more: dict[str, Any]
+) -> None:
+    """Their numbers are those of the stages that other shared experts have."""
+    spec, wide = routed(feed), routed(replace(feed, shared_width=feed.shared_width + 8))
+    plan, other = planned(spec, **more), planned(wide, **more)
+    prove(plan)
+    kinds = [{stage.kind for stage in one.stages} for one in (plan, other)]
+    assert [StageKind.SHARED_UP in seen for seen in kinds] == [False, True]
+    reference = Reference(other, Widened(spec, 8))
+    separate = np.stack([reference.step(token).copy() for token in TOKENS])
+    with engine(plan) as running:
+        assert np.abs(running.logits(TOKENS) - separate).max() < 1e-5 * np.abs(separate).max()
+
+
+def test_a_shared_expert_that_is_not_chosen_is_refused() -> None:
+    plan = planned(routed(replace(SHARED, shared_width=40)), blocks=3)
+    for kind in (StageKind.ROUTED_UP, StageKind.ROUTED_DOWN):
+        stage = next(s for s in plan.stages if s.kind is kind)
+        assert stage.routed is not None
+        without = replace(stage, routed=replace(stage.routed, top_k=3, most=3, always=0))
+        stages = tuple(without if s.index == stage.index else s for s in plan.stages)
+        found = [str(one) for one in violations(replace(plan, stages=stages))]
+        assert any("its experts are" in one for one in found), found
+
+
 @pytest.mark.parametrize("name", ["shared_up", "shared_down", "shared_expert_gate"])
 def test_a_wrong_shared_weight_is_noticed(name: str) -> None:
     class Turned:
@@ -276,9 +326,6 @@ class Tied:
         tied = np.zeros_like(made)
         tied[self.other] = made[self.other] * self.factor
         return tied
-
-
-MANY = replace(FEED, experts=135, top_k=5)  # compared in groups of 46, 46 and 43
 
 
 @pytest.mark.few(3)

@@ -14,7 +14,7 @@ from twin.models.codes import CODES
 from twin.models.feeds import ExpertFeed, Scoring
 from twin.models.spec import ModelSpec
 from twin.models.variant import Activation
-from twin.plan.types import Matrix, Plan, StageKind
+from twin.plan.types import Plan, Stage, StageKind
 
 Constant = bool | int | float | Activation
 # struct -> member -> (value where the plan has nothing of the kind, what it is)
@@ -41,7 +41,8 @@ TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
     "Experts": {
         "ANY": (False, "there are routed experts"),
         "COUNT": (1, "of a layer"),
-        "TOP_K": (1, "of a token"),
+        "TOP_K": (1, "of a token, by the router,"),
+        "VISITED": (1, "and shared ones behind them, which are numbered behind the routed ones"),
         "WIDTH": (1, "columns of one's down projection"),
         "SIGMOID": (False, "scores are sigmoids of the logits, else their softmax"),
         "NORMALISED": (True, "the chosen weights sum to one,"),
@@ -50,7 +51,7 @@ TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
     },
     "NonRouted": {  # what stands next to routed experts
         "SHARED": (False, "experts that every token visits,"),
-        "GATED": (False, "times the sigmoid of a logit behind the router's"),
+        "GATED": (False, "or VISITED ones, times the sigmoid of a logit behind the router's"),
         "DENSE": (False, "layers without experts"),
     },
     "Delta": {  # Gated DeltaNet
@@ -81,10 +82,10 @@ def traits(plan: Plan) -> dict[str, dict[str, Constant]]:
         found["Outgoing"] = {"GATED": spec.output_gate and plan.attention is not None}
     if spec and routed:
         found["Additions"] = _additions(spec, routed)
-        down = next(s.matrix for s in plan.stages if s.matrix and s.kind is StageKind.ROUTED_DOWN)
+        down = next(s for s in plan.stages if s.kind is StageKind.ROUTED_DOWN)
         found["Experts"] = _experts(routed, down)
         found["NonRouted"] = {
-            "SHARED": routed.shared_width > 0,
+            "SHARED": any(stage.kind is StageKind.SHARED_UP for stage in plan.stages),
             "GATED": routed.shared_gate,
             "DENSE": any(stage.kind is StageKind.DOWN for stage in plan.stages),
         }
@@ -138,12 +139,15 @@ def _additions(spec: ModelSpec, kind: ExpertFeed) -> dict[str, Constant]:
     }
 
 
-def _experts(kind: ExpertFeed, down: Matrix) -> dict[str, Constant]:
+def _experts(kind: ExpertFeed, down: Stage) -> dict[str, Constant]:
+    assert down.matrix is not None
+    assert down.routed is not None
     return {
         "ANY": True,
         "COUNT": kind.experts,
         "TOP_K": kind.top_k,
-        "WIDTH": down.cols,
+        "VISITED": down.routed.top_k,
+        "WIDTH": down.matrix.cols,
         "SIGMOID": kind.scoring is Scoring.SIGMOID,
         "NORMALISED": kind.renormalise,
         "SCALING": kind.scaling,

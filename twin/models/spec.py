@@ -10,7 +10,7 @@ from functools import lru_cache
 from twin.frozen import frozen
 from twin.models import experts, linear
 from twin.models.feeds import DenseFeed, ExpertFeed
-from twin.models.formats import DECODED, PLAIN, Format, Formats, Role, format_named
+from twin.models.formats import DECODED, PLAIN, WHOLE_ROW, Format, Formats, Role, format_named
 from twin.models.layers import HyperConnections, Layer
 from twin.models.mixers import (
     CompressedAttention,
@@ -198,6 +198,25 @@ class ModelSpec:
         if not formats.layers:
             return found
         return tuple(replace(w, format=formats.in_layer(index, w.name) or w.format) for w in found)
+
+    @property
+    def shared_like_routed(self) -> int:
+        """Shared experts that are routed ones but for every token's visit: of their width, and
+        stored like them in all layers. 0: none, or others.
+        """
+        feed = self.experts
+        if feed is None or not feed.shared_width or feed.shared_width % feed.width:
+            return 0
+        for layer in range(self.layers):
+            form = {weight.name: weight.format for weight in self.layer_weights(layer)}
+            halves = ("gate", "up", "down") if "shared_up" in form else ()
+            if any(form[half] != form[f"shared_{half}"] for half in halves):
+                return 0
+            # one's rows and columns are cut out of those of all
+            sides = {side for half in halves for side in form[half].block} - {0, WHOLE_ROW}
+            if feed.shared_width > feed.width and any(feed.width % side for side in sides):
+                return 0
+        return feed.shared_width // feed.width
 
     def end_weights(self) -> tuple[Weight, ...]:
         """What follows the last layer: the collapse of hyper-connections, the LM head."""

@@ -56,8 +56,8 @@ def _experts(
 ) -> Value:
     """router; shared up; route; routed up; shared down; routed down.
 
-    The shared experts' stages stand where a block would otherwise wait: for the logits, and for
-    what the chosen experts' rows make.
+    Shared experts that are like routed ones are chosen by every token. Others' stages stand where a
+    block would otherwise wait: for the logits, and for what the chosen experts' rows make.
     """
     logits = b.rows(
         StageKind.ROUTER,
@@ -68,7 +68,9 @@ def _experts(
         operations=("add_norm", "router", "top_k"),
         pushed=pushes_common(b),
     )
-    shared = _shared_up(b, layer, kind, weights) if kind.shared_width else None
+    shared = None
+    if kind.shared_width and not _always(b):
+        shared = _shared_up(b, layer, kind, weights)
     gate = len(b.stages)
     b.stage(
         StageKind.ROUTE,
@@ -130,9 +132,20 @@ def _shared_down(b: Builder, layer: int, down: Weight, act: Value) -> None:
     )
 
 
+def _always(b: Builder) -> int:
+    """Shared experts that the kernel multiplies as chosen ones."""
+    return b.spec.shared_like_routed if b.attention else 0
+
+
 def _routed(b: Builder, kind: ExpertFeed) -> Routed:
-    held, tokens = kind.experts // b.options.expert_ranks, b.options.tokens
-    return Routed(held, min(held, tokens * kind.top_k), kind.experts, kind.top_k)
+    held, tokens, always = kind.experts // b.options.expert_ranks, b.options.tokens, _always(b)
+    return Routed(
+        experts=held + always,
+        most=min(held, tokens * kind.top_k) + always,
+        total=kind.experts + always,
+        top_k=kind.top_k + always,
+        always=always,
+    )
 
 
 def _routed_up(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate: int) -> Value:

@@ -201,33 +201,48 @@ def _named(weights: Weights, code: Code | BlockCode, name: str) -> Encoded:
 def expert_matrix(
     plan: Plan, stage: Stage, rank: int, weights: Weights, expert: int
 ) -> Array | Encoded:
-    """[rows, cols] of one expert of a routed stage on this rank. Ranks divide its width; what is
-    beyond it is zero.
+    """[rows, cols] of one expert of a routed stage on this rank; behind the routed ones come shared
+    ones that every token visits. Ranks divide its width; what is beyond it is zero.
     """
-    matrix, name = stage.matrix, f"layers.{stage.layer}.experts.{expert}"
+    matrix, routed, feed = stage.matrix, stage.routed, weights.spec.experts
     assert matrix is not None
-    assert stage.routed is not None
+    assert routed is not None
+    assert feed is not None
+    shared = expert - (routed.experts - routed.always)
+    name, own = f"layers.{stage.layer}.experts.{expert}.", slice(None)
+    if shared >= 0:
+        name, own = f"layers.{stage.layer}.shared_", _nth(shared, feed.width)
     if matrix.format is not None:
-        return _coded_expert(stage, matrix, rank, weights, name)
+        return _coded_expert(stage, matrix, rank, weights, name, own)
     if stage.kind is StageKind.ROUTED_DOWN:
-        columns = padded(weights[f"{name}.down"].T, rank * matrix.cols, matrix.cols)
+        columns = padded(weights[f"{name}down"][:, own].T, rank * matrix.cols, matrix.cols)
         return columns.T
     width = matrix.rows // matrix.unit
     pair = np.stack(
-        [padded(weights[f"{name}.{half}"], rank * width, width) for half in ("gate", "up")], axis=1
+        [padded(weights[f"{name}{half}"][own], rank * width, width) for half in ("gate", "up")],
+        axis=1,
     )
     return pair.reshape(matrix.rows, matrix.cols)
 
 
-def _coded_expert(stage: Stage, matrix: Matrix, rank: int, weights: Weights, name: str) -> Encoded:
+def _nth(at: int, width: int) -> slice:
+    return slice(at * width, (at + 1) * width)
+
+
+def _coded_expert(
+    stage: Stage, matrix: Matrix, rank: int, weights: Weights, name: str, own: slice
+) -> Encoded:
+    """`own`: of the rows of gate and up, and of the columns of down, the expert's."""
     assert matrix.format is not None
     code, width, first = code_of(matrix.format), matrix.rows // matrix.unit, rank * matrix.cols
     if stage.kind is StageKind.ROUTED_DOWN:
-        down = _named(weights, code, f"{name}.down")
+        down = _named(weights, code, f"{name}down")
+        if own.stop is not None:
+            down = down.columns(own.start, own.stop)
         return _within(down, (0, matrix.rows), (first, first + matrix.cols))
-    own = (rank * width, (rank + 1) * width)
-    halves = [_named(weights, code, f"{name}.{half}") for half in ("gate", "up")]
-    return paired(*(_within(half, own, (0, matrix.cols)) for half in halves))
+    of_rank = (rank * width, (rank + 1) * width)
+    halves = [_named(weights, code, f"{name}{half}").rows(own) for half in ("gate", "up")]
+    return paired(*(_within(half, of_rank, (0, matrix.cols)) for half in halves))
 
 
 def _within(stored: Encoded, rows: Span, cols: Span) -> Encoded:

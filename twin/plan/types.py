@@ -269,6 +269,7 @@ class Routed:
     most: int  # of them used in one step
     total: int  # of the layer
     top_k: int  # per token
+    always: int = 0  # of these the last, which every token visits: shared ones
 
 
 @frozen(kw_only=True)

@@ -38,8 +38,8 @@ def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> Value:
             *([(layer.common(1), "shared_expert_gate")] if gates else []),
         ]
     logits = layer.rows(StageKind.ROUTER, reads, scored, common=True)
-    act = None
-    if kind.shared_width:
+    act, always = None, _always(layer, kind)
+    if kind.shared_width and not always:
         shared = _shared_share(layer, kind.shared_width)
         act = layer.rows(StageKind.SHARED_UP, [], [(shared, "shared_up")], unit=2)
     route = walk.peek(StageKind.ROUTE, layer.index)
@@ -91,7 +91,7 @@ def _shares_of_chosen(
     """
     blocks, options = layer.plan.blocks, layer.options
     held = kind.experts // options.expert_ranks
-    rows = min(held, options.tokens * kind.top_k) * width
+    rows = (min(held, options.tokens * kind.top_k) + _always(layer, kind)) * width
     if options.tokens == 1 and options.expert_ranks == 1:
         whole = matrix.tile_rows // 2 if matrix is not None and matrix.pack else 1
         ends = [rows // whole * at // blocks * whole for at in range(blocks + 1)]
@@ -104,14 +104,36 @@ def _chosen(layer: LayerWalk, stage: Stage, kind: ExpertFeed, known: int) -> Non
     """A routed stage's weights may be fetched behind the stage at which the routing is known,
     not before.
     """
-    held = kind.experts // layer.options.expert_ranks
-    routed = Routed(held, min(held, layer.options.tokens * kind.top_k), kind.experts, kind.top_k)
+    held, always = kind.experts // layer.options.expert_ranks, _always(layer, kind)
+    most = min(held, layer.options.tokens * kind.top_k)
+    routed = Routed(
+        held + always, most + always, kind.experts + always, kind.top_k + always, always
+    )
     if stage.routed != routed:
         layer.walk.say(stage, f"its experts are {stage.routed}, the model has {routed}")
     if stage.gate is None or stage.gate < known:
         layer.walk.say(
             stage, f"fetches experts behind stage {stage.gate}; they are known behind {known}"
         )
+
+
+def _always(layer: LayerWalk, kind: ExpertFeed) -> int:
+    """Shared experts that every token chooses: an engine's, of a routed one's width and formats in
+    all layers, whose blocks of scales do not cross from one to the next.
+    """
+    if layer.plan.attention is None or not kind.shared_width or kind.shared_width % kind.width:
+        return 0
+    count, spec = kind.shared_width // kind.width, layer.walk.spec
+    for at in range(spec.layers):
+        if not isinstance(spec.layer(at).feed, ExpertFeed):
+            continue
+        forms = {weight.name: weight.format for weight in spec.layer_weights(at)}
+        for name in ("gate", "up", "down"):
+            form = forms[name]
+            cut = [side for side in form.block if side not in (0, WHOLE_ROW) and kind.width % side]
+            if form != forms[f"shared_{name}"] or (count > 1 and cut):
+                return 0
+    return count
 
 
 def _shared_share(layer: LayerWalk, width: int) -> int:

@@ -33,12 +33,13 @@ class Experts:
 
     def __init__(self, plan: Plan, weights: Weights, dtype: type[np.floating[Any]]) -> None:
         self.plan, self.weights, self.dtype = plan, weights, dtype
+        self.always = max((s.routed.always for s in plan.stages if s.routed), default=0)
         self._matrices: OrderedDict[tuple[int, int, int], Array] = OrderedDict()
         self._biases: dict[tuple[int, int], Array | None] = {}
 
     def choose(self, stage: Stage, logits: Array) -> Choices:
         """From [n, parts, elements]: ranks that divide a router publish their experts' logits in
-        rank order.
+        rank order. Shared experts that every token visits come behind the router's.
         """
         assert self.plan.spec is not None
         kind = self.plan.spec.experts
@@ -46,7 +47,14 @@ class Experts:
         bias = None
         if kind.choice_bias:
             bias = self.weights[f"layers.{stage.layer}.choice_bias"].astype(self.dtype)
-        return tuple(chosen(kind, seen.reshape(-1)[: kind.experts], bias) for seen in logits)
+        made = [chosen(kind, seen.reshape(-1)[: kind.experts], bias) for seen in logits]
+        if not self.always:
+            return tuple(made)
+        shared = tuple(range(kind.experts, kind.experts + self.always))
+        return tuple(
+            Choice((*one.experts, *shared), np.append(one.weights, gate.repeat(self.always)))
+            for one, gate in zip(made, self.shared_gates(logits), strict=True)
+        )
 
     def shared_gates(self, logits: Array) -> Array:
         """[n, 1] the sigmoid of the logit behind those of the experts; ones where nothing gates
@@ -55,7 +63,7 @@ class Experts:
         assert self.plan.spec is not None
         kind = self.plan.spec.experts
         if kind is None or not kind.shared_gate:
-            return np.ones((1, 1), self.dtype)
+            return np.ones((len(logits), 1), self.dtype)
         last = np.stack([seen.reshape(-1)[kind.experts : kind.experts + 1] for seen in logits])
         gates: Array = 1 / (1 + np.exp(-last))
         return gates
