@@ -6,10 +6,14 @@ import contextlib
 import gc
 import importlib
 import os
+import re
+import shutil
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,9 +26,15 @@ from twin.engine.tokenizer import make_byte_tokenizer
 from twin.engine.weights import random_weights
 from twin.errors import ToolchainError
 
+ROOT = Path(__file__).resolve().parents[1]
 POINTS = "MONOTWIN_POINTS"
+COMPARED, BUILDS = "compared with Hugging Face", ("tests/native", "tests/gfx942")
+IMPORTED = re.compile(r"pytest\.mark\.hf|importorskip\(\"(torch|transformers)")
+LONG = (COMPARED, *BUILDS, "tests/engine/", "tests/calibrate/", "tests/attack/", "tests/explore/")
 USERS_COMPILER = os.environ.get("CXX")
-# The compiler of the CPU engine in tests: unoptimised, a fifth of the time.
+# The compiler of the CPU engine in tests: unoptimised, a fifth of the time; of Clang's, which the
+# MI300X needs anyway, half of g++'s.
+FAST = ("clang++-19", "clang++-20", "clang++-21", "clang++")
 COMPILER = """#!/bin/sh
 for word; do
   shift
@@ -61,13 +71,35 @@ def pytest_collection(session: pytest.Session) -> None:
             importlib.import_module(module)
 
 
+@cache
+def share(file: str) -> str:
+    """What one of several processes runs: a file of tests, or more of them, where these compile the
+    same kernels for a GPU, or import torch and transformers, which takes four seconds.
+    """
+    if IMPORTED.search((ROOT / file).read_text(encoding="utf-8")):
+        return COMPARED
+    folder = file.rpartition("/")[0]
+    return folder if folder in BUILDS else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Two processes that take tests of one file from each other compile its kernels twice."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByShare(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return share(super()._split_scope(nodeid))
+
+    return ByShare(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of the cases of a test marked `few(n)`, n evenly spaced ones stay in the gate and the others
-    are slow.
-
-    What compares with Hugging Face comes first: one of several processes does it, and no other
-    imports torch and transformers, which takes four seconds.
+    are slow. What takes longest comes first, so that all processes end at about the same time.
     """
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -80,7 +112,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for at, item in enumerate(group):
             if at not in kept:
                 item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: item.get_closest_marker("hf") is None)
+    items.sort(key=lambda item: _turn(item.nodeid.partition("::")[0]))
+
+
+def _turn(file: str) -> int:
+    own = share(file)
+    return next((at for at, long in enumerate(LONG) if own.startswith(long)), len(LONG))
 
 
 def pytest_collection_finish() -> None:
@@ -113,7 +150,9 @@ def _unoptimised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         # without a compiler, the tests that need one say so
         with contextlib.suppress(ToolchainError):
             compiler = tmp_path_factory.mktemp("compiler") / "c++"
-            compiler.write_text(COMPILER.format(compiler=toolchain.host_compiler()))
+            named = toolchain.host_compiler()  # where there is none, nobody compiles
+            fast = None if USERS_COMPILER else next(filter(None, map(shutil.which, FAST)), None)
+            compiler.write_text(COMPILER.format(compiler=fast or named))
             compiler.chmod(0o700)
             if TIMES == 1:
                 patch.setenv("CXX", str(compiler))

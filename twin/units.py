@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from twin.errors import ConfigError
 from twin.text import shown
@@ -148,6 +149,7 @@ def binary_bytes(counts: Iterable[float]) -> bool:
     return any(_whole_binary(count) for count in counts)
 
 
+@lru_cache(maxsize=1024)
 def unit_of(field: str) -> str:
     """The base unit that a field's name ends in: "stream_bytes_per_s" -> "B/s", "dies" -> "" (a
     count).

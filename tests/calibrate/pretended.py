@@ -4,6 +4,7 @@ know.
 
 from __future__ import annotations
 
+from functools import cache
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from twin.calibrate import engine_runs, measure, store, tracing
+from twin.calibrate import engine_runs, gpu_probes, measure, store, tracing
 from twin.calibrate.probes import Probe
 from twin.calibrate.simulated import STEPS, simulated
 from twin.engine.session import Generation
@@ -21,6 +22,7 @@ from twin.hardware.number import Kind, Number
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Device, Node
 from twin.plan.types import Plan
+from twin.schedule.ring import limits_of
 from twin.sim.machine import Machine
 from twin.sim.run import simulate
 
@@ -79,6 +81,12 @@ def hidden_node() -> Node:
     numbers = {path: Number(value, Kind.MEASURED, "hidden") for path, value in HIDDEN.items()}
     node = load_node(f"1x{NAME}")
     return Node(node.name, apply_fit(node.device, numbers), 1, node.link)
+
+
+@cache
+def probes_of(name: str, *, quick: bool) -> list[Probe]:
+    """Of a node's GPU: all of them are some hundred plans."""
+    return gpu_probes.gpu_probes(limits_of(load_node(name)), quick=quick)
 
 
 class Pretended:

@@ -63,9 +63,11 @@ def two_cores() -> Node:
     )
 
 
-def probes() -> list[Probe]:
+def probes(*groups: str) -> list[Probe]:
+    """A few, of all groups or of these."""
     node = load_node("1xhost")
-    return [p for p in host_probes(limits_of(node), 2, quick=True) if p.name in FEW]
+    few = [p for p in host_probes(limits_of(node), 2, quick=True) if p.name in FEW]
+    return [p for p in few if not groups or p.group in groups]
 
 
 def truth(node: Node) -> Node:
@@ -137,7 +139,7 @@ def test_a_number_that_no_probe_binds_keeps_what_its_file_says(fitted: Fit) -> N
 
 def test_an_interval_ends_where_the_fit_does_however_noisy_a_probe_is() -> None:
     """`make demo` once ended with a memory of 70.8 B/s at least, which no device may have."""
-    node, chosen = two_cores(), probes()
+    node, chosen = two_cores(), probes("stream")
     run = measured(node, chosen)
     run.samples["stream-bf16-1MB-b1"] = [
         run.samples["stream-bf16-1MB-b1"][0] * factor for factor in (1e-12, 1e-6, 1.0, 1e6, 1e12)
@@ -164,12 +166,12 @@ def test_a_run_without_a_probe_is_refused() -> None:
 
 
 def test_a_run_older_than_a_probe_is_fitted_without_it() -> None:
-    node = two_cores()
-    *rest, newest = probes()
+    node, some = two_cores(), probes("launch", "sample", "turns")
+    *rest, newest = some
     found = measured(node, rest)
     run = stored_run("host", "older", {"steps": dict.fromkeys(found.samples, 1)}, found.samples)
     said: list[str] = []
-    fit = fit_node(node, probes(), run, said.append)
+    fit = fit_node(node, some, run, said.append)
     assert set(fit.residuals) == {probe.name for probe in rest}
     assert any(newest.name in line for line in said)
 

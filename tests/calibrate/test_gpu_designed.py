@@ -6,18 +6,17 @@ from __future__ import annotations
 
 import pytest
 
+from tests.calibrate.pretended import probes_of
 from twin.calibrate.gpu_designed import PREFIX, shapes
 from twin.calibrate.gpu_layers import RING, TOKENS
-from twin.calibrate.gpu_probes import BYTES_PER_S, STAGE_S, gpu_probes
+from twin.calibrate.gpu_probes import BYTES_PER_S, STAGE_S
 from twin.calibrate.recipe import GPU_RECIPE
 from twin.engine.cuda_build import compile_cubin
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
 from twin.plan.types import HandOffKind
-from twin.proof.prove import prove
 from twin.schedule.choose import schedule_of
 from twin.schedule.options import plan_for
-from twin.schedule.ring import limits_of
 
 NODES = ("1xh200", "1xh100")
 GPU_SECONDS = 120.0  # most that all of them may take on the GPU, compiling aside
@@ -41,13 +40,12 @@ def test_shapes_reach_all_of_what_is_wanted() -> None:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", NODES)
-def test_every_shape_is_proven_and_all_fit_the_budget(name: str) -> None:
-    limits = limits_of(load_node(name))
-    probes = [probe for probe in gpu_probes(limits, quick=False) if probe.name.startswith(PREFIX)]
+def test_all_shapes_fit_the_budget(name: str) -> None:
+    """Whether each is proven, test_gpu.py asks."""
+    probes = [probe for probe in probes_of(name, quick=False) if probe.name.startswith(PREFIX)]
     assert len(probes) == len(shapes())
     took = 0.0
     for probe, shape in zip(probes, shapes(), strict=True):
-        prove(probe.plan)
         # the engine's default
         assert probe.plan.options.ring_slots == schedule_of(probe.plan).most_slots > RING
         steps = (shape.positions + 2 * TOKENS) * GPU_RECIPE.repeats  # those that warm up are fewer
@@ -63,7 +61,7 @@ def test_a_chain_has_the_ring_that_the_engine_chooses(name: str) -> None:
     """
     node = load_node(name)
     windows, slots, folded = set(), set(), set()
-    for probe in gpu_probes(limits_of(node), quick=False):
+    for probe in probes_of(name, quick=False):
         if not probe.name.startswith(PREFIX):
             continue
         own, spec = probe.plan.options, probe.plan.spec
@@ -92,8 +90,7 @@ def test_a_chain_has_the_ring_that_the_engine_chooses(name: str) -> None:
 
 @pytest.mark.slow
 def test_every_shape_compiles_for_hopper_and_spills_hardly() -> None:
-    limits = limits_of(load_node("1xh200"))
-    for probe in gpu_probes(limits, quick=False):
+    for probe in probes_of("1xh200", quick=False):
         if not probe.name.startswith(PREFIX):
             continue
         try:

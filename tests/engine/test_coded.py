@@ -56,6 +56,7 @@ def test_blocks_of_gguf_match_the_reference(name: str, chosen: dict[str, Any]) -
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", FEW)
+@pytest.mark.usefixtures("as_users_compile")
 def test_four_bits_in_column_slices_match_the_reference(name: str) -> None:
     assert error(coded(name, **NARROW)) < 1e-5
 
@@ -68,7 +69,6 @@ def test_a_short_slice_behind_full_ones_matches_the_reference(name: str) -> None
     assert error(plan) < 1e-5
 
 
-@pytest.mark.usefixtures("as_users_compile")
 def test_kinds_of_matrices_in_different_formats_match_the_reference() -> None:
     chosen = ((Role.ATTENTION, INT8), (Role.DENSE, format_named("int4-g64-zp")))
     mixed = planned(

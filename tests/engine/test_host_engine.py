@@ -154,7 +154,6 @@ def test_wide_vectors_and_many_slices_match_the_reference() -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
 @pytest.mark.parametrize(("isa", "dtype"), [("x86-64", DType.BF16), ("haswell", DType.FP16)])
 def test_older_instruction_sets_give_the_reference_numbers(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.gfx942.code import MI300X, Code, code_of, compiled
-from tests.gfx942.small import SPEC, small, strips
+from tests.gfx942.small import SPEC, STRIPS, small, strips
 from twin.engine.hip_build import compile_code_object
 from twin.errors import ToolchainError
 from twin.models.spec import DType
@@ -63,7 +63,7 @@ def test_weights_are_streamed_by_loads_of_four_words_that_leave_the_caches_alone
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("count", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [STRIPS, 1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_wait_for_a_strip_leaves_the_others_under_way(count: int) -> None:
     """Else the stream would stand still while a wave multiplies."""
     plan = small(**strips(count))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +15,11 @@ from tests.h200 import H200
 from tests.kernel.test_on_chip import mixtral
 from tests.models.codes.names import ON_EVERY_DEVICE
 from twin.calibrate.gpu_probes import gpu_probes
-from twin.engine.cuda_build import compile_cubin, threads
+from twin.data import data_dir
+from twin.engine.cuda_build import FLAGS, HOPPER, compile_cubin, threads
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
+from twin.kernel.header import header
 from twin.models.feeds import DenseFeed
 from twin.models.formats import format_named
 from twin.models.load import load_model
@@ -34,6 +39,7 @@ from twin.schedule.choose import schedule_of
 from twin.schedule.coded_tiles import coded_slot_bytes
 from twin.schedule.options import plan_for
 from twin.schedule.plans import build
+from twin.toolchain import run_compiler
 
 MI300X = Limits(
     blocks=304, dies=8, on_chip_bytes=65536, memory_bytes=192 * 10**9, oversubscribe=False
@@ -183,7 +189,11 @@ PASSES = [
 ]
 
 
-@pytest.mark.parametrize(("model", "name"), [SHORT, *PASSES])
+def test_prompt_passes_are_code_of_hopper() -> None:
+    translated(planned(SHORT[0], H200, **NAMES[SHORT[1]]), "-DTWIN_PASSES")
+
+
+@pytest.mark.parametrize(("model", "name"), [*slow(*SHORT), *PASSES])
 def test_prompt_passes_compile_for_hopper(model: str, name: str) -> None:
     plan = planned(model, H200, **NAMES[name])
     try:
@@ -195,14 +205,41 @@ def test_prompt_passes_compile_for_hopper(model: str, name: str) -> None:
     assert passes.registers <= 65536 // threads(plan)
 
 
-@pytest.mark.parametrize("head_dim", [8, pytest.param(80, marks=pytest.mark.slow)])
-def test_kernels_whose_heads_no_tensor_core_scans_compile(head_dim: int) -> None:
-    """What scans on tensor cores demand of heads is demanded of none of these."""
+def headed(head_dim: int) -> Plan:
+    """Heads that no tensor core scans: what it demands of heads is demanded of none of these."""
     base = load_model("llama-3.2-1b")
     spec = replace(base, layers=1, hidden=512, heads=4, kv_heads=2, head_dim=head_dim, ffn=512)
     plan = build(spec, Options(blocks=4, ring_slots=6, window_slots=3), H200)
     assert not schedule_of(plan).scan.tensor
-    without_spills(plan)
+    return plan
+
+
+def test_kernels_whose_heads_no_tensor_core_scans_are_code_of_hopper() -> None:
+    translated(headed(8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [8, 80])
+def test_kernels_whose_heads_no_tensor_core_scans_compile(head_dim: int) -> None:
+    without_spills(headed(head_dim))
+
+
+def translated(plan: Plan, *defined: str) -> None:
+    """Compiles the kernel to PTX, without the assembler, which takes half of the time: what it says
+    of registers, the slow tests look at.
+    """
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("nvcc is not installed")
+    platform = data_dir("native") / "platform"
+    defined = (f"-DTWIN_SHARED_BYTES={schedule_of(plan).block_bytes}", *defined)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "plan.h").write_text(header(plan, trace=False), encoding="utf-8")
+        made = Path(folder) / "kernel.ptx"
+        target = [f"-arch={HOPPER.replace('sm_', 'compute_')}", "-ptx", "-o", str(made)]
+        source = [f"-I{folder}", str(platform / "cuda_main.cu")]
+        run_compiler([nvcc, *FLAGS, *defined, *target, *source])
+        assert ".entry" in made.read_text()
 
 
 # Hidden size, heads, KV heads, feed-forward: columns that fill no whole teams. Such steps had up to

@@ -8,7 +8,9 @@ import pytest
 
 from studies.common.cuda_lines import Kernel
 from tests.engine.code_size import function_name
+from tests.h200 import H200
 from tests.native.disassembly import SIZE, Program
+from tests.native.test_device_builds import planned
 from tests.native.test_scoreboards import compiled, needs_nvdisasm
 from tests.sim.machines import rounds_of_splits
 from twin.cost.tiles import vector_team
@@ -21,7 +23,9 @@ WORDS = ("LDG.E.64.STRONG.GPU", "LDG.E.128.STRONG.GPU")  # of a split: its outpu
 
 
 def team_of(plan: Plan) -> Team:
-    (matrix,) = (s.matrix for s in plan.stages if s.kind is StageKind.O_PROJ and s.matrix)
+    """The first layer's."""
+    matrix = next(s.matrix for s in plan.stages if s.kind is StageKind.O_PROJ)
+    assert matrix is not None
     team = vector_team(matrix)
     assert team is not None
     return team
@@ -44,24 +48,35 @@ def loads_and_waits(program: Program, kernel: Kernel) -> tuple[int, int]:
     return len(loads), waits
 
 
+def asked_as_a_whole(plan: Plan) -> None:
+    portions = team_of(plan).portions
+    loads, waits = loads_and_waits(*compiled(plan))
+    together = SPLITS_AT_ONCE if portions == 1 else SPLITS_AT_ONCE // 2
+    assert loads == 2 * portions * together
+    assert waits == 0
+
+
+@needs_nvdisasm
+def test_a_round_of_splits_is_waited_for_once() -> None:
+    """By a kernel that other tests compile anyway."""
+    asked_as_a_whole(planned("llama-3.2-1b", H200))
+
+
+@pytest.mark.slow
 @needs_nvdisasm
 @pytest.mark.parametrize(
     ("heads", "slot_bytes", "portions", "full"),
     [
         (20, 14336, 3, False),  # 856 columns of 1,024 that a team could hold
-        # the last slice is half of one
-        pytest.param(20, 16384, 3, True, marks=pytest.mark.slow),
-        pytest.param(28, 14336, 2, False, marks=pytest.mark.slow),
-        pytest.param(12, 12288, 1, False, marks=pytest.mark.slow),
+        (20, 16384, 3, True),  # the last slice is half of one
+        (28, 14336, 2, False),
+        (12, 12288, 1, False),
     ],
 )
-def test_a_round_of_splits_is_waited_for_once(
+def test_a_round_of_splits_of_narrow_projections_is_waited_for_once(
     heads: int, slot_bytes: int, portions: int, full: bool
 ) -> None:
     plan = rounds_of_splits(load_node("1xh200"), heads, slot_bytes)
     team = team_of(plan)
     assert (team.portions, team.full) == (portions, full)
-    loads, waits = loads_and_waits(*compiled(plan))
-    together = SPLITS_AT_ONCE if portions == 1 else SPLITS_AT_ONCE // 2
-    assert loads == 2 * portions * together
-    assert waits == 0
+    asked_as_a_whole(plan)

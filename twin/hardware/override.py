@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from twin.data import did_you_mean
@@ -42,7 +43,9 @@ def numbers(target: Device | Node) -> dict[str, Number]:
     """Every number with its dotted path ("memory.stream_bytes_per_s"; a node's device under
     "device.").
     """
-    return dict(_walk(target, ""))
+    found: dict[str, Number] = {}
+    _walk(target, "", found)
+    return found
 
 
 def assumed(target: Device | Node) -> list[str]:
@@ -189,13 +192,22 @@ def _near(known: Iterable[str], path: str) -> list[str]:
     return by_name or [p for p in known if group and p.split(".")[-2] == group[-1]]
 
 
-def _walk(item: object, path: str) -> Iterator[tuple[str, Number]]:
-    if isinstance(item, Number):
-        yield path, item
-    elif dataclasses.is_dataclass(item):
-        for field in dataclasses.fields(item):
-            inner = f"{path}.{field.name}" if path else field.name
-            yield from _walk(getattr(item, field.name), inner)
+def _walk(item: object, before: str, found: dict[str, Number]) -> None:
+    """Adds the numbers of `item` to `found`, whose paths begin with `before`."""
+    for name in _names(type(item)):
+        inner = getattr(item, name)
+        if isinstance(inner, Number):
+            found[before + name] = inner
+        else:
+            _walk(inner, f"{before}{name}.", found)
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    """The fields of a data class, none of another type: a fit simulates thousands of steps, and
+    looks through all numbers several times for each.
+    """
+    return tuple(getattr(kind, "__dataclass_fields__", ()))
 
 
 def _replace(item: Any, keys: list[str], number: Number) -> Any:
