@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache, reduce
 from operator import or_
@@ -135,8 +134,8 @@ class Reader:
 
     def value(self, data: Any, kind: Any, at: str) -> Any:
         """`data` as `kind`; what is wrong is kept, and the result then means nothing."""
-        notes = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
-        plain = get_args(kind)[0] if notes else kind
+        origin, parts = _apart(kind)
+        plain, *notes = parts if origin is Annotated else (kind,)
         if len(self.wrong) > MOST_WRONG:  # nobody reads more, and hints take milliseconds
             return REFUSED
         with self.at(at):
@@ -149,29 +148,25 @@ class Reader:
             return found
         return REFUSED
 
-    @contextmanager
-    def at(self, place: str) -> Iterator[None]:
+    def at(self, place: str) -> _At:
         """Keeps a refusal as one of that place, and goes on behind the block."""
-        try:
-            yield
-        except FieldError as error:
-            self.note(join(place, error.field), error.reason)
-        except TwinError as error:
-            self.note(place, str(error))
+        return _At(self, place)
 
     def _plain(self, data: Any, kind: Any, metas: list[msgspec.Meta], at: str) -> Any:
         if kind in self.own:
             return self.own[kind](self, data, at)
-        origin, parts = get_origin(kind), get_args(kind)
+        origin, parts = _apart(kind)
         if origin in (Union, types.UnionType):
             return self._one_of(data, parts, metas, at)
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
             return self._fields(data, kind, at)
         if kind is str and not metas:
             return _line(data)
         holder = origin if origin in (list, tuple, dict) else kind
         whole = _converted(data, holder, metas, self.strict)
         if origin in (list, tuple):
+            if parts[0] is int and ... in parts and set(map(type, whole)) <= {int}:
+                return whole  # the windows of a model's layers
             kinds = parts if ... not in parts and origin is tuple else (parts[0],) * len(whole)
             found = [self.value(data[i], one, f"{at}[{i}]") for i, one in enumerate(kinds)]
             return REFUSED if REFUSED in found else origin(found)
@@ -219,6 +214,32 @@ class Reader:
             if name in data
         }
         return REFUSED if missing or REFUSED in values.values() else kind(**values)
+
+
+class _At:
+    """A block whose refusal is kept: a class, for a generator takes three times as long, and a file
+    has thousands of values.
+    """
+
+    __slots__ = ("place", "reader")
+
+    def __init__(self, reader: Reader, place: str) -> None:
+        self.reader, self.place = reader, place
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, FieldError):
+            self.reader.note(join(self.place, error.field), error.reason)
+        elif isinstance(error, TwinError):
+            self.reader.note(self.place, str(error))
+        return isinstance(error, TwinError)
+
+
+@lru_cache(maxsize=1024)
+def _apart(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a type was made of: `list[int]` of list and (int,)."""
+    return get_origin(kind), get_args(kind)
 
 
 @lru_cache(maxsize=128)

@@ -129,6 +129,7 @@ SLOW = ({"blocks": 4, "gpus": 2}, {"blocks": 40})
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("as_users_compile")
 def test_tokens_are_those_of_the_definition(kind: str, chosen: dict[str, Any], tokens: int) -> None:
     running = drawing(KINDS[kind], **chosen)
     with running:
@@ -142,7 +143,6 @@ def test_tokens_are_those_of_the_definition(kind: str, chosen: dict[str, Any], t
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("handoff", list(HandOffKind))
-@pytest.mark.usefixtures("as_users_compile")
 def test_the_protocol_changes_no_token(handoff: HandOffKind) -> None:
     params = SamplingParams(temperature=0.9, top_k=400, top_p=0.8, seed=5)
     running = drawing(KINDS["flat"], blocks=3, handoff=handoff)

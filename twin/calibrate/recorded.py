@@ -66,8 +66,9 @@ def recorded(folder: Path, meta: Mapping[str, Any]) -> list[Experiment] | None:
     """
     if RUNS not in meta:
         return None
+    before: dict[str, Any] = {}
     try:
-        return [_read(name, one) for name, one in meta[RUNS].items()]
+        return [_read(name, one, before) for name, one in meta[RUNS].items()]
     except (AttributeError, ConfigError, KeyError, TypeError, ValueError) as error:
         raise CalibrationError(
             f"{folder / 'meta.yaml'}: {RUNS} hold no engine runs ({said(str(error))}); measure "
@@ -96,10 +97,13 @@ def shape_of(like: ModelSpec, data: Mapping[str, Any]) -> ModelSpec:
     return shaped({**shape(like), **data, "windows": [0] * data.get("layers", like.layers)})
 
 
-def _read(name: str, one: Mapping[str, Any]) -> Experiment:
+def _read(name: str, one: Mapping[str, Any], before: dict[str, Any]) -> Experiment:
+    """`before`: the run in front, mostly of the same model."""
+    if before.get("said") != one["model"]:
+        before.update(said=one["model"], model=model_read(one["model"]))
     return Experiment(
         name,
-        model_read(one["model"]),
+        before["model"],
         built(Options, one["options"]),
         one["prompt"],
         one["tokens"],
