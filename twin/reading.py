@@ -134,7 +134,7 @@ class Reader:
 
     def value(self, data: Any, kind: Any, at: str) -> Any:
         """`data` as `kind`; what is wrong is kept, and the result then means nothing."""
-        origin, parts = _apart(kind)
+        origin, parts = _made_of(kind)
         plain, *notes = parts if origin is Annotated else (kind,)
         if len(self.wrong) > MOST_WRONG:  # nobody reads more, and hints take milliseconds
             return REFUSED
@@ -155,7 +155,7 @@ class Reader:
     def _plain(self, data: Any, kind: Any, metas: list[msgspec.Meta], at: str) -> Any:
         if kind in self.own:
             return self.own[kind](self, data, at)
-        origin, parts = _apart(kind)
+        origin, parts = _made_of(kind)
         if origin in (Union, types.UnionType):
             return self._one_of(data, parts, metas, at)
         if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
@@ -237,7 +237,7 @@ class _At:
 
 
 @lru_cache(maxsize=1024)
-def _apart(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+def _made_of(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     """What a type was made of: `list[int]` of list and (int,)."""
     return get_origin(kind), get_args(kind)
 

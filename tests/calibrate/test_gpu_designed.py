@@ -41,7 +41,7 @@ def test_shapes_reach_all_of_what_is_wanted() -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", NODES)
 def test_all_shapes_fit_the_budget(name: str) -> None:
-    """Whether each is proven, test_gpu.py asks."""
+    """Each is proven in test_gpu.py."""
     probes = [probe for probe in probes_of(name, quick=False) if probe.name.startswith(PREFIX)]
     assert len(probes) == len(shapes())
     took = 0.0

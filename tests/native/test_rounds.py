@@ -48,7 +48,7 @@ def loads_and_waits(program: Program, kernel: Kernel) -> tuple[int, int]:
     return len(loads), waits
 
 
-def asked_as_a_whole(plan: Plan) -> None:
+def requested_as_a_whole(plan: Plan) -> None:
     portions = team_of(plan).portions
     loads, waits = loads_and_waits(*compiled(plan))
     together = SPLITS_AT_ONCE if portions == 1 else SPLITS_AT_ONCE // 2
@@ -59,7 +59,7 @@ def asked_as_a_whole(plan: Plan) -> None:
 @needs_nvdisasm
 def test_a_round_of_splits_is_waited_for_once() -> None:
     """By a kernel that other tests compile anyway."""
-    asked_as_a_whole(planned("llama-3.2-1b", H200))
+    requested_as_a_whole(planned("llama-3.2-1b", H200))
 
 
 @pytest.mark.slow
@@ -79,4 +79,4 @@ def test_a_round_of_splits_of_narrow_projections_is_waited_for_once(
     plan = rounds_of_splits(load_node("1xh200"), heads, slot_bytes)
     team = team_of(plan)
     assert (team.portions, team.full) == (portions, full)
-    asked_as_a_whole(plan)
+    requested_as_a_whole(plan)
