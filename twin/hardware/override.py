@@ -194,7 +194,8 @@ def _near(known: Iterable[str], path: str) -> list[str]:
 
 def _walk(item: object, before: str, found: dict[str, Number]) -> None:
     """Adds the numbers of `item` to `found`, whose paths begin with `before`."""
-    for name in _names(type(item)):
+    kind: Any = type(item)
+    for name in _names(kind):
         inner = getattr(item, name)
         if isinstance(inner, Number):
             found[before + name] = inner
