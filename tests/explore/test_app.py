@@ -23,6 +23,7 @@ from twin.explore.desk import Desk, Work
 from twin.explore.processes import Processes
 from twin.explore.tables import TABLES
 from twin.study.depth import Depths
+from twin.study.optimise import TIE
 from twin.study.point import Point, Row, compute
 
 LONG = "llama-3.1-70b 8xmi300x"
@@ -53,6 +54,18 @@ def test_a_case_is_answered_part_by_part_and_the_second_time_from_memory(live: R
         part for part in parts if part["part"] != "progress"
     ]
     assert live.app.rows.computed == computed
+
+
+def test_a_case_on_several_gpus_ends_with_its_best_plan(live: Running) -> None:
+    parts = live.parts("answer", case="llama-3.2-1b 2xh200 layers=1 blocks=8")
+    standard, best = [part for part in parts if part["part"] == "speed"]
+    assert standard["plan"].startswith("default options")
+    assert best["plan"].startswith("the best of ")
+    assert best["tokens_per_s"] >= standard["tokens_per_s"] * (1 - TIE)
+    assert parts[-1]["part"] == "interval"
+    named = live.parts("answer", case="llama-3.2-1b 2xh200 layers=1 blocks=8 residual=replicated")
+    (only,) = [part for part in named if part["part"] == "speed"]
+    assert only["plan"] == "", "the user named a plan"
 
 
 def test_a_deep_model_s_speed_is_estimated_before_all_of_it_is_simulated(

@@ -29,6 +29,7 @@ from twin.study.depth import Depths, repeating
 from twin.study.fit_for import DEPTHS, SEED
 from twin.study.interval import Draws, about, from_draws, from_runs
 from twin.study.ladder import rungs
+from twin.study.optimise import Found, search, searched
 from twin.study.point import Point, Row
 from twin.study.whatif import simulated, sweep
 from twin.units import format_quantity, unit_of
@@ -53,12 +54,31 @@ def case(one: ViewCase, usd: float | None, rows: Rows) -> Answer:
     if row.problem:
         yield {"part": "problem", "message": row.problem}
         return
-    rates = rates_of(node, usd)
-    ends = known.interval(row.tokens_per_s) if known else None
-    yield _speed(one, node, row, rates, ends)
-    yield {"part": "engines"} | _engines(point, node, row, rates, ends)
+    plan = "default options; the best one is being looked for" if searched(point) else ""
+    yield from _answered(point, row, usd, plan)
     yield {"part": "rests", "numbers": _rests(node, row)}
     yield from _ladder(point, rows)
+    yield from _between(point, row, rows)
+    if searched(point):
+        yield from _by_the_best_plan(point, usd, rows)
+
+
+def _by_the_best_plan(point: Point, usd: float | None, rows: Rows) -> Answer:
+    """Speed, engines and interval once more, by the plan that `twin simulate` takes."""
+    found = yield from _best(point, rows)
+    best = found.best.way.of(point)
+    (row,) = yield from rows.of([best], "the step of the best plan")
+    why = found.best.only_simulated
+    plan = f"the best of {found.simulated}: {found.best.way}"
+    yield from _answered(best, row, usd, f"{plan}; in the simulator only: {why}" if why else plan)
+    yield {"part": "rests", "numbers": _rests(best.on_node(), row)}
+    yield from _between(best, row, rows)
+
+
+def _between(point: Point, row: Row, rows: Rows) -> Answer:
+    """The interval: of held-out runs, else of draws."""
+    node = point.on_node()
+    known = known_error(node, point.spec())
     if known is not None:
         yield _interval(*known.interval(row.tokens_per_s), from_runs(known))
         return
@@ -66,6 +86,28 @@ def case(one: ViewCase, usd: float | None, rows: Rows) -> Answer:
     if speeds:
         low, high = about(row.tokens_per_s, speeds)
         yield _interval(low, high, from_draws(len(speeds)))
+
+
+def _answered(point: Point, row: Row, usd: float | None, plan: str) -> Answer:
+    """The speed by one plan, and other engines next to it."""
+    node = point.on_node()
+    known, rates = known_error(node, point.spec()), rates_of(node, usd)
+    ends = known.interval(row.tokens_per_s) if known else None
+    yield _speed(point, node, row, rates, ends) | {"plan": plan}
+    yield {"part": "engines"} | _engines(point, node, row, rates, ends)
+
+
+def _best(point: Point, rows: Rows) -> Steps[Found]:
+    """The best plan, its points computed like all others."""
+    steps = search(point)
+    try:
+        points = next(steps)
+        while True:
+            found = yield from rows.of(points, "plans")
+            points = steps.send(found)
+    except StopIteration as end:
+        best: Found = end.value
+        return best
 
 
 def _about(point: Point, node: Node, known: KnownError | None, rows: Rows) -> Steps[Part | None]:
@@ -161,11 +203,11 @@ def stages(view: View) -> Answer:
 
 
 def _speed(
-    one: ViewCase, node: Node, row: Row, rates: Rates, ends: tuple[float, float] | None
+    point: Point, node: Node, row: Row, rates: Rates, ends: tuple[float, float] | None
 ) -> Part:
     return {
         "part": "speed",
-        "title": _title(one.point(), node),
+        "title": _title(point, node),
         "tokens_per_s": row.tokens_per_s,
         "total_tokens_per_s": row.total_tokens_per_s,
         "step_s": row.step_s,
@@ -173,7 +215,7 @@ def _speed(
         "stream_fraction": row.stream_fraction,
         "mbu": row.bytes_per_step / (row.peak_bytes_per_s * row.step_s),
         "interval": ends,
-        "measured": _measured(one.point(), node),
+        "measured": _measured(point, node),
         "usd_per_hour": rates.usd_per_hour(node),
         "causes": {cause: s * US for cause, s in row.attribution.items()},
         "kinds": {

@@ -116,7 +116,8 @@ def _stages(view: View, parts: Sequence[Part]) -> Iterator[Line]:
 
 
 def _all(parts: Sequence[Part], name: str) -> list[Part]:
-    return [part for part in parts if part["part"] == name]
+    """Of each case the last one: the best plan's comes behind that of default options."""
+    return list({part.get("case"): part for part in parts if part["part"] == name}.values())
 
 
 TABLES: dict[str, tuple[Line, Callable[[View, Sequence[Part]], Iterable[Line]]]] = {

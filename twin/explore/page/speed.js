@@ -80,6 +80,7 @@ function card(c) {
     `<div class="big">${number(s.tokens_per_s)} ` +
     `<small>tokens/s, predicted</small></div>` +
     (c.speed ? "" : `<p class="note">${extended(s)}</p>`) +
+    (s.plan ? `<p class="note">plan: ${escape(s.plan)}</p>` : "") +
     `<dl>` +
     lines
       .filter(l => l[1])
