@@ -161,7 +161,7 @@ def _unoptimised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def as_users_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the flags that users get: a test of dense kernels and of few-bit ones."""
+    """With the flags that users get: a test of dense kernels and of low-bit ones."""
     if USERS_COMPILER:
         monkeypatch.setenv("CXX", USERS_COMPILER)
     else:

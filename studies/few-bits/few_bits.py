@@ -1,4 +1,4 @@
-"""Experts and weights of few bits on one GPU: the rows of studies/few-bits, their plans, and their
+"""Experts and low-bit weights on one GPU: the rows of studies/few-bits, their plans, and their
 runs.
 
 The twin predicts and a GPU runs the same plans. Each row: a model of its layers is compared with

@@ -120,7 +120,7 @@ def base_of(name: str, mix: int) -> Plan | None:
 def spec_of(name: str) -> ModelSpec:
     if name == "lanes":
         return LANED
-    if name in CODED:  # experts in few bits
+    if name in CODED:  # low-bit experts
         wide = {"moe_intermediate_size": 64, "mlp_only_layers": [], "num_hidden_layers": 2}
         spec = from_config(ALL["qwen3-moe"] | wide, name)
         return requantized(spec, format_named(name))

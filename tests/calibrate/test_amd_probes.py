@@ -87,7 +87,7 @@ def test_a_chosen_ring_is_kept_and_all_of_it_under_way() -> None:
 @pytest.mark.parametrize(
     ("model", "node", "why"),
     [
-        ("gpt-oss-20b", "1xmi300x", "few-bit weights are read when they are multiplied"),
+        ("gpt-oss-20b", "1xmi300x", "low-bit weights are read when they are multiplied"),
         ("llama-3.2-1b", "1xmi355x", "no kernel of ours is compiled for it"),
         ("llama-3.2-1b", "1xh200", "its ring lies in shared memory"),
     ],

@@ -1,4 +1,4 @@
-"""Models with few-bit weights and with experts that a seed draws: all formats and families, each of
+"""Models with low-bit weights and with experts that a seed draws: all formats and families, each of
 them planned, proven and held by the device; recorded, run and judged as dense shapes are.
 """
 

@@ -1,4 +1,4 @@
-"""Plans with few-bit weights on the CPU engine: the numbers of the reference, from the same
+"""Plans with low-bit weights on the CPU engine: the numbers of the reference, from the same
 dequantised weights.
 """
 

@@ -1,4 +1,4 @@
-"""Routed experts of few-bit weights: the CPU engine gives the reference's numbers, and each tile
+"""Routed experts of low-bit weights: the CPU engine gives the reference's numbers, and each tile
 lies with its scales where the kernel looks for it.
 """
 

@@ -1,4 +1,4 @@
-"""Prompts of plans with few-bit weights in passes: what token by token gives.
+"""Prompts of plans with low-bit weights in passes: what token by token gives.
 
     pytest tests/engine/test_coded_prompts.py -m gpu
 

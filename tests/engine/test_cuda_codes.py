@@ -1,4 +1,4 @@
-"""Weights of few bits, experts and GPT-OSS's additions on an NVIDIA GPU: the reference's numbers,
+"""Low-bit weights, experts and GPT-OSS's additions on an NVIDIA GPU: the reference's numbers,
 and the same bits every time.
 """
 

@@ -143,7 +143,7 @@ def test_low_bit_weights_and_gates_in_the_plans_own_type(blocks: int) -> None:
 
 
 def widened(layer: Layer) -> Layer:
-    """Columns of few-bit weights are a multiple of 16."""
+    """Columns of low-bit weights are a multiple of 16."""
     attends = isinstance(layer.mixer, GroupedAttention)
     mixer = replace(layer.mixer, head_dim=16) if attends else layer.mixer
     if isinstance(layer.feed, ExpertFeed):

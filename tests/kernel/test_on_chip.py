@@ -1,4 +1,4 @@
-"""What an NVIDIA block of a few-bit plan keeps in its shared memory instead of registers."""
+"""What an NVIDIA block of a low-bit plan keeps in its shared memory instead of registers."""
 
 from __future__ import annotations
 

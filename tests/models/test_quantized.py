@@ -1,4 +1,4 @@
-"""Which matrices a quantization stores in few bits: drawn configurations, by the rule of the
+"""Which matrices a quantization stores in low-bit formats: drawn configurations, by the rule of the
 library that each method comes from.
 """
 

@@ -168,7 +168,7 @@ def test_as_many_blocks_share_their_rows_as_the_plan_says(
             assert library.chunk_sharing(tiles, blocks) == members_of(tiles, most, blocks)
 
 
-# ---- few-bit weights, decoded before they are multiplied ----------------------------------------
+# ---- low-bit weights, decoded before they are multiplied ----------------------------------------
 
 # rows of each block, columns, tile columns, tile rows, rows of an element, tokens
 CODED_SHAPES = {

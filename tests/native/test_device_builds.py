@@ -107,7 +107,7 @@ def slow(model: str, *names: str) -> list[ParameterSet]:
     return [pytest.param(model, name, marks=pytest.mark.slow) for name in names]
 
 
-# In the gate: a dense model, few bits next to norms in 16, experts in few bits, lanes over several
+# In the gate: a dense model, low-bit weights with norms in 16, low-bit experts, lanes over several
 # GPUs, and a prompt pass. Each build takes some ten seconds of a core.
 BUILDS = [
     ("llama-3.2-1b", "defaults"),

@@ -69,7 +69,7 @@ def test_teams_that_hold_several_experts_take_tiles_of_few_rows() -> None:
 def mixture(
     width: int, name: str, *, hidden: int = 2304, experts: int = 8, chosen: int = 3
 ) -> Plan:
-    """As Mixtral, in few bits, on an H200."""
+    """As Mixtral, with low-bit weights, on an H200."""
     spec = load_model("mixtral-8x7b")
     feed = replace(spec.experts, experts=experts, top_k=chosen, width=width)
     layout = tuple(replace(layer, feed=feed) for layer in spec.layout[:4])

@@ -1,4 +1,4 @@
-"""Few-bit weights: a plan whose matrices are not stored, or not laid out, as the kernel takes them
+"""Low-bit weights: a plan whose matrices are not stored, or not laid out, as the kernel takes them
 is refused.
 """
 

@@ -133,7 +133,7 @@ def test_few_bit_tiles_of_experts_lie_in_the_order_of_blocks() -> None:
 
 
 def test_the_head_is_stored_as_the_models_is() -> None:
-    """Found by the attack on places: a plan of few bits gave the head a format that it has not."""
+    """Found by the attack on places: a low-bit plan gave the head a format that it has not."""
     wide = {"moe_intermediate_size": 64, "mlp_only_layers": []}
     spec = requantized(from_config(ALL["qwen3-moe"] | wide, "few"), format_named("int8"))
     made = planned(spec, blocks=3, slot_bytes=4096)

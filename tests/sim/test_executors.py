@@ -235,7 +235,7 @@ def test_both_executors_give_the_same_trace(case: tuple[Node, Plan], steps: int)
 def test_both_executors_give_the_same_trace_of_sums_made_by_scheduler_warps(
     data: st.DataObject, delay: int, early: bool, sampling: Sampling, steps: int
 ) -> None:
-    """SchedulerWarps that are quicker than their blocks, and schedulers that these wait for."""
+    """Scheduler warps that are quicker than their blocks, and some that these wait for."""
     node = node_of(usual(per_die=8), data.draw(st.sampled_from((1, 2))))
     node = data.draw(variations(node))
     device = node.device
@@ -347,7 +347,7 @@ SHIPPED = {
         "2xmi300x",
         {"blocks": 16, "ring_slots": 5, "window_slots": 2, "ahead_slots": 2, "expert_ranks": 2},
     ),
-    "experts of few bits": ("qwen3-30b-a3b@int4-g128", "1xh200", {"blocks": 16}),
+    "low-bit experts": ("qwen3-30b-a3b@int4-g128", "1xh200", {"blocks": 16}),
     "experts too wide for registers": ("mixtral-8x7b@fp8-128x128", "1xh200", {"blocks": 16}),
     "sixteen heads on tensor cores": ("internlm3-8b", "1xh200", {"blocks": 16, "context": 300}),
     "recurrent states": ("qwen3-coder-next", "2xh200", {"blocks": 16, "batch": 2}),

@@ -1,4 +1,4 @@
-"""What few-bit models and experts promise is shown by the acceptance, also without a GPU."""
+"""What low-bit models and experts promise is shown by the acceptance, also without a GPU."""
 
 from __future__ import annotations
 

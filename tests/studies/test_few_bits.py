@@ -1,4 +1,4 @@
-"""The runs of experts and few-bit weights on a GPU, tried on a CPU with small models; and what was
+"""The runs of experts and low-bit weights on a GPU, tried on a CPU with small models; and what was
 predicted of their rows.
 """
 

@@ -1,4 +1,4 @@
-"""Models with few-bit weights or experts that a seed draws: families and formats are dealt in
+"""Models with low-bit weights or experts that a seed draws: families and formats are dealt in
 turns, so that few models hold all of them; sizes are drawn.
 """
 
@@ -74,7 +74,7 @@ CPU = ExpertScope(
     stored_bytes=(0.1e6, 20e6),
 )
 # families in the formats in which they are published, or most often converted to; GPT-OSS stores
-# its experts in few bits, the others their attention too
+# its experts in low-bit formats, the others their attention too
 STORED = (
     ("gpt_oss", "mxfp4"),
     ("gpt_oss", "bf16"),

@@ -1,5 +1,5 @@
-"""What stored formats and experts cost a GPU's blocks: streams of few-bit weights in the
-second-level cache, and chains of layers with few-bit weights or experts.
+"""What stored formats and experts cost a GPU's blocks: streams of low-bit weights in the
+second-level cache, and chains of layers with low-bit weights or experts.
 
 A stream shows the rate at which warps decode and multiply. Chains show what stages take next to it:
 an input quantised, code that a stage runs once, rows taken a few at a time next to

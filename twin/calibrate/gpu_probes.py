@@ -156,7 +156,7 @@ def traced(probes: Iterable[Probe]) -> list[Experiment]:
 
 def _is_traced(probe: Probe) -> bool:
     """Chains that were chosen for it, those of the design with the default hand-off, and all with
-    few-bit weights, with experts, with recurrent states, or with lanes on several GPUs.
+    low-bit weights, with experts, with recurrent states, or with lanes on several GPUs.
     """
     drawn = probe.name.startswith(PREFIX) and probe.plan.options.handoff is HandOffKind.SENTINEL
     kinds = (CODED, ROUTED, STATES, CHOICE, LANED)

@@ -129,7 +129,7 @@ def _rows(limits: Limits, quick: bool) -> list[Probe]:
 
 
 def _codes(limits: Limits, device: Device) -> list[Probe]:
-    """Few-bit weights that a core's own cache holds, one format of each kind that it decodes."""
+    """Low-bit weights that a core's own cache holds, one format of each kind that it decodes."""
     own = device.block.on_chip_bytes.value
     kinds: dict[str, Format] = {}
     for form in DECODED.values():

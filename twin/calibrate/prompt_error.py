@@ -4,7 +4,7 @@
     python -m studies.common.prompts     # in a checkout: calibration/held-out/prompts.csv
 
 The law's constants were fitted to some of the dense ones, so their errors are what is left, and not
-held out; those of few-bit weights and experts were not fitted to.
+held out; those of low-bit weights and experts were not fitted to.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class _Passes:
         return own * (start + self._batch_s(matrix, one.rows, entries))
 
     def _batch_s(self, matrix: Matrix, rows: int, entries: float) -> float:
-        """Seconds for so many rows of an expert. Few-bit weights come towards the block while it
+        """Seconds for so many rows of an expert. Low-bit weights come towards the block while it
         multiplies the batch before, and are decoded within the second-level cache.
         """
         resident = self.plan.blocks * self.plan.ranks_per_gpu
@@ -222,7 +222,7 @@ class _Passes:
         return self._decode_s(matrix, rows) + self._multiply_s(matrix, rows, tokens, size)
 
     def _decode_s(self, matrix: Matrix, rows: int) -> float:
-        """Seconds in which a block writes its rows of few-bit weights in the weight type: reads and
+        """Seconds in which a block writes its rows of low-bit weights in the weight type: reads and
         writes at the stream's rate, or its instructions.
         """
         if not self.plan.coded:

@@ -53,7 +53,7 @@ def team_work(
     the code of probes the compiler makes their products together, behind the wait for the second,
     unless a slice's weights may have been prefetched. Layers whose hidden vector has three slices
     show it too: with a wait for each the twin gives their QKV 0.5 us too much
-    (2026-11-24T031558-probes). `step_s`: of a loop over a tile's few-bit rows, for each time that
+    (2026-11-24T031558-probes). `step_s`: of a loop over a tile's low-bit rows, for each time that
     it is gone through.
     """
     team = team_for(matrix, dtype)

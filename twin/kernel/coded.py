@@ -1,7 +1,7 @@
 """Coded weights as the kernel finds them: the bytes of a tile, and what the table of stages says of
 them.
 
-A tile of few-bit weights holds the codes of its rows, one row after the other: a byte each, or two
+A tile of low-bit weights holds the codes of its rows, one row after the other: a byte each, or two
 of four bits, the first in the lower half. For a GPU, two rows of four bits share each load of 16
 bytes, PACK columns of both; rows of four bits are filled up to an even number.
 

@@ -23,7 +23,7 @@ from twin.schedule.memory import CONTEST
 
 # of a stage, where a plan has experts
 FIELDS = ("expert_page", "expert_units", "expert_rows", "expert_cols")
-CODED_FIELDS = ("expert_group", "expert_gap")  # also, where it has few-bit weights
+CODED_FIELDS = ("expert_group", "expert_gap")  # also, where it has low-bit weights
 
 
 @frozen
@@ -31,7 +31,7 @@ class Place:
     """Where the experts of a stage lie behind a rank's streams: [experts][column
     slices][rows][columns of a slice].
 
-    In a plan with few-bit weights it is [experts][row groups][column slices] of whole tiles with
+    In a plan with low-bit weights it is [experts][row groups][column slices] of whole tiles with
     their scales. Where each block has rows of its own, its groups begin with the first of them.
     `gap` then is the most that a block's last group fills up, and lies between any two blocks.
     """

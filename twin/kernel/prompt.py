@@ -30,7 +30,7 @@ class Prompt:
     values: tuple[int, ...] = ()
     stages: int = 0  # a pass ends before this stage
     chip_floats: int = 0  # of a block
-    # NVIDIA, few-bit weights: where decoded rows lie; a block's of a stage that multiplies the
+    # NVIDIA, low-bit weights: where decoded rows lie; a block's of a stage that multiplies the
     # normed residual, and of one whose output is added to it
     decoded: int = 0
     normed_floats: int = 0

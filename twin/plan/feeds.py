@@ -154,7 +154,7 @@ def _routed_up(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate:
     width = _slice(b, kind.width, down.format, b.ranks // b.options.expert_ranks)
     routed = _routed(b, kind)
     matrix = Piece(width, up.cols, stored(b, up), unit=2).matrix(())
-    # a tile of few-bit weights lies in memory with its scales: blocks do not divide its rows
+    # a tile of low-bit weights lies in memory with its scales: blocks do not divide its rows
     step = b.coding.rows_at_once(matrix.format, b.options) // matrix.unit if b.coding else 1
     owned = _shares(routed, width, b.blocks, step)
     act = b.value(

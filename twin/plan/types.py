@@ -223,7 +223,7 @@ class Matrix:
     @property
     def share_step(self) -> int:
         """Elements that blocks do not divide where they share the chosen experts' rows: a tile of
-        few-bit weights lies in memory with its scales.
+        low-bit weights lies in memory with its scales.
         """
         return self.tile_rows // self.unit if self.pack else 1
 

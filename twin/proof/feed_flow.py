@@ -86,7 +86,7 @@ def _shares_of_chosen(
     layer: LayerWalk, kind: ExpertFeed, width: int, matrix: Matrix | None
 ) -> tuple[Span, ...]:
     """One token on a rank with all experts always multiplies top_k of them: the stacked rows
-    themselves, divided evenly and in order, in whole tiles of a plan with few-bit weights.
+    themselves, divided evenly and in order, in whole tiles of a plan with low-bit weights.
     Otherwise a block's elements follow each other whatever the draw, with room for the largest.
     """
     blocks, options = layer.plan.blocks, layer.options

@@ -174,7 +174,7 @@ def _neighbours(plan: Plan) -> Iterator[Violation]:
 
 
 def _expert_tiles(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violation]:
-    """Tiles of few-bit weights lie in memory with their scales: of rows that blocks share, a block
+    """Tiles of low-bit weights lie in memory with their scales: of rows that blocks share, a block
     has whole ones, which lie in one expert.
     """
     if not matrix.pack or matrix.owned or stage.publishes is None:

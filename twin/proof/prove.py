@@ -334,7 +334,7 @@ def _outputs(plan: Plan) -> Iterator[Violation]:
 def _not_a_partition(owned: tuple[Span, ...], count: int) -> str:
     """Empty when the spans hold each of 0..count-1 exactly once, in block order. The kernel finds
     by a block's number what lies before its own: tokens that blocks have logits of, the rows that
-    neighbours of a prompt pass share, where a block's few-bit tiles of an expert begin.
+    neighbours of a prompt pass share, where a block's low-bit tiles of an expert begin.
     """
     at, before = 0, -1
     for (lo, hi), block in sorted(

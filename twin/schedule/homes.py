@@ -16,7 +16,7 @@ from twin.schedule.block import FOLD_COLUMNS
 from twin.schedule.products import tensor_products, whole_products
 from twin.schedule.teams import VECTORS, Team
 
-# column slices of which a thread keeps its elements in registers before few-bit weights; of more
+# column slices of which a thread keeps its elements in registers before low-bit weights; of more
 # they lie in the block's memory (cuda_quantised.cuh). Integers next to them take as many again,
 # and tensor cores look for theirs there anyway.
 REGISTER_PORTIONS, WHOLE_PORTIONS = 4, 2
@@ -49,7 +49,7 @@ class Residual:
 class FeedForward:
     """The input of down projections."""
 
-    in_memory: bool  # all of it, before few-bit weights of one format (cuda_quantised.cuh)
+    in_memory: bool  # all of it, before low-bit weights of one format (cuda_quantised.cuh)
     in_registers: int  # column slices; those of the others lie in shared memory (cuda_split.cuh)
     at_once: int  # column slices that are gathered together into registers
     rounds: int  # in which all of it is gathered, wherever it lies
@@ -96,7 +96,7 @@ def feed_forward(plan: Plan, team: Team) -> FeedForward:
 
 
 def _too_wide(plan: Plan, team: Team) -> bool:
-    """Is the input of few-bit down projections, all of one format, too wide for registers?"""
+    """Is the input of low-bit down projections, all of one format, too wide for registers?"""
     kinds = plan.kinds_by_input["ffn"]
     found = [s.matrix for s in plan.stages if s.matrix and s.kind in kinds]
     forms = {matrix.format for matrix in found}
@@ -120,7 +120,7 @@ def residual(plan: Plan, team: Team, ffn: FeedForward) -> Residual:
 
 
 def _in_shared_memory(plan: Plan, team: Team, ffn: FeedForward) -> bool:
-    """Where few-bit weights leave it no registers: who adds up parts of several ranks needs some
+    """Where low-bit weights leave it no registers: who adds up parts of several ranks needs some
     for one more vector, so there it lies in shared memory next to a feed-forward that does. In
     registers such steps spilled up to 652 bytes (Llama-3.1-70B in INT4 took 1,131 us instead of
     1,087 on two H200). Where nothing spills the ring's room is worth more.

@@ -55,7 +55,7 @@ class OfWarps:
     partials: int = MOST_WARPS  # of heads, that attention merges
     exchange: int = 0  # where threads hand over their fours, behind the sums of rows
     combined: int = 0  # where threads that hold the same columns combine attention's splits
-    # the residual between the stages that use it, where few-bit weights leave it no registers (Held
+    # the residual between the stages that use it, where low-bit weights leave it no registers (Held
     # in cuda_activation.cuh)
     held: int = 0
     # what of an input is too wide for registers (cuda_quantised.cuh, cuda_split.cuh), or an input

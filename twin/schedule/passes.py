@@ -53,7 +53,7 @@ class Passes:
     # NVIDIA: are rows decoded before they are multiplied? Does attention run on tensor cores?
     decodes: bool
     tensor: bool
-    # NVIDIA: rows of an expert that a block multiplies together; few-bit weights: blocks whose rows
+    # NVIDIA: rows of an expert that a block multiplies together; low-bit weights: blocks whose rows
     # of a down projection it multiplies together
     batch: int
     owners: int

@@ -28,7 +28,7 @@ AHEAD_REGISTERS = (
 # of them, where a bias is looked up ahead as well: a row group less of Qwen2-0.5B's, which spilled
 # else
 BIAS_REGISTERS = 32
-# the same of few-bit weights, whose pieces are 8 loads of 16 bytes and their scales: in pieces
+# the same of low-bit weights, whose pieces are 8 loads of 16 bytes and their scales: in pieces
 CODED_AHEAD = (
     (32, {"hidden": 2, "heads": 0, "ffn": 1}),
     (math.inf, {"hidden": 1, "heads": 0, "ffn": 0}),
@@ -151,7 +151,7 @@ def _registers(plan: Plan, teams: Mapping[str, Team]) -> dict[str, int]:
 
 
 def _of_plain(plan: Plan, widest: int) -> dict[str, int]:
-    """Before weights that are not few-bit."""
+    """Before weights that are not low-bit."""
     found = dict(next(registers for most, registers in AHEAD_REGISTERS if widest <= most))
     if plan.spec and plan.spec.qkv_bias:
         found["hidden"] -= BIAS_REGISTERS

@@ -26,7 +26,7 @@ def most_strips(plan: Plan) -> int:
 
 
 def has_strips(plan: Plan) -> bool:
-    """Does the kernel load its weights in strips? Few-bit ones it reads when it multiplies them."""
+    """Does the kernel load its weights in strips? Low-bit ones it reads when it multiplies them."""
     return plan.without_code() is None and not plan.coded
 
 

@@ -55,7 +55,7 @@ class Cutter:
     folded: bool = False
 
     def stage(self, stage: Stage) -> Stage:
-        """The stage with tiles. Raises PlanError for few-bit experts that are no whole tiles:
+        """The stage with tiles. Raises PlanError for low-bit experts that are no whole tiles:
         blocks beyond the last tile have no rows.
         """
         if stage.matrix is None:

@@ -1,4 +1,4 @@
-"""Models with few-bit weights or experts for what a GPU has to show next to its speed: small ones
+"""Models with low-bit weights or experts for what a GPU has to show next to its speed: small ones
 of every format and family, and the public ones whose runs repeat bit by bit.
 """
 
@@ -202,7 +202,7 @@ def repeats(bench: Bench, tokens: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """A few-bit model's weights as its 16-bit type holds them."""
+    """A low-bit model's weights as its 16-bit type holds them."""
 
     weights: Weights
     spec: ModelSpec  # the model in 16 bits

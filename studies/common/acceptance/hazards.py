@@ -31,7 +31,7 @@ READS = (
     # by scans on the tensor cores
     ("cuda_copies.cuh", "load_matrices"),
     ("cuda_copies.cuh", "load_transposed"),
-    # of few-bit codes and their scales
+    # of low-bit codes and their scales
     ("cuda.cuh", "load_four"),
     ("cuda.cuh", "load_two"),
     ("cuda.cuh", "load_one"),

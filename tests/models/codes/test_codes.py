@@ -1,4 +1,4 @@
-"""Formats of few-bit weights: encoding, decoding, and the parts that ranks and stages take of a
+"""Formats of low-bit weights: encoding, decoding, and the parts that ranks and stages take of a
 matrix.
 """
 
