@@ -292,3 +292,26 @@ def test_shipped_study_can_be_read_and_states_question_and_prediction_first(file
     assert found.question
     assert found.prediction
     assert (file.parent / "README.md").is_file()
+
+
+def test_a_table_by_the_best_plans_names_them_and_is_nowhere_slower(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    """One GPU has one plan, and a cell whose plan the study names keeps it."""
+
+    def cells(**changes: Any) -> list[dict[str, Any]]:
+        grid = {"models": [str(checkpoint)], "nodes": ["1xh200", "2xh200"]}
+        options = {"context": 64, "blocks": 8} | changes.pop("options", {})
+        asked = read_study(study(tmp_path, **grid, options=options, **changes)).body
+        outcome = asked.run(Runner.inline())
+        (table,) = (t for part in outcome.parts for t in part.tables if t.name == "cells")
+        names = [column.name for column in table.columns]
+        return [dict(zip(names, row, strict=True)) for row in table.rows]
+
+    fixed, best = cells(), cells(plans="best")
+    assert "plan" not in fixed[0]
+    assert best[0]["plan"] == "default options"
+    assert best[1]["plan"].startswith(("1 GPU", "2 GPUs"))
+    speed = "tokens/s, predicted"
+    assert all(b[speed] >= f[speed] * 0.997 for b, f in zip(best, fixed, strict=True))
+    assert "plan" not in cells(plans="best", options={"residual": "replicated"})[1]

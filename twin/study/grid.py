@@ -51,6 +51,7 @@ class Cell:
     node: str
     at: tuple[tuple[str, Plain], ...]
     point: Point
+    plan: str = ""  # that was found for it; empty: default options and the study's
 
     def value(self, axis: str) -> Plain:
         """Its place on an axis; `model` and `node` are axes too."""

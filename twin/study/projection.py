@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from twin.calibrate.known_error import known_error
 from twin.data import did_you_mean
-from twin.errors import ConfigError, OutputError, PlanError
+from twin.errors import ConfigError, OutputError, PlanError, TwinError
 from twin.files import check_stems
 from twin.machines.load import load_machine
 from twin.reading import Check, FieldError, Parse, Reader, one_of, quantity
@@ -23,6 +23,7 @@ from twin.study.depth import Depths, times
 from twin.study.fields import MOST_NUMBER, Head, percent
 from twin.study.grid import MODEL, NODE, Cell, Grid, GridFields
 from twin.study.interval import Draws, Interval
+from twin.study.optimise import found_by, search, searched
 from twin.study.options import Plain
 from twin.study.outcome import Outcome
 from twin.study.point import Point, Row
@@ -33,6 +34,8 @@ from twin.text import shown
 
 REFUSE: Final = "refuse"
 SHOW: Final = "show"
+FIXED: Final = "fixed"
+BEST: Final = "best"
 MOST_POINTS = 1_000_000  # cells and their draws
 
 
@@ -48,12 +51,14 @@ class Projection:
     closely: tuple[tuple[str, str], ...]  # (model, node) whose steps are looked into
     machines: tuple[str, ...]  # with weights on chip, for comparison
     impossible: str  # REFUSE or SHOW cells that cannot be planned
+    plans: str = FIXED  # or BEST: of every cell on several GPUs whose plan the study does not name
 
     def run(self, runner: Runner) -> Outcome:
         cells = list(self.grid.cells())
+        self._check(cells, runner)
+        cells = [self._planned(cell, runner) for cell in cells]
         close = [cell for cell in cells if (cell.model, cell.node) in self.closely]
         _check_tables(close)
-        self._check(cells, runner)
         ladders = [ladder.rungs(cell.point) for cell in close]
         tried = [trials(cell.point) for cell in close]
         rows = dict(zip(cells, runner.rows([cell.point for cell in cells], "cells"), strict=True))
@@ -101,6 +106,18 @@ class Projection:
                     f"{cell}: {problem}; change or remove it, or write `impossible: {SHOW}` to "
                     "show such cells as empty"
                 )
+
+    def _planned(self, cell: Cell, runner: Runner) -> Cell:
+        """With the plan that is taken."""
+        if self.plans == FIXED or not searched(cell.point):
+            return cell
+        try:
+            found = found_by(search(cell.point), runner, f"plans of {cell}")
+        except TwinError:  # shown as a cell that is not possible
+            return cell
+        best = found.best
+        mark = " (simulator only)" if best.only_simulated else ""
+        return dataclasses.replace(cell, point=best.way.of(cell.point), plan=f"{best.way}{mark}")
 
     def _compute_all(
         self,
@@ -213,6 +230,7 @@ class File(Head, GridFields):
     closely: tuple[Pair, ...] = ()
     machines: tuple[Annotated[str, Check(load_machine)], ...] = ()
     impossible: Literal["refuse", "show"] = REFUSE
+    plans: Literal["fixed", "best"] = FIXED
 
     def asks(self, reader: Reader, folder: Path) -> Projection:
         grid, draws = self.grid(reader), self.intervals
@@ -248,6 +266,7 @@ class File(Head, GridFields):
             tuple((one.model, one.node) for one in self.closely),
             self.machines,
             self.impossible,
+            self.plans,
         )
 
 

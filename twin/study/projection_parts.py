@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -78,9 +79,14 @@ class Roofline:
     def tokens_per_s(self, cell: Cell) -> float:
         node = cell.point.on_node()
         rate = self.bytes_per_s.get(
-            cell.node, node.gpus * node.device.memory.peak_bytes_per_s.value
+            cell.node, _gpus(cell) * node.device.memory.peak_bytes_per_s.value
         )
         return self.utilisation * rate / step_bytes(cell)
+
+
+def _gpus(cell: Cell) -> int:
+    """Of the cell's node, also where its plan takes fewer."""
+    return dataclasses.replace(cell.point, node=cell.node).on_node().gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +172,11 @@ def _notes(
         "p90 lie eight of ten: of held-out engine runs of the node's device about as large, where "
         "there are any."
     )
+    if any(answer.cell.plan for answer in answers):
+        yield (
+            "plan: the best that a search finds for the cell (twin optimise). Simulator only: our "
+            "engine has no code for one of its options."
+        )
     if draws:
         yield (
             f"Elsewhere p10 and p90 are of {draws.draws} draws (seed {draws.seed}) of every rate "
@@ -206,6 +217,8 @@ def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
     }
     for at, (name, _) in enumerate(answers[0].cell.at):
         columns[Column(name, Shown.TEXT)] = lambda a, at=at: _spoken(a.cell.at[at][1])  # type: ignore[misc]
+    if any(answer.cell.plan for answer in answers):
+        columns[Column("plan", Shown.TEXT)] = lambda a: a.cell.plan or "default options"
     columns[Column("tokens/s, predicted")] = _if_possible(lambda row: row.tokens_per_s)
     if any(answer.interval for answer in answers):
         columns |= ENDS
