@@ -105,10 +105,16 @@ def digests(folder: Path, only: str = "") -> dict[str, dict[str, str]]:
         found[case] = _simulated(words, folder)
         plan = defaults.plan_for(load_model(words[0]), load_node(words[1]), **_options(words[2:]))
         if plan.simulation_only() is None:
-            found[case]["image"] = digest(tables.image(plan).tobytes())
+            found[case]["image"] = digest(_image(tables, plan).tobytes())
             found[case]["header"] = digest(code_of(header.header(plan)))
         print(case, file=sys.stderr, flush=True)
     return found
+
+
+def _image(tables: Any, plan: Any) -> Any:
+    """Of this tree, or of one where it was a function."""
+    made = tables.layout(plan)
+    return made.image() if hasattr(made, "image") else tables.image(plan)
 
 
 def _options(words: tuple[str, ...]) -> dict[str, Any]:

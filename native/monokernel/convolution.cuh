@@ -9,7 +9,7 @@ namespace twin {
 
 // Where states lie that are no caches: behind the cached keys and values.
 __device__ __forceinline__ float* first_state(const Block& b) {
-  constexpr u64 ALIGNED = 256;  // bytes; STATE_ALIGNED in twin/kernel/recurrent.py
+  constexpr u64 ALIGNED = 256;  // bytes; STATE_ALIGNED in twin/kernel/tables.py
   const u64 cached = u64(b.plan.kv_stages) * u64(b.plan.kv_items) * 2 *
                      u64(b.plan.item_positions) * ROW;
   return reinterpret_cast<float*>(b.memory.kv + (cached + ALIGNED - 1) / ALIGNED * ALIGNED);

@@ -42,7 +42,7 @@ def stamp() -> Stamp:
 
 def main() -> None:
     recording = load(RECORDED)
-    shown = traced_blocks(recording.plan)
+    shown = traced_blocks(recording.plan.options.blocks)
     found = side_by_side(recording, calibrated_node(NODE), shown=shown, steps=2)
     chart = Bars(
         tuple(one.kind for one in found.stages),

@@ -28,7 +28,7 @@ from tests.proof.mutations import MUTATIONS
 from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams, sample
 from twin.errors import PlanError, TwinError
-from twin.kernel.tables import image
+from twin.kernel.tables import layout
 from twin.models.formats import format_named
 from twin.models.load import from_config
 from twin.models.quantized import requantized
@@ -84,7 +84,7 @@ def attack(chance: random.Random, folder: Path) -> str:
         return "refused"
     if plan.simulation_only():
         return "accepted for the twin"
-    if np.array_equal(image(plan), image(base)):
+    if np.array_equal(layout(plan).image(), layout(base).image()):
         return "the same to the kernel"
     compute(plan, what)
     return "accepted and right"

@@ -17,7 +17,7 @@ from twin.calibrate.peer_probes import (
 )
 from twin.calibrate.recipe import link_groups
 from twin.engine.cuda_build import compile_cubin
-from twin.engine.host import run_probe
+from twin.engine.host import HostEngine
 from twin.errors import PlanError, ToolchainError
 from twin.hardware.floor import exchange_floor_s
 from twin.plan.peer_probes import over_gpus
@@ -41,7 +41,8 @@ def test_a_probe_over_gpus_is_proven_and_runs_on_emulated_ones(gpus: int) -> Non
         prove(made)
         assert made.ranks == gpus
         assert all(value.pushed for value in made.values)
-        seconds = run_probe(made, steps=3, warmup=1)
+        with HostEngine(made, None) as running:
+            seconds = running.step_seconds(steps=3, warmup=1)
         assert np.isfinite(seconds).all()
         assert (seconds > 0).all()
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from tests.engine.small_engine import LLAMA, TOKENS, engine, error, expected, planned
-from twin.kernel.recurrent import STATE_ALIGNED, state_bytes
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.layers import Layer
 from twin.models.mixers import GroupedAttention, ShortConvolution
@@ -114,7 +113,7 @@ def test_histories_are_counted_as_memory_and_as_bytes_of_a_step() -> None:
         planned(convolved(replace(CONVOLUTION, conv=conv)), blocks=5) for conv in (3, 4)
     )
     position = 3 * 64 * 4  # bytes of three layers' channels
-    assert state_bytes(plan) == STATE_ALIGNED + 2 * position
+    assert plan.kernel_state_bytes == 2 * position
     assert longer.memory_bytes() - plan.memory_bytes() == position
     assert longer.kv_bytes() - plan.kv_bytes() == position
 

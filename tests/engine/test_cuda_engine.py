@@ -26,7 +26,7 @@ from tests.engine.small_engine import (
     sums_what_comes_later,
 )
 from tests.h200 import H200
-from twin.engine.cuda import CudaEngine, run_probe
+from twin.engine.cuda import CudaEngine
 from twin.engine.generate import Piece, Request, complete
 from twin.engine.sampling import SamplingParams, sample
 from twin.engine.weights import random_weights
@@ -628,7 +628,9 @@ def test_cancel_returns_what_was_generated(execution: Execution) -> None:
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 def test_every_probe_runs(execution: Execution, handoff: HandOffKind) -> None:
     for probe in probes_of(execution, handoff):
-        seconds = run_probe(probe, steps=5, warmup=1)
+        with CudaEngine(probe, None) as running:
+            running.fill_random(0)
+            seconds = running.step_seconds(steps=5, warmup=1)
         assert seconds.shape == (5,)
         assert (seconds > 0).all()
 

@@ -19,7 +19,7 @@ from tests.engine.small_engine import (
     run_script,
     sanitized,
 )
-from twin.engine.host import run_probe
+from twin.engine.host import HostEngine
 from twin.errors import EngineError
 from twin.plan.types import Execution, HandOffKind, StageKind
 from twin.schedule import memory
@@ -44,7 +44,8 @@ def test_a_trace_orders_each_blocks_stages() -> None:
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 def test_every_probe_runs(execution: Execution, handoff: HandOffKind) -> None:
     for probe in probes(LIMITS, execution, handoff, blocks=2, vocab=1000):
-        seconds = run_probe(probe, steps=5, warmup=1)
+        with HostEngine(probe, None) as running:
+            seconds = running.step_seconds(steps=5, warmup=1)
         assert seconds.shape == (5,)
         assert (seconds > 0).all()
 

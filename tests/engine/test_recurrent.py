@@ -32,7 +32,6 @@ from twin.engine.host import HostEngine
 from twin.engine.weights import format_of, open_checkpoint, random_weights
 from twin.errors import ConfigError
 from twin.kernel.header import header
-from twin.kernel.recurrent import state_bytes
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import format_named
 from twin.models.layers import Layer
@@ -290,7 +289,7 @@ def test_the_plan_counts_the_memory_of_states() -> None:
     assert (scan.items, scan.page) == (16, 8)
     item = 4 * (8 * 8 + 3 * (8 + 8 + 8))
     assert scan.held_bytes == 16 * item
-    assert state_bytes(plan) == 256 + 3 * 16 * item
+    assert plan.kernel_state_bytes == 3 * 16 * item
 
 
 def test_only_a_plan_with_states_has_them_in_its_tables() -> None:

@@ -18,13 +18,14 @@ from tests.gfx942.code import Code, Instruction, code_of
 from tests.gfx942.interpreter import Launched, load, run
 from twin import toolchain
 from twin.engine.cuda import new_launch
-from twin.engine.hip_build import STATUS_BYTES, clang, definitions
+from twin.engine.hip_build import clang, definitions
 from twin.engine.host import _Arenas
 from twin.engine.session import Session, address
 from twin.engine.weights import random_weights
 from twin.errors import ToolchainError
 from twin.kernel.header import Control, Request, header
 from twin.plan.types import Plan
+from twin.schedule.local import STATUS_BYTES
 from twin.schedule.strips import THREADS
 
 WATCHDOG_S = 0.003  # of the interpreter's clock, in which a microsecond is 800 instructions
@@ -55,7 +56,7 @@ class Stepped(Session):
     def __init__(self, plan: Plan, *, watchdog_s: float) -> None:
         super().__init__(plan, trace=False, watchdog_s=watchdog_s)
         assert plan.spec is not None
-        self._launch_bytes = ctypes.sizeof(new_launch(plan))
+        self._launch_bytes = ctypes.sizeof(new_launch(plan.options))
         self.arguments_bytes = (self._launch_bytes + 24 + 7) // 8 * 8
         self._arenas = _Arenas(plan, random_weights(plan.spec, SEED, plan.options.weight_dtype))
         self._words = np.zeros(ctypes.sizeof(Control), np.uint8)
@@ -96,7 +97,7 @@ class Stepped(Session):
         self._words[:] = 0
         if self.clears:
             self.reported[:] = -1
-        launch = new_launch(self.plan)
+        launch = new_launch(self.plan.options)
         launch.request, launch.control = request, ctypes.addressof(self._control)
         for rank, memory in enumerate(self._arenas.ranks):
             launch.ranks[rank] = memory

@@ -13,7 +13,6 @@ from tests.engine.small_engine import LANED, TOKENS, expected
 from tests.gfx942.code import Instruction, compiled, narrower, nothing, patched, read_code
 from tests.gfx942.emulated import Emulated
 from tests.gfx942.small import small
-from twin.engine.hip_build import numbered_by_die
 from twin.errors import EngineError
 from twin.plan.types import CollectiveKind, HandOffKind, Placement, Plan
 
@@ -45,7 +44,7 @@ def off(running: Emulated) -> float:
 def test_however_blocks_are_dealt_neighbours_share_a_die(name: str, seed: int) -> None:
     plan, dies = PLANS[name], 2 + seed % 7
     running = Emulated(plan, seed=seed, dies=dies)
-    assert numbered_by_die(plan)
+    assert plan.numbered_by_die
     assert off(running) < CLOSE
     drawn, gpus = np.random.default_rng(seed), plan.options.gpus
     for places in running.places.reshape(gpus, -1).tolist():
@@ -57,7 +56,7 @@ def test_a_flat_plans_blocks_keep_the_numbers_that_the_hardware_gives_them() -> 
     running = Emulated(plan, seed=4, dies=8)
     running.logits(PROMPT[:1])
     drawn = np.random.default_rng(4)
-    assert not numbered_by_die(plan)
+    assert not plan.numbered_by_die
     assert running.places.tolist() == [int(drawn.integers(8)) for _ in range(plan.blocks)]
     assert (running.reported == -1).all(), "nobody asks"
 

@@ -46,7 +46,7 @@ class Timed(Runtime):
 
         def compiled(plan: Plan, arch: str, *, trace: bool = False) -> HipReport:
             check_runs(plan)
-            code = code_object.pretended(arguments_after(type(new_launch(plan))))
+            code = code_object.pretended(arguments_after(type(new_launch(plan.options))))
             return HipReport(
                 arch, vgprs=1, vgpr_spills=0, scratch_bytes=0, lds_bytes=1, code_object=code
             )

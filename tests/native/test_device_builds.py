@@ -16,7 +16,7 @@ from tests.kernel.test_on_chip import mixtral
 from tests.models.codes.names import ON_EVERY_DEVICE
 from twin.calibrate.gpu_probes import gpu_probes
 from twin.data import data_dir
-from twin.engine.cuda_build import FLAGS, HOPPER, compile_cubin, threads
+from twin.engine.cuda_build import FLAGS, HOPPER, THREADS, compile_cubin
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
 from twin.kernel.header import header
@@ -174,7 +174,7 @@ def test_the_kernel_compiles_for_hopper_without_spills(model: str, name: str) ->
             raise
         pytest.skip(str(error))
     assert (report.spill_bytes, report.stack_bytes) == (0, 0)
-    assert report.registers <= 65536 // threads(plan)
+    assert report.registers <= 65536 // THREADS
     assert report.shared_bytes <= H200.on_chip_bytes
     assert report.cubin.startswith(b"\x7fELF")
 
@@ -202,7 +202,7 @@ def test_prompt_passes_compile_for_hopper(model: str, name: str) -> None:
         if "installed" not in str(error) and "loaded" not in str(error):
             raise
         pytest.skip(str(error))
-    assert passes.registers <= 65536 // threads(plan)
+    assert passes.registers <= 65536 // THREADS
 
 
 def headed(head_dim: int) -> Plan:

@@ -22,7 +22,7 @@ from twin.kernel.fields import FIELDS, record
 from twin.kernel.header import ENUMS, Control, RankMemory, Request, header
 from twin.kernel.runs import runs
 from twin.kernel.streams import PAGE_BYTES, pack
-from twin.kernel.tables import image, layout
+from twin.kernel.tables import layout
 from twin.models.load import load_model
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
 from twin.plan.shards import stage_matrix
@@ -184,7 +184,8 @@ def test_structs_have_the_size_that_the_compiler_gives_them() -> None:
 
 def test_the_image_holds_every_table_row_by_row() -> None:
     plan = planned(handoff=HandOffKind.SENTINEL)
-    words, made = image(plan), layout(plan)
+    made = layout(plan)
+    words = made.image()
     for at, (name, table) in enumerate(made.tables.items(), start=1):
         fields = FIELDS[name][1]
         rows = words[words[at] :][: len(table) * len(fields)].reshape(-1, len(fields))

@@ -113,7 +113,7 @@ class Wanted:
 def simulated() -> Page:
     node = load_node("1xh200")
     plan = plan_for(TINY, node, blocks=8)
-    result = simulate(plan, node, trace=True, blocks=traced_blocks(plan))
+    result = simulate(plan, node, trace=True, blocks=traced_blocks(plan.options.blocks))
     both = (ran("a", 110.0, 100.0, 0.01), ran("b", 900.0, 1000.0, 0.02))
     compared = Validation(both, node="host", fit="a-run")
     effects = [

@@ -39,7 +39,7 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="module")
 def result(plan: Plan) -> Result:
-    return simulate(plan, NODE, trace=True, blocks=step.traced_blocks(plan))
+    return simulate(plan, NODE, trace=True, blocks=step.traced_blocks(plan.options.blocks))
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_timeline_covers_the_step(plan: Plan, result: Result) -> None:
         result.step_s * 1e6, rel=1e-6
     )
     assert {span.row for span in blocks} == {
-        f"Gpu[0].Die[0].Block[{b}]" for b in step.traced_blocks(plan)
+        f"Gpu[0].Die[0].Block[{b}]" for b in step.traced_blocks(plan.options.blocks)
     }
 
 

@@ -4,7 +4,6 @@ ceiling, and on several GPUs an all-reduce of the model's size.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -158,17 +157,6 @@ def fitted(make: Callable[[Mapping[str, Any]], Plan], chosen: Mapping[str, Any])
     return make(
         {"ring_slots": slots, "window_slots": min(slots, chosen.get("window_slots", slots))}
     )
-
-
-def mean_bytes(plan: Plan, *, context: int, tokens: int) -> int:
-    """Bytes of a timed step: all weights, and the keys and values cached before it, in the mean of
-    steps `context`, `context` + 1 ...
-    """
-    cached = sum(
-        dataclasses.replace(plan, options=replace(plan.options, context=context + step)).kv_bytes()
-        for step in range(tokens)
-    )
-    return plan.weight_bytes() + round(cached / tokens)
 
 
 def shape_peer(spec: ModelSpec, dtype: DType) -> ModelSpec:

@@ -14,7 +14,7 @@ from typing import Any
 
 from twin.bench import nccl, peers, timing
 from twin.bench.measure import CEILING, RESIDENT, Measured, Settings
-from twin.bench.plans import IDLE, LOADED, UNDISTURBED, Plans, mean_bytes
+from twin.bench.plans import IDLE, LOADED, UNDISTURBED, Plans
 from twin.bench.several import NCCL
 from twin.bench.source import Source
 from twin.hardware.types import Node
@@ -40,7 +40,7 @@ def build(
     commit: str,
 ) -> dict[str, Any]:
     """result.json: the fields of `record.Fields`, and what a later reader needs to judge them."""
-    bytes_per_step = mean_bytes(plans.resident, context=settings.context, tokens=settings.tokens)
+    bytes_per_step = plans.resident.mean_bytes(context=settings.context, tokens=settings.tokens)
     by_variant = {name: timing.summary(measured.samples, name) for name in measured.about}
     ceiling = plans.ceiling.bytes_per_step() / by_variant[CEILING]["us_per_token"] * 1e6
     variants = {

@@ -13,7 +13,7 @@ from twin.calibrate.gpu_mixers import CHOICE, STATES
 from twin.calibrate.gpu_probes import QUICK, SLOT, gpu_probes
 from twin.calibrate.probes import Probe
 from twin.plan.build import dies
-from twin.plan.types import Execution, Limits, Placement, Plan
+from twin.plan.types import Execution, Limits, Placement
 from twin.schedule.strips import MOST_STRIPS, STRIP_BYTES, strips_of, with_strips
 
 WINDOW = re.compile(r"(.*)-window(\d+)")
@@ -43,16 +43,13 @@ def amd_probes(limits: Limits, *, quick: bool) -> list[Probe]:
 def _named(found: dict[tuple[str, int], Probe]) -> Iterator[Probe]:
     """Probes by question and strips, with the window that they have in their name."""
     for (question, strips), probe in found.items():
-        plan = _flat(with_strips(probe.plan, strips or MOST_STRIPS))
+        plan = with_strips(probe.plan, strips or MOST_STRIPS)
+        # blocks where the hardware deals them, weights where it has room
+        options = replace(plan.options, placement=Placement.FLAT)
+        plan = replace(plan, options=options, die_of_block=dies(options, plan.limits.dies))
         window = f"-window{plan.options.window_slots}" if strips else ""
         if not strips or strips_of(plan) == strips:  # else it is probed with fewer
             yield replace(probe, name=f"{question}{window}", plan=plan)
-
-
-def _flat(plan: Plan) -> Plan:
-    """Blocks where the hardware deals them, weights where it has room."""
-    options = replace(plan.options, placement=Placement.FLAT)
-    return replace(plan, options=options, die_of_block=dies(options, plan.limits.dies))
 
 
 def _key(name: str) -> tuple[str, int]:

@@ -21,6 +21,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 
 from twin import kernel, schedule
@@ -31,9 +32,9 @@ from twin.errors import InvalidPlan
 from twin.files import csv_text, write
 from twin.hardware.load import load_node
 from twin.hardware.types import Device
-from twin.plan.types import Options, Plan, StageKind
+from twin.plan.types import Options, StageKind
 from twin.schedule.choose import schedule_of
-from twin.schedule.teams import team_for
+from twin.schedule.types import Schedule
 
 FILE = "kernels.csv"
 DIGITS = 12
@@ -100,25 +101,21 @@ def _included(main: str, native: Mapping[str, str]) -> set[str]:
 # ---- runs of older kernels -----------------------------------------------------------------------
 
 
-def _splits_in_turn(plan: Plan) -> bool:
+def _splits_in_turn(schedule: Schedule) -> bool:
     """Did threads without columns make a round of attention's splits wait for each slice?"""
-    matrices = (s.matrix for s in plan.stages if s.kind is StageKind.O_PROJ and s.matrix)
-    matrix = next(matrices, None)
-    if not plan.limits.teams or matrix is None or matrix.format is not None:
+    stages = schedule.plan.stages
+    projections = [s.matrix for s in stages if s.kind is StageKind.O_PROJ and s.matrix]
+    if not schedule.warps or not projections or projections[0].format is not None:
         return False
-    team = team_for(matrix, plan.options.weight_dtype)
-    return team is not None and team.portions > 1 and not team.full
-
-
-def _by_fours(plan: Plan) -> bool:
-    return schedule_of(plan).by_fours
+    team = schedule.warps.teams["heads"]
+    return team.portions > 1 and not team.full
 
 
 SPLITS = "splits-at-once"
 # What changed for some plans, by name: the plans whose speed it changed.
-CHANGES: Mapping[str, Callable[[Plan], bool]] = {
+CHANGES: Mapping[str, Callable[[Schedule], bool]] = {
     # narrow residuals on one NVIDIA GPU by fours of each thread (cuda_activation.cuh): -2 to -15 %
-    "residual-by-fours": _by_fours,
+    "residual-by-fours": attrgetter("by_fours"),
     # all slices of a round of splits requested at once (ALL_LOOK in cuda_activation.cuh): to -8 %
     SPLITS: _splits_in_turn,
 }
@@ -138,7 +135,7 @@ def is_superseded(run: Experiment, device: str) -> bool:
         plan = run.plan(device)
     except InvalidPlan:
         return False
-    return any(CHANGES[name](plan) for name in found.lacks)
+    return any(CHANGES[name](schedule_of(plan)) for name in found.lacks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from twin.calibrate.probes import STAGES, Probe
 from twin.cost.attention import item_kv_bytes
 from twin.hardware.types import Device
 from twin.models.spec import DType
-from twin.plan.types import Plan
 
 UNHINDERED = 2.0  # what a consumer multiplies without its sums, against what it consumes (judged)
 LOADED = 2.0  # idle hops
@@ -106,9 +105,16 @@ def _attended(probes: list[Probe], seconds: Seconds) -> dict[str, float]:
     if len(alone) < 2:
         return {}
     short, long = (pick(alone, key=lambda p: p.plan.options.context) for pick in (min, max))
-    size, items = ([measure(p.plan) for p in (short, long)] for measure in (_scanned_bytes, _items))
+    items = [
+        [(stage, item) for stage in p.plan.stages for span in stage.items for item in range(*span)]
+        for p in (short, long)
+    ]
+    size = [
+        sum(item_kv_bytes(p.plan, stage, item) for stage, item in found)
+        for p, found in zip((short, long), items, strict=True)
+    ]
     rate = (size[1] - size[0]) / max(1e-9, seconds[long.name] - seconds[short.name])
-    fixed = (seconds[short.name] - size[0] / rate) / items[0] if rate > 0 else 0.0
+    fixed = (seconds[short.name] - size[0] / rate) / len(items[0]) if rate > 0 else 0.0
     return {
         path: value
         for path, value in (("kernel.kv_bytes_per_s", rate), ("kernel.item_s", fixed))
@@ -121,19 +127,6 @@ def _code_bytes(probe: Probe) -> float:
     (matrix,) = (matrix for stage in probe.plan.stages for matrix in stage.matrices)
     assert matrix.format is not None
     return matrix.rows * matrix.cols * matrix.format.bits / 8
-
-
-def _scanned_bytes(plan: Plan) -> int:
-    return sum(
-        item_kv_bytes(plan, stage, item)
-        for stage in plan.stages
-        for items in stage.items
-        for item in range(*items)
-    )
-
-
-def _items(plan: Plan) -> int:
-    return sum(hi - lo for stage in plan.stages for lo, hi in stage.items)
 
 
 def _bend(streams: list[Probe], blocks: int, seconds: Seconds, device: Device) -> Knee | None:

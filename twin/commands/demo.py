@@ -266,7 +266,7 @@ def _step_here(model: DemoModel) -> list[Section]:
     """
     node = calibrated_node("1xhost")
     plan = Case(model.spec, node, {"context": TOKENS}).plan()
-    result = simulate(plan, node, trace=True, blocks=traced_blocks(plan))
+    result = simulate(plan, node, trace=True, blocks=traced_blocks(plan.options.blocks))
     return [*pages.timeline(plan, result), pages.attribution(result)]
 
 

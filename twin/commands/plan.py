@@ -12,7 +12,7 @@ from twin.commands.inputs import case_of
 from twin.commands.output import emit
 from twin.hardware.floor import ceiling, exchange_floor_s, floor_s
 from twin.hardware.types import Node
-from twin.plan.types import Plan
+from twin.plan.types import Options, Plan
 from twin.report import words
 from twin.report.tables import count, facts, percent, table
 from twin.schedule.choose import schedule_of
@@ -23,6 +23,8 @@ EXAMPLES = """\
   twin plan laneformer-2b 8xmi300x
   twin plan qwen3-8b 4xh200 --context 4096 --blocks 128
   twin plan llama-3.1-8b 8xh200 --execution graph --collective library"""
+
+ON_CHIP, MEMORY = IN_BYTES = ("on-chip memory per block", "device memory per GPU")
 
 
 def add(commands: Subparsers) -> None:
@@ -93,7 +95,19 @@ def gpus_text(found: tuple[Offer, ...], plan: Plan, bound: float) -> str:
 
 def summary(plan: Plan, node: Node) -> dict[str, Any]:
     """The plan in numbers, for machines."""
+    options, limits = plan.options, plan.limits
     floor = floor_s(node.device, node.gpus, plan.bytes_per_step())
+    # over one step: how many, bytes streamed by all GPUs; waits, publications, resets of a rank
+    kinds: dict[str, dict[str, int]] = defaultdict(
+        lambda: dict.fromkeys(("count", "bytes", "waits", "publishes", "resets"), 0)
+    )
+    for stage in plan.stages:
+        row = kinds[stage.kind.value]
+        row["count"] += 1
+        row["bytes"] += plan.moved_bytes(stage)
+        row["waits"] += len(stage.reads)
+        row["publishes"] += stage.publishes is not None
+        row["resets"] += len(stage.resets)
     return {
         "name": plan.name,
         "node": node.name,
@@ -106,50 +120,29 @@ def summary(plan: Plan, node: Node) -> dict[str, Any]:
         "bytes_per_step": plan.bytes_per_step(),
         "floor_s": floor,
         "floor_tokens_per_s": 1 / floor,
-        "budgets": {name: {"used": used, "limit": limit} for name, used, limit, _ in budgets(plan)},
-        "stage_kinds": stage_kinds(plan),
-        "options": options_json(plan),
+        "budgets": {
+            name: {"used": used, "limit": limit}
+            for name, used, limit in (
+                ("blocks per GPU", options.blocks, limits.blocks),
+                (ON_CHIP, schedule_of(plan).block_bytes, limits.on_chip_bytes),
+                (MEMORY, plan.memory_bytes(), limits.memory_bytes),
+                ("KV positions", options.context, options.max_context),
+            )
+        },
+        "stage_kinds": dict(kinds),
+        "options": options_json(plan.options),
         "schedule": schedule_of(plan).id,
         "simulation_only": plan.simulation_only(),
         "valid": True,
     }
 
 
-def options_json(plan: Plan) -> dict[str, Any]:
+def options_json(options: Options) -> dict[str, Any]:
     """The engine options in force, as the command line spells their values."""
-    options = plan.options
     return {
         one.name: getattr(value := getattr(options, one.name), "value", value)
         for one in dataclasses.fields(options)
     }
-
-
-def budgets(plan: Plan) -> list[tuple[str, int, int, str]]:
-    """(name, used, limit, unit)."""
-    limits = plan.limits
-    return [
-        ("blocks per GPU", plan.options.blocks, limits.blocks, ""),
-        ("on-chip memory per block", schedule_of(plan).block_bytes, limits.on_chip_bytes, "B"),
-        ("device memory per GPU", plan.memory_bytes(), limits.memory_bytes, "B"),
-        ("KV positions", plan.options.context, plan.options.max_context, ""),
-    ]
-
-
-def stage_kinds(plan: Plan) -> dict[str, dict[str, int]]:
-    """Per kind of stage, over one step: how many, bytes streamed by all GPUs, and waits,
-    publications, resets of a rank.
-    """
-    kinds: dict[str, dict[str, int]] = defaultdict(
-        lambda: dict.fromkeys(("count", "bytes", "waits", "publishes", "resets"), 0)
-    )
-    for stage in plan.stages:
-        row = kinds[stage.kind.value]
-        row["count"] += 1
-        row["bytes"] += plan.moved_bytes(stage)
-        row["waits"] += len(stage.reads)
-        row["publishes"] += stage.publishes is not None
-        row["resets"] += len(stage.resets)
-    return dict(kinds)
 
 
 def _division(data: dict[str, Any]) -> str:
@@ -179,8 +172,8 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
         for kind, r in data["stage_kinds"].items()
     ]
     used = [
-        (name, *_in_one_unit(have, limit, unit, "" if have <= limit else " (shared)"))
-        for name, have, limit, unit in budgets(plan)
+        (name, *_in_one_unit(budget["used"], budget["limit"], "B" if name in IN_BYTES else ""))
+        for name, budget in data["budgets"].items()
     ]
     ring = (
         f"{options.ring_slots} slots of {format_quantity(options.slot_bytes, 'B')}, "
@@ -211,10 +204,11 @@ def text(plan: Plan, node: Node, data: dict[str, Any]) -> str:
     return "\n\n".join([head, kinds, table(("budget", "used", "limit"), used), facts(about)])
 
 
-def _in_one_unit(have: int, limit: int, unit: str, remark: str) -> tuple[str, str]:
+def _in_one_unit(have: int, limit: int, unit: str) -> tuple[str, str]:
     """Both in the limit's unit, so that they can be compared: 225 of 227 KiB, not 231 kB of 227
     KiB.
     """
+    remark = "" if have <= limit else " (shared)"
     if not unit:
         return format_quantity(have, unit), format_quantity(limit, unit) + remark
     said = format_quantity(limit, unit, binary=True)

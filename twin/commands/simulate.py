@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
         rates, prompt = _rates_and_prompt(args, case, plan)
     steps = args.steps if args.steps is not None else usual_steps(plan)
     named = f"{case.spec.name} on {case.node.name}"
-    traced = traced_blocks(plan) if args.trace or args.report else None
+    traced = traced_blocks(plan.options.blocks) if args.trace or args.report else None
     with underway(f"simulating {steps} steps of {named}"):
         result = simulate(
             plan,
@@ -290,7 +290,7 @@ def to_json(plan: Plan, node: Node, result: Result, known: KnownError | None) ->
     named = {
         "model": plan.spec.name if plan.spec else plan.name,
         "node": node.name,
-        "options": options_json(plan),
+        "options": options_json(plan.options),
     }
     return (
         named

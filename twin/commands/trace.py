@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     result = side_by_side(
         recording,
         calibrated_node(args.node),
-        shown=traced_blocks(recording.plan),
+        shown=traced_blocks(recording.plan.options.blocks),
         steps=args.steps,
     )
     if args.out:

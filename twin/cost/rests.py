@@ -60,6 +60,12 @@ def _of_kernel(plan: Plan, device: Device) -> dict[str, bool]:
     kernel, kinds = device.kernel, plan.kinds
     attends = StageKind.ATTENTION in kinds
     tensor = attends and schedule_of(plan).scan.tensor
+    # of stages with entries of their own: does a block of warps multiply these on tensor cores?
+    scanned = {
+        attention.by_tensor_cores(stage.scan, stage.scan.group * (plan.options.draft + 1))
+        for stage in plan.stages
+        if stage.scan and stage.kind is not StageKind.DELTA
+    }
     samples = any(s.kind is StageKind.SAMPLE and s.publishes is not None for s in plan.stages)
     known = {
         "prompt.": True,
@@ -68,8 +74,8 @@ def _of_kernel(plan: Plan, device: Device) -> dict[str, bool]:
         "sample_element_s": not samples,
         "kv_bytes_per_s": not attends or isinstance(kernel, WarpKernel),
         "item_s": not attends,
-        "round_s": not scans(plan, by_tensor_cores=False) and (not attends or tensor),
-        "unit_s": not scans(plan, by_tensor_cores=True) and not tensor,
+        "round_s": False not in scanned and (not attends or tensor),
+        "unit_s": True not in scanned and not tensor,
         "state_passes": StageKind.DELTA not in kinds,
         **{
             f"{name}_bytes_per_s": plan.options.weight_dtype.value != name
@@ -109,16 +115,6 @@ def untouched(plan: Plan, kernel: KernelCosts) -> Iterator[str]:
     }
     yield from (rate for name, rate in formats.RATES.items() if name not in rates)
     yield from (name for name, skip in idle.items() if skip)
-
-
-def scans(plan: Plan, *, by_tensor_cores: bool) -> bool:
-    """Has a plan a stage with entries of its own that a block of warps multiplies so?"""
-    return any(
-        attention.by_tensor_cores(stage.scan, stage.scan.group * (plan.options.draft + 1))
-        == by_tensor_cores
-        for stage in plan.stages
-        if stage.scan and stage.kind is not StageKind.DELTA
-    )
 
 
 def _rated(kernel: KernelCosts, form: Format) -> bool:

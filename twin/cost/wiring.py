@@ -4,10 +4,9 @@ is known.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -94,22 +93,9 @@ class Wiring:
         ]
 
 
-_kept: OrderedDict[int, Wiring] = OrderedDict()
-
-
+@lru_cache(maxsize=KEPT)
 def wire(plan: Plan) -> Wiring:
-    """Remembered for this very plan: of many machines for one plan only the first has to find it
-    out.
-    """
-    if id(plan) not in _kept:
-        _kept[id(plan)] = _wire(plan)
-        if len(_kept) > KEPT:
-            _kept.popitem(last=False)
-    _kept.move_to_end(id(plan))
-    return _kept[id(plan)]
-
-
-def _wire(plan: Plan) -> Wiring:
+    """Remembered: of many machines for one plan only the first has to find it out."""
     numbered = Numbered()
     groups = _Channels(plan, numbered)
     reads = [groups.reads(stage) for stage in plan.stages]

@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from twin.engine import peers
-from twin.engine.cuda_build import CompileReport, architecture, compile_kernels, threads
+from twin.engine.cuda_build import THREADS, CompileReport, architecture, compile_kernels
 from twin.engine.driver import open_driver
 from twin.engine.filling import coded_pieces
 from twin.engine.gpu import STEPS_AHEAD, Gpu, Shape
 from twin.engine.session import (
     Generation,
     Session,
-    probe_seconds,
     random_pattern,
 )
 from twin.errors import EngineError
@@ -36,15 +35,14 @@ from twin.kernel.header import (
     RankMemory,
     Request,
     Status,
-    request_type,
 )
 from twin.kernel.streams import PAGE_BYTES, embedding, pack
 from twin.kernel.tables import layout
 from twin.plan.shards import Weights
-from twin.plan.types import Execution, Plan, Sampling
+from twin.plan.types import CollectiveKind, Execution, Options, Plan
 from twin.schedule.block import LINE_FLOATS
 
-__all__ = ["CudaEngine", "Generation", "run_probe"]
+__all__ = ["CudaEngine", "Generation"]
 
 WATCHDOG_S = 10.0
 WAIT_S = 0.02  # between two looks for signals
@@ -85,8 +83,8 @@ class DrawingLaunch(ctypes.Structure):
 Launch = GreedyLaunch | DrawingLaunch
 
 
-def new_launch(plan: Plan) -> Launch:
-    return GreedyLaunch() if request_type(plan) is GreedyRequest else DrawingLaunch()
+def new_launch(options: Options) -> Launch:
+    return DrawingLaunch() if options.draws else GreedyLaunch()
 
 
 @dataclass(slots=True)
@@ -133,8 +131,13 @@ class CudaEngine(Session):
         instead of packed, for runs whose numbers do not matter.
         """
         super().__init__(plan, trace=trace, watchdog_s=watchdog_s)
-        self.gives_logits = plan.options.sampling is Sampling.FULL
-        peers.check_plan(plan)
+        self.gives_logits = plan.options.draws
+        collective = plan.options.collective
+        if plan.options.gpus > 1 and collective is not CollectiveKind.PUSH:
+            raise EngineError(
+                f"collective={collective.value} with gpus={plan.options.gpus}: on NVIDIA GPUs the "
+                "kernel itself pushes; plan with collective=push"
+            )
         if plan.options.execution is Execution.LAUNCHES:
             raise EngineError(
                 "execution=stream runs on the host only; plan with execution=resident or graph"
@@ -157,9 +160,7 @@ class CudaEngine(Session):
 
     def _prepare(self, weights: Weights | None, random_streams: int | None) -> None:
         blocks = self.plan.ranks // len(self._gpus) * self.plan.blocks
-        shape = Shape(
-            blocks=blocks, threads=threads(self.plan), shared_bytes=self.report.shared_bytes
-        )
+        shape = Shape(blocks=blocks, threads=THREADS, shared_bytes=self.report.shared_bytes)
         for gpu in self._gpus:
             gpu.hold()
         peers.connect(self._gpus)
@@ -172,7 +173,8 @@ class CudaEngine(Session):
             gpu.open_cuda_streams()
             self._controls.append(Control.from_address(gpu.pin(ctypes.sizeof(Control), run=0)))
         self._control = self._controls[0]  # of the GPU that hands tokens out
-        self._launch = new_launch(self.plan)  # of which each GPU is given a copy with its own words
+        # each GPU is given a copy with its own words
+        self._launch = new_launch(self.plan.options)
         self._upload(weights, packed=random_streams is None)
         if random_streams is not None:
             self.fill_random(random_streams)
@@ -444,12 +446,3 @@ class CudaEngine(Session):
                 gpu.part()
         for gpu in reversed(self._gpus):  # none is in use that is gone, unless all are
             gpu.close()
-
-
-def run_probe(plan: Plan, *, steps: int, warmup: int, weights_seed: int = 0) -> NDArray[np.float64]:
-    """Seconds of each of `steps` steps of a probe on the GPU, after `warmup` steps; the slowest
-    block counts.
-    """
-    return probe_seconds(
-        plan, lambda: CudaEngine(plan, None), steps=steps, warmup=warmup, weights_seed=weights_seed
-    )

@@ -17,14 +17,15 @@ from twin.data import data_dir
 from twin.engine.driver import compiler_version, open_compiler
 from twin.errors import EngineError, ToolchainError
 from twin.kernel.header import header
-from twin.kernel.tables import layout
 from twin.plan.types import Plan
+from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.choose import schedule_of
 from twin.schedule.pass_memory import check_tensor_cores
 from twin.schedule.scan import check_cache_tiles
 from twin.toolchain import cache_dir, cached, content_key, native_sources, run_compiler, unsealed
 
 SIDE_WARPS = 4  # a warp group: the scheduler, two loaders, and one that leaves at once
+THREADS = WARP * (TEAM_WARPS + SIDE_WARPS)  # of a block
 FLAGS = ("-std=c++17", "--ptxas-options=-v")
 LINES = "-lineinfo"  # source lines of instructions; the code is the same
 # what the kernel is written for, by compute capability; "a": its bulk copies
@@ -57,11 +58,6 @@ def architecture(capability: tuple[int, int], name: str) -> str:
         f"for {known}, which H100 and H200 have: run on one of these or on the CPU (1xhost), or "
         "simulate this GPU"
     )
-
-
-def threads(plan: Plan) -> int:
-    """Threads of a block."""
-    return 32 * (int(layout(plan).sizes["consumer_warps"]) + SIDE_WARPS)
 
 
 def compile_kernels(

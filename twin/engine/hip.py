@@ -87,7 +87,8 @@ class HipEngine(CudaEngine):
         self._gpus[0].use()
         self._control = Control.from_address(self._gpus[0].pin(ctypes.sizeof(Control), run=0))
         self._controls = [self._control] * len(self._gpus)  # all of them report there
-        self._launch = new_launch(self.plan)  # of which each GPU is given a copy with its own words
+        # each GPU is given a copy with its own words
+        self._launch = new_launch(self.plan.options)
         self._upload(weights, packed=random_streams is None)
         if random_streams is not None:
             self.fill_random(random_streams)

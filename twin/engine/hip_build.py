@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 from twin.data import data_dir
 from twin.errors import EngineError, ToolchainError
 from twin.kernel.header import header
-from twin.kernel.tables import layout
-from twin.plan.types import Placement, Plan
+from twin.plan.types import Plan
+from twin.schedule.local import LOCAL_BYTES, STATUS_BYTES, local_bytes
 from twin.schedule.strips import THREADS, strips_of
 from twin.toolchain import (
     cache_dir,
@@ -31,9 +31,6 @@ from twin.toolchain import (
 CANDIDATES = ("clang-19", "clang-20", "clang-21", "clang")
 ROCM = "/opt/rocm"  # unless ROCM_PATH names another folder: its compiler is the last candidate
 ARCHITECTURES = ("gfx942",)  # what the kernel is written for
-LOCAL_BYTES = 64 << 10  # of a compute unit, all of which a block may take
-# of that: what waves tell each other and know of their strips, a block's progress
-STATUS_BYTES = 2048
 OLDEST = 17  # the first that knows gfx942
 FLAGS = (
     "-x",
@@ -86,16 +83,9 @@ def architecture(arch: str, name: str) -> str:
     )
 
 
-def numbered_by_die(plan: Plan) -> bool:
-    """Do a GPU's blocks agree on their numbers when they start, so that neighbours share a die?
-    Weights lie where the GPU has them, also where a plan wants them near.
-    """
-    return plan.options.placement is not Placement.FLAT and plan.limits.dies > 1
-
-
 def definitions(plan: Plan) -> list[str]:
     """What the kernel's source is given next to its header."""
-    return [f"-DTWIN_STRIPS={strips_of(plan)}", f"-DTWIN_BY_DIE={int(numbered_by_die(plan))}"]
+    return [f"-DTWIN_STRIPS={strips_of(plan)}", f"-DTWIN_BY_DIE={int(plan.numbered_by_die)}"]
 
 
 def clang() -> str:
@@ -129,27 +119,12 @@ def check_runs(plan: Plan) -> None:
             f"prompt_chunk={plan.options.prompt_chunk}: HIP reads prompts token by token; plan "
             "with prompt_chunk=1"
         )
-    vectors = vector_bytes(plan)
+    vectors = local_bytes(plan)
     if vectors > LOCAL_BYTES - STATUS_BYTES:
         raise ToolchainError(
             f"{plan.name}: a block's vectors take {vectors} bytes, which exceed a compute unit's "
             f"local data share of {LOCAL_BYTES}: use more blocks or ranks"
         )
-
-
-def vector_bytes(plan: Plan) -> int:
-    """Of a block's local memory, for a stage's input and its scratch. An input of a dense model's
-    down projections that does not fit in FP32 takes three bytes an element (hip_vector.h).
-    """
-    sizes = layout(plan).sizes
-    widest, scratch = int(sizes["input_floats"]), int(sizes["scratch_floats"])
-    whole = 4 * (widest + scratch)
-    narrows = plan.spec is not None and not plan.coded and not plan.kernel_routed
-    if whole <= LOCAL_BYTES - STATUS_BYTES or not narrows:
-        return whole
-    heads = plan.kernel_attention().heads * plan.kernel_attention().head_dim
-    floats = max(plan.shard.hidden, heads, -(-3 * widest // 4))
-    return 4 * (-(-floats // 4) * 4 + scratch)
 
 
 def compile_code_object(plan: Plan, arch: str = "gfx942", *, trace: bool = False) -> HipReport:

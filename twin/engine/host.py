@@ -19,19 +19,18 @@ from twin.engine.session import (
     Generation,
     Session,
     address,
-    probe_seconds,
     random_pattern,
 )
 from twin.errors import EngineError
 from twin.kernel.header import SENTINEL_WORD, Control, RankMemory, Request, header
 from twin.kernel.streams import PAGE_BYTES, embedding, pack
-from twin.kernel.tables import image, layout
+from twin.kernel.tables import layout
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan
 from twin.schedule.block import LINE_FLOATS
 from twin.toolchain import build_host
 
-__all__ = ["Generation", "HostEngine", "run_probe"]
+__all__ = ["Generation", "HostEngine"]
 
 HUGE_PAGE_BYTES = 2 * 2**20
 WAIT_US = 20_000  # between two looks for signals
@@ -57,7 +56,7 @@ class HostEngine(Session):
         self._library = _load(
             build_host(header(plan, embedded=False, trace=trace), sanitize=sanitize)
         )
-        self._image = image(plan)
+        self._image = layout(plan).image()
         self._control = Control()
         self._workers = plan.ranks * plan.blocks
         self._memory = _Arenas(plan, weights)
@@ -141,15 +140,6 @@ class HostEngine(Session):
         ctypes.memset(ctypes.byref(self._control), 0, ctypes.sizeof(Control))
         self._progress[:] = 0
         self._blocks[:] = 0
-
-
-def run_probe(plan: Plan, *, steps: int, warmup: int, weights_seed: int = 0) -> NDArray[np.float64]:
-    """Seconds of each of `steps` steps of a probe, after `warmup` steps; the slowest block
-    counts.
-    """
-    return probe_seconds(
-        plan, lambda: HostEngine(plan, None), steps=steps, warmup=warmup, weights_seed=weights_seed
-    )
 
 
 class _Arenas:

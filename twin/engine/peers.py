@@ -13,18 +13,9 @@ from itertools import permutations
 from twin.engine.driver import Driver
 from twin.engine.gpu import Gpu
 from twin.errors import EngineError
-from twin.plan.types import CollectiveKind, HandOffKind, Plan
+from twin.plan.types import HandOffKind, Plan
 
 TOPOLOGY = "`nvidia-smi topo -p2p rw` shows which GPUs do"
-
-
-def check_plan(plan: Plan) -> None:
-    """Raises EngineError for what the kernel does on one GPU only."""
-    if plan.options.gpus > 1 and plan.options.collective is not CollectiveKind.PUSH:
-        raise EngineError(
-            f"collective={plan.options.collective.value} with gpus={plan.options.gpus}: on NVIDIA "
-            "GPUs the kernel itself pushes; plan with collective=push"
-        )
 
 
 def find(driver: Driver, first: int, count: int) -> list[Gpu]:

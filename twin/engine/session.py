@@ -370,7 +370,7 @@ class Session(ABC):
 
     def _check(self, prompt: Sequence[int], max_tokens: int, stop: Iterable[int] = ()) -> None:
         if self.plan.spec is None:
-            raise EngineError(f"{self.plan.name} is a probe: it generates nothing; use run_probe")
+            raise EngineError(f"{self.plan.name} is a probe: it generates nothing; use run_steps")
         if not len(prompt):
             raise EngineError("the prompt is empty: give at least one token")
         for at, token in enumerate(prompt):
@@ -565,21 +565,6 @@ class Session(ABC):
     @abstractmethod
     def _join(self) -> None:
         """Stay until all blocks have left."""
-
-
-def probe_seconds(
-    plan: Plan, make: Callable[[], Session], *, steps: int, warmup: int, weights_seed: int
-) -> NDArray[np.float64]:
-    """Seconds of each of `steps` steps of a probe, after `warmup` steps; the slowest block
-    counts.
-    """
-    if plan.spec is not None:
-        raise EngineError(f"{plan.name} is a model's plan, not a probe: use generate")
-    if steps < 1 or warmup < 0:
-        raise EngineError(f"steps={steps}, warmup={warmup}: at least 1 step, at least 0 to warm up")
-    with make() as engine:
-        engine.fill_random(weights_seed)
-        return engine.step_seconds(steps=steps, warmup=warmup)
 
 
 def _check_token(name: str, token: int, vocab: int) -> None:

@@ -75,7 +75,15 @@ class Constants:
 
 def constants_of(schedule: Schedule) -> Constants:
     plan, spec = schedule.plan, schedule.plan.spec
-    extras = _extras(plan)
+    used = (
+        spec is not None and spec.variant.norms.after,
+        spec is not None and len(spec.rotations) > 1,
+        spec is not None and spec.sinks and plan.attention is not None,
+        plan.kernel_recurs,
+        *(2 * (bool(plan.delta_stages),)),
+        plan.kernel_experts is not None and plan.kernel_experts.choice_bias,
+    )
+    extras = tuple(name for name, wanted in zip(STAGE_EXTRAS, used, strict=True) if wanted)
     if spec is None:
         return Constants(schedule, extras, 1, {}, 0)
     total = 0
@@ -93,19 +101,6 @@ def constants_of(schedule: Schedule) -> Constants:
                 at = total + 2 * spec.rotation(stage.layer) * table
                 offsets.setdefault(stage.index, {})["rope"] = at
     return Constants(schedule, extras, total + 2 * table * len(spec.rotations), offsets, table)
-
-
-def _extras(plan: Plan) -> tuple[str, ...]:
-    spec = plan.spec
-    used = (
-        spec is not None and spec.variant.norms.after,
-        spec is not None and len(spec.rotations) > 1,
-        spec is not None and spec.sinks and plan.attention is not None,
-        plan.kernel_recurs,
-        *(2 * (bool(plan.delta_stages),)),
-        plan.kernel_experts is not None and plan.kernel_experts.choice_bias,
-    )
-    return tuple(name for name, wanted in zip(STAGE_EXTRAS, used, strict=True) if wanted)
 
 
 def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:

@@ -30,7 +30,7 @@ from twin.kernel.traits import (
 )
 from twin.models.spec import DType
 from twin.models.variant import Activation
-from twin.plan.types import HandOffKind, Parts, Plan, Sampling, StageKind
+from twin.plan.types import HandOffKind, Parts, Plan, StageKind
 
 MAX_RANKS = 16
 # an exchanged word that is not yet written: a NaN that no arithmetic here produces
@@ -217,7 +217,7 @@ def header(plan: Plan, *, embedded: bool = True, trace: bool = False) -> str:
         *(_shape(*shape) for shape in _shapes(plan, made, embedded).items()),
         *(_struct(made, name, table) for name, table in structs.items()),
         _memory("RankMemory", RANK_FIELDS, RankMemory),
-        _request(request_type(plan) if embedded else Request),
+        _request(GreedyRequest if embedded and not plan.options.draws else Request),
         _memory("Control", CONTROL_FIELDS, Control),
         _embedded(made) if embedded else _loaded(made),
         "}  // namespace twin\n",
@@ -290,11 +290,6 @@ def _struct(made: Layout, name: str, table: str) -> str:
         "  }\n};\n"
         f'static_assert(sizeof({name}) == {4 * len(fields)}, "tables hold 4-byte fields");\n'
     )
-
-
-def request_type(plan: Plan) -> type[GreedyRequest]:
-    """The type of the request to a kernel that has the plan compiled in."""
-    return GreedyRequest if plan.options.sampling is Sampling.GREEDY else Request
 
 
 def _request(mirror: type[GreedyRequest]) -> str:

@@ -45,6 +45,13 @@ class Prompt:
     decoded_bytes: int = 0
     routed_bytes: int = 0
 
+    @property
+    def gpu_bytes(self) -> int:
+        """Of a GPU's memory, besides what the plan counts: where passes decode weights, and what
+        they keep of experts.
+        """
+        return self.decoded_bytes + self.routed_bytes
+
 
 def prompt_of(schedule: Schedule) -> Prompt:
     """Sizes and offsets of a plan."""
@@ -64,8 +71,12 @@ def prompt_of(schedule: Schedule) -> Prompt:
     for name, width in columns.items():
         offsets[name] = at
         at += passes.chunk * up(width, LINE_FLOATS)
-    router, routers = at, _router_floats(plan)
-    decoded = router + routers
+    routers = 0
+    if plan.kernel_routed:
+        rows = (s.matrix.rows for s in plan.stages if s.matrix and s.kind is StageKind.ROUTER)
+        size = plan.shard.hidden * plan.options.weight_dtype.bytes
+        routers = up(max(rows, default=0) * size // 4, LINE_FLOATS)
+    router, decoded = at, at + routers
     normed, summed = _decoded_floats(plan, passes)
     chip, order = _chip_floats(plan, feed)
     return Prompt(
@@ -108,18 +119,6 @@ def _chip_floats(plan: Plan, feed: ExpertFeed | None) -> tuple[int, int]:
         used.append(routing_floats(feed, plan.shard.hidden, MOST_WARPS))
     order = up(max(used), LINE_FLOATS)
     return order + (up(feed.experts + 1 + chunk * feed.top_k, LINE_FLOATS) if feed else 0), order
-
-
-# ---- experts -------------------------------------------------------------------------------------
-
-
-def _router_floats(plan: Plan) -> int:
-    """A rank's rows of a layer's router."""
-    if not plan.kernel_routed:
-        return 0
-    routers = (s.matrix for s in plan.stages if s.kind is StageKind.ROUTER)
-    rows = max((matrix.rows for matrix in routers if matrix), default=0)
-    return up(rows * plan.shard.hidden * plan.options.weight_dtype.bytes // 4, LINE_FLOATS)
 
 
 # ---- decoded rows --------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ def check_room(
     run on it. Emulated GPUs share that memory.
     """
     emulated = node.device.sharing is not None
-    needed = _needed_bytes(plan) * (plan.options.gpus if emulated else 1)
+    needed = plan.memory_bytes() + prompt_of(schedule_of(plan)).gpu_bytes
+    needed *= plan.options.gpus if emulated else 1
     there = (
         plan.limits.memory_bytes
         if free_bytes is None
@@ -100,13 +101,6 @@ def _holds(node: Node, spec: ModelSpec, chosen: Mapping[str, Any]) -> bool:
     """Is there a plan of the model, with these options, that fits?"""
     with suppress(TwinError):  # a model that cannot be divided so
         plan = plan_for(spec, node, **{**chosen, "gpus": node.gpus})
-        return _needed_bytes(plan) <= plan.limits.memory_bytes
+        needed = plan.memory_bytes() + prompt_of(schedule_of(plan)).gpu_bytes
+        return needed <= plan.limits.memory_bytes
     return False
-
-
-def _needed_bytes(plan: Plan) -> int:
-    """Of one GPU: weights, caches and exchanged words, where passes decode weights, and what they
-    keep of experts.
-    """
-    prompt = prompt_of(schedule_of(plan))
-    return plan.memory_bytes() + prompt.decoded_bytes + prompt.routed_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from twin.models.codes import Blocks, Coded
 from twin.models.formats import UNIT_BYTES
 from twin.plan import shards
 from twin.plan.shards import Weights
-from twin.plan.types import Matrix, Plan, Span, rows_bytes
+from twin.plan.types import Matrix, Plan, rows_bytes
 
 PAGE_BYTES = 4096  # streams of blocks start on a page
 
@@ -35,42 +34,23 @@ class Streams:
 
 
 def streams_of(plan: Plan) -> Streams:
-    sizes = _stream_bytes(plan)
+    ends, sizes = [0] * plan.blocks, dict[Matrix, list[int]]()
+    starts: Table = []
+    for stage in plan.stages:
+        starts += [(end // UNIT_BYTES,) for end in ends]
+        matrix = stage.matrix
+        if matrix is None or stage.routed:
+            continue
+        if matrix not in sizes:  # layers are alike
+            sizes[matrix] = [_block_bytes(plan, matrix, block) for block in range(plan.blocks)]
+        ends = [end + size for end, size in zip(ends, sizes[matrix], strict=True)]
     rows: Table = []
     page = 0
-    for size in sizes:
+    for size in ends:
         rows.append((page,))
         page += -(-size // PAGE_BYTES)
     placed, pages = experts.places(plan, page, page_bytes=PAGE_BYTES, unit_bytes=UNIT_BYTES)
-    resident = plan.options.resident
-    return Streams(sizes, rows, placed, pages, [] if resident else _starts(plan))
-
-
-def _stream_bytes(plan: Plan) -> list[int]:
-    """[blocks] weights that one step streams through each."""
-    matrices = [stage.matrix for stage in plan.stages if stage.matrix and not stage.routed]
-    blocks = range(plan.blocks)
-    if plan.coded:
-        return [sum(_block_bytes(plan, m, block) for m in matrices) for block in blocks]
-    # of all matrices whose rows the blocks share alike
-    columns: Counter[tuple[Span, ...]] = Counter()
-    for matrix in matrices:
-        columns[matrix.owned] += matrix.cols
-    size = plan.options.weight_dtype.bytes
-    return [
-        size * sum((owned[block][1] - owned[block][0]) * cols for owned, cols in columns.items())
-        for block in blocks
-    ]
-
-
-def _starts(plan: Plan) -> Table:
-    at = [0] * plan.blocks
-    rows: Table = []
-    for stage in plan.stages:
-        rows += [(a // UNIT_BYTES,) for a in at]
-        if stage.matrix and not stage.routed:
-            at = [a + _block_bytes(plan, stage.matrix, block) for block, a in enumerate(at)]
-    return rows
+    return Streams(ends, rows, placed, pages, [] if plan.options.resident else starts)
 
 
 def _block_bytes(plan: Plan, matrix: Matrix, block: int) -> int:

@@ -27,7 +27,6 @@ from twin.kernel.fields import (
     record,
 )
 from twin.kernel.prompt import prompt_of
-from twin.kernel.recurrent import state_bytes
 from twin.kernel.sizes import sizes_of
 from twin.kernel.streams import Streams, streams_of
 from twin.plan.types import Matrix, Parts, Plan, Read, Span, Stage, StageKind, Value
@@ -37,6 +36,7 @@ from twin.schedule.memory import logits_buffers_floats
 from twin.schedule.types import Schedule
 
 CARRYING = (StageKind.DELTA, StageKind.CONV_IN)  # stages whose states the kernel keeps
+STATE_ALIGNED = 256  # bytes: where states begin behind the cache
 
 
 @frozen(kw_only=True)
@@ -48,7 +48,10 @@ class Layout:
     schedule: Schedule
     constants: Constants
     weights: Streams
-    cache_bytes: int  # of a rank: keys and values, and the recurrent states behind them
+    # of a rank: keys and values, and the states behind them, FP32: of each stage DELTA [items][a
+    # state of key_dim x columns, a history of conv - 1 positions], of each stage CONV_IN
+    # [conv - 1 positions][channels]
+    cache_bytes: int
     logits_buffers_floats: int  # of a rank: what its blocks make of logits for the full sampler
     sizes: dict[str, int | float]
     stages: Table
@@ -69,6 +72,13 @@ class Layout:
     @property
     def tables(self) -> dict[str, Table]:
         return {name: getattr(self, name) for name in FIELDS}
+
+    def image(self) -> NDArray[np.int32]:
+        """The sizes and all tables as one array of 4-byte words: a word offset per table first."""
+        parts = [_words([tuple(self.sizes.values())], tuple(self.sizes))]
+        parts += [_words(table, self.fields(name)) for name, table in self.tables.items()]
+        starts = np.cumsum([len(parts), *(len(p) for p in parts)])[:-1]
+        return np.concatenate([starts.astype(np.int32), *parts])
 
 
 @lru_cache(maxsize=8)
@@ -132,6 +142,12 @@ def layout(plan: Plan) -> Layout:
             record("resets", value=r.value, previous_step=int(r.previous_step))
             for r in stage.resets
         ]
+    own, cache_bytes = plan.attention, 0
+    if own and kv:
+        position = own.position_bytes(plan.options.kv_dtype)
+        cache_bytes = kv * own.items * own.item_positions * position
+    if plan.kernel_recurs:
+        cache_bytes += STATE_ALIGNED + plan.kernel_state_bytes
     values, exchange, counters = _values(plan, sets, prompt.values)
     sizes = sizes_of(schedule, prompt) | {
         "kv_stages": kv,
@@ -156,7 +172,7 @@ def layout(plan: Plan) -> Layout:
         schedule=schedule,
         constants=constants,
         weights=weights,
-        cache_bytes=_cache_bytes(plan),
+        cache_bytes=cache_bytes,
         logits_buffers_floats=logits_buffers_floats(plan),
         sizes=sizes,
         stages=stages,
@@ -170,15 +186,6 @@ def layout(plan: Plan) -> Layout:
         starts=weights.starts,
         stage_fields=fields,
     )
-
-
-def _cache_bytes(plan: Plan) -> int:
-    attended = sum(stage.kind is StageKind.ATTENTION for stage in plan.stages)
-    size = 0
-    if attended:
-        own = plan.kernel_attention()
-        size = own.items * own.item_positions * own.position_bytes(plan.options.kv_dtype)
-    return attended * size + state_bytes(plan)
 
 
 def _next_stage(plan: Plan, stage: Stage) -> int:
@@ -289,18 +296,6 @@ def _values(plan: Plan, sets: _Sets, prompts: tuple[int, ...]) -> tuple[Table, i
             )
         )
     return rows, max(floats, LINE_FLOATS), sum((b.parts + 1) * b.copies for b in plan.buffers)
-
-
-# ---- one array -----------------------------------------------------------------------------------
-
-
-def image(plan: Plan) -> NDArray[np.int32]:
-    """The sizes and all tables as one array of 4-byte words: a word offset per table first."""
-    made = layout(plan)
-    parts = [_words([tuple(made.sizes.values())], tuple(made.sizes))]
-    parts += [_words(table, made.fields(name)) for name, table in made.tables.items()]
-    starts = np.cumsum([len(parts), *(len(p) for p in parts)])[:-1]
-    return np.concatenate([starts.astype(np.int32), *parts])
 
 
 def _words(table: Sequence[tuple[int | float, ...]], fields: tuple[str, ...]) -> NDArray[np.int32]:

@@ -15,9 +15,9 @@ why, by the rows of the catalogue).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from twin.frozen import frozen
@@ -171,6 +171,11 @@ class Options:
     def resident(self) -> bool:
         """Does one kernel stay for all stages, instead of one being started for each?"""
         return self.execution is Execution.RESIDENT
+
+    @property
+    def draws(self) -> bool:
+        """May a token be another one than that of the largest logit?"""
+        return self.sampling is Sampling.FULL
 
     @property
     def polled(self) -> bool:
@@ -504,8 +509,10 @@ class Attention:
         return 2 * self.head_dim * dtype.bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
+    """One decode step. What follows from its stages is computed once, when somebody needs it."""
+
     name: str
     spec: ModelSpec | None  # None: a probe
     options: Options
@@ -522,21 +529,20 @@ class Plan:
     stages: tuple[Stage, ...] = field(repr=False)
     # [blocks of a GPU] rank-on-GPU * blocks + block -> die
     die_of_block: tuple[int, ...] = field(repr=False)
-    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
-        """Of all stages and spans, so computed once: layouts and teams are looked up by plan, and
-        that took most of a proof's time.
-        """
-        if self._hash is None:
-            parts = tuple(getattr(self, f.name) for f in fields(self) if f.compare)
-            object.__setattr__(self, "_hash", hash(parts))
-        assert self._hash is not None
         return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of all stages and spans: schedules and layouts are looked up by plan, and hashing them
+        each time took most of a proof's time.
+        """
+        return hash(tuple(getattr(self, f.name) for f in fields(self)))
 
     def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
         """Without the hash: another process hashes texts differently."""
-        return Plan, tuple(getattr(self, f.name) for f in fields(self) if f.init)
+        return Plan, tuple(getattr(self, f.name) for f in fields(self))
 
     def gpu_of_rank(self, rank: int) -> int:
         return rank // self.ranks_per_gpu
@@ -549,6 +555,13 @@ class Plan:
         return rank % self.ranks_per_gpu % STAGGERED_LANES * self.options.lane_stagger_ns
 
     @property
+    def numbered_by_die(self) -> bool:
+        """Do a GPU's blocks agree on their numbers when they start, so that neighbours share a die?
+        Weights lie where the GPU has them, also where the plan wants them near.
+        """
+        return self.options.placement is not Placement.FLAT and self.limits.dies > 1
+
+    @cached_property
     def head_rows(self) -> int:
         """Rows of a block's LM head that a ring may hold before the first are used, in whole tiles:
         `head_window` counts for those behind them. 0: for none.
@@ -563,7 +576,7 @@ class Plan:
         """Tokens of one step."""
         return self.options.tokens
 
-    @property
+    @cached_property
     def routed(self) -> bool:
         """Have some layers chosen experts?"""
         return any(stage.routed for stage in self.stages)
@@ -573,17 +586,17 @@ class Plan:
         """Has the kernel chosen experts to run?"""
         return self.attention is not None and self.routed
 
-    @property
+    @cached_property
     def kernel_experts(self) -> ExpertFeed | None:
         """The experts of a model that the kernel runs."""
         return self.spec.experts if self.spec and self.kernel_routed else None
 
-    @property
+    @cached_property
     def delta_stages(self) -> list[Stage]:
         """Those whose recurrent states the kernel keeps."""
         return [s for s in self.stages if s.kind is StageKind.DELTA] if self.attention else []
 
-    @property
+    @cached_property
     def convolving_stages(self) -> list[Stage]:
         """Those whose channels' histories the kernel keeps."""
         return [s for s in self.stages if s.kind is StageKind.CONV_IN] if self.attention else []
@@ -593,6 +606,14 @@ class Plan:
         """Has the kernel states to keep that are no caches?"""
         return bool(self.delta_stages or self.convolving_stages)
 
+    @property
+    def kernel_state_bytes(self) -> int:
+        """Of a rank. A block owns its items, and its channels, from step to step: nobody else reads
+        or writes them. At a sequence's first position it takes them for zero, whatever they hold.
+        """
+        held = sum(stage.scan.held_bytes for stage in self.delta_stages if stage.scan)
+        return held + sum(self.history_bytes(stage) for stage in self.convolving_stages)
+
     def history_bytes(self, stage: Stage) -> int:
         """What the blocks of a rank carry on from step to step of a stage's channels."""
         kind = self.spec.convolution if self.spec else None
@@ -600,28 +621,28 @@ class Plan:
             return 0
         return self.options.batch * kind.history_bytes // self.ranks
 
-    @property
+    @cached_property
     def kinds(self) -> set[StageKind]:
         return {stage.kind for stage in self.stages}
 
-    @property
+    @cached_property
     def steps_differ(self) -> bool:
         """Does a step's work depend on the routing? One token on slices of all experts always does
         the same.
         """
         return self.routed and (self.tokens > 1 or self.options.expert_ranks > 1)
 
-    @property
+    @cached_property
     def awaited_exchanges(self) -> int:
         """Pushes of a step that somebody waits for at once."""
         return 0 if self.options.delay else sum(value.pushed for value in self.values)
 
-    @property
+    @cached_property
     def kinds_by_input(self) -> dict[str, tuple[StageKind, ...]]:
         """The stages whose matrices multiply each input of the kernel."""
         return kinds_by_input(routed=self.routed)
 
-    @property
+    @cached_property
     def coded(self) -> bool:
         """Does the kernel decode a matrix's weights, besides those of the plan's weight type?"""
         return any(
@@ -701,6 +722,14 @@ class Plan:
 
     def bytes_per_step(self) -> int:
         return self.weight_bytes() + self.kv_bytes()
+
+    def mean_bytes(self, *, context: int, tokens: int) -> int:
+        """Of a timed step: all weights, and the caches before it, in the mean of steps `context`,
+        `context` + 1 ...
+        """
+        at = (replace(self.options, context=context + step) for step in range(tokens))
+        cached = sum(replace(self, options=options).kv_bytes() for options in at)
+        return self.weight_bytes() + round(cached / tokens)
 
     def memory_bytes(self) -> int:
         """Device memory of one GPU: all weights (of all experts it holds), embedding table,

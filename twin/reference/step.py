@@ -24,7 +24,7 @@ from twin.plan import shards
 from twin.plan.biases import stage_bias, stage_sinks
 from twin.plan.shards import Array, Weights
 from twin.plan.step import CANDIDATE, SUMMARY
-from twin.plan.types import Attention, Plan, Sampling, Span, Stage, StageKind
+from twin.plan.types import Attention, Plan, Sampling, Stage, StageKind
 from twin.reference.experts import Choices, Experts, silu
 from twin.reference.memory import Memory, numbers_of
 from twin.reference.states import States
@@ -55,8 +55,8 @@ class Reference:
     ) -> None:
         if plan.spec is None:
             raise PlanError(f"{plan.name} is a probe: the reference computes plans of models")
-        check_rows(plan)
         self.plan = plan
+        self._check_rows()
         self.attention = own = plan.kernel_attention()
         self.spec: ModelSpec = plan.spec
         self.weights = weights
@@ -88,6 +88,20 @@ class Reference:
         self._vectors: dict[tuple[str, int, int], Any] = {}
 
     # ---- one token -------------------------------------------------------------------------------
+
+    def _check_rows(self) -> None:
+        """Each block must compute exactly the rows of the elements that it publishes."""
+        for stage in self.plan.stages:
+            if stage.matrix is None or stage.publishes is None or not stage.matrix.owned:
+                continue
+            if stage.kind is StageKind.LM_HEAD:
+                continue
+            unit, published = stage.matrix.unit, self.plan.values[stage.publishes].owned
+            if stage.matrix.owned != tuple((unit * lo, unit * hi) for lo, hi in published):
+                raise InvalidPlan(
+                    f"{stage.name}: the rows that blocks own are not those of the elements they "
+                    "publish"
+                )
 
     def step(self, token: int) -> Array:
         """Logits [vocab] after `token` at the next position, which joins the cache."""
@@ -567,20 +581,3 @@ def slots_before(position: int, split: int, dealt: tuple[int, ...], page: int) -
     """
     full, rest = divmod(position, page)
     return dealt[:full].count(split) * page + (rest if rest and dealt[full] == split else 0)
-
-
-def check_rows(plan: Plan) -> None:
-    """Each block must compute exactly the rows of the elements that it publishes."""
-    for stage in plan.stages:
-        if stage.matrix is None or stage.publishes is None or not stage.matrix.owned:
-            continue
-        if stage.kind is StageKind.LM_HEAD:
-            continue
-        unit = stage.matrix.unit
-        rows: tuple[Span, ...] = tuple(
-            (unit * lo, unit * hi) for lo, hi in plan.values[stage.publishes].owned
-        )
-        if rows != stage.matrix.owned:
-            raise InvalidPlan(
-                f"{stage.name}: the rows that blocks own are not those of the elements they publish"
-            )

@@ -76,7 +76,7 @@ def record(
     """
     if made.trace is None:
         raise CalibrationError("the run has no trace: make the engine with trace=True")
-    if plan.spec is None or _rebuilt(plan) != plan:
+    if plan.spec is None or build(plan.spec, plan.options, plan.limits) != plan:
         raise CalibrationError(
             f"{plan.name} is not what its model and options build: record a plan that `build` made"
         )
@@ -130,8 +130,3 @@ def load(path: Path) -> Recording:
             "step; record the steps again with this version"
         )
     return Recording(plan, marks, positions, conditions)
-
-
-def _rebuilt(plan: Plan) -> Plan:
-    assert plan.spec is not None
-    return build(plan.spec, plan.options, plan.limits)

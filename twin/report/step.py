@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from twin.plan.types import Plan
-
 if TYPE_CHECKING:  # figures that name causes need no simulator
     from twin.sim.run import Result, StageTime
 
@@ -40,7 +38,6 @@ def slowest_stages(result: Result, most: int) -> list[StageTime]:
     return sorted(result.stages, key=lambda s: -s.ps)[:most]
 
 
-def traced_blocks(plan: Plan) -> list[int]:
-    """The blocks of each GPU that a timeline shows."""
-    total = plan.options.blocks
+def traced_blocks(total: int) -> list[int]:
+    """Of the blocks of each GPU those that a timeline shows."""
     return sorted({i * total // TIMELINE_BLOCKS for i in range(min(TIMELINE_BLOCKS, total))})

@@ -49,7 +49,6 @@ TIMED_BY_THE_MACHINE = (
 
 @dataclass(frozen=True)
 class Prepared:
-    plan: Plan  # held, so that its identity stays its own
     program: Program
     # of runs of its first GPU alone: did that stand for all?
     enough: list[bool] = field(default_factory=list, compare=False)
@@ -63,8 +62,8 @@ _kept: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
 
 
 def prepare(plan: Plan, device: Device, routing: Routing | None = None, steps: int = 2) -> Prepared:
-    """The program of this very plan on a device; of `steps` steps of a routing, where steps differ
-    by it.
+    """The program of a plan on a device; of `steps` steps of a routing, where steps differ by
+    it.
     """
     costs = tuple(
         (path, n.value)
@@ -72,9 +71,9 @@ def prepare(plan: Plan, device: Device, routing: Routing | None = None, steps: i
         if not path.startswith(TIMED_BY_THE_MACHINE)
     )
     drawn = (routing or Routing(), steps) if plan.steps_differ else ()
-    key = (id(plan), device.block.loading, *drawn, *costs)
+    key = (plan, device.block.loading, *drawn, *costs)
     if key not in _kept:
-        _kept[key] = Prepared(plan, compile_plan(plan, device, routing, steps))
+        _kept[key] = Prepared(compile_plan(plan, device, routing, steps))
         while len(_kept) > 1 and (
             len(_kept) > KEPT
             or sum(len(kept.program.variants) for kept in _kept.values()) > KEPT_VARIANTS
