@@ -265,10 +265,10 @@ def of_a_gpu(name: str, width: int, slot_bytes: int) -> Plan:
 @pytest.mark.parametrize(("name", "width", "slot_bytes"), UNEVEN)
 def test_warps_share_uneven_slices(name: str, width: int, slot_bytes: int) -> None:
     plan = of_a_gpu(name, width, slot_bytes)
-    team = schedule_of(plan).of_warps().teams["ffn"]
+    team = schedule_of(plan).warps.teams["ffn"]
     assert width % team.tile
     assert team.slices == 3 * -(-width // team.tile)
-    assert not schedule_of(plan).of_warps().ffn.in_memory
+    assert not schedule_of(plan).warps.ffn.in_memory
 
 
 @pytest.mark.parametrize(
@@ -310,9 +310,9 @@ def test_choices_are_decided(
 @pytest.mark.parametrize(("name", "width", "slot_bytes"), ON_CHIP)
 def test_a_wide_input_lies_in_the_blocks_memory(name: str, width: int, slot_bytes: int) -> None:
     plan = of_a_gpu(name, width, slot_bytes)
-    team = schedule_of(plan).of_warps().teams["ffn"]
+    team = schedule_of(plan).warps.teams["ffn"]
     assert team.portions > REGISTER_PORTIONS
-    assert schedule_of(plan).of_warps().ffn.in_memory
+    assert schedule_of(plan).warps.ffn.in_memory
     scratch = schedule_of(plan).memory.scratch
     words = scratch.whole
     if name not in TENSOR:  # of a thread's columns of a slice

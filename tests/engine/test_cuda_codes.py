@@ -122,7 +122,7 @@ def test_feed_forwards_too_wide_for_registers_match_the_reference(
         slot_bytes=1168,
         handoff=handoff,
     )
-    assert schedule_of(plan).of_warps().ffn.in_memory
+    assert schedule_of(plan).warps.ffn.in_memory
     agree(plan)
 
 
@@ -141,7 +141,7 @@ def test_inputs_that_are_gathered_in_rounds_match_the_reference(
     spec: ModelSpec, dtype: DType, handoff: HandOffKind
 ) -> None:
     plan = checked(spec, slot_bytes=256 * dtype.bytes, blocks=5, handoff=handoff, **typed(dtype))
-    warps = schedule_of(plan).of_warps()
+    warps = schedule_of(plan).warps
     assert warps.ffn.at_once < warps.teams["ffn"].portions
     agree(plan)
 
@@ -157,7 +157,7 @@ def test_inputs_of_several_portions_match_the_reference(name: str, execution: An
         slot_bytes=1168,
         execution=execution,
     )
-    teams = schedule_of(plan).of_warps().teams
+    teams = schedule_of(plan).warps.teams
     assert min(teams["hidden"].portions, teams["heads"].portions) > 1
     assert not teams["hidden"].full
     agree(plan)
@@ -170,7 +170,7 @@ def test_short_slices_behind_full_ones_match_the_reference(name: str, slot_bytes
     """All threads have columns but some of the last slice."""
     spec = requantized(replace(WIDE, hidden=1600, ffn=2688), format_named(name))
     plan = checked(spec, weight_dtype=DType.BF16, slot_bytes=slot_bytes)
-    teams = schedule_of(plan).of_warps().teams
+    teams = schedule_of(plan).warps.teams
     assert teams["hidden"].full
     assert teams["ffn"].full
     assert teams["ffn"].cols % teams["ffn"].tile

@@ -386,7 +386,7 @@ def test_real_widths_match_the_reference(name: str, layers: int) -> None:
 @pytest.mark.parametrize(("hidden", "blocks"), FOLDED)
 def test_rows_in_folds_match_the_reference(hidden: int, blocks: int) -> None:
     plan = folded_plan(hidden, blocks)
-    assert schedule_of(plan).of_warps().teams["hidden"].folds > 1
+    assert schedule_of(plan).warps.teams["hidden"].folds > 1
     wanted = expected(plan, TOKENS)
     with CudaEngine(plan, weights_of(plan)) as running:
         logits = running.logits(TOKENS)

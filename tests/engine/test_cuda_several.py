@@ -106,7 +106,7 @@ def test_residuals_in_shared_memory_give_the_references_logits(
     spec = requantized(replace(WIDE[0], hidden=1600, ffn=8448), format_named(name))
     chosen = {"blocks": 6, "slot_bytes": 1168, "execution": execution}
     plan = of_gpus(spec, 2, weight_dtype=DType.BF16, **chosen)
-    assert schedule_of(plan).of_warps().residual.home is Home.SHARED
+    assert schedule_of(plan).warps.residual.home is Home.SHARED
     reference = Reference(plan, random_weights(spec, SEED, DType.BF16))
     wanted = np.stack([reference.step(token).copy() for token in TOKENS])
     with opened(plan) as engine:

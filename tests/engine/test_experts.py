@@ -284,7 +284,7 @@ def test_an_nvidia_block_divides_its_warps_for_each_width() -> None:
     spec = routed(replace(SHARED, shared_width=64), dense=(1,))
     plan = build(spec, planned(spec).options, gpu)
     assert not violations(plan)
-    teams = schedule_of(plan).of_warps().teams
+    teams = schedule_of(plan).warps.teams
     assert [teams[name].cols for name in ("ffn", "shared", "dense")] == [3 * 40, 64, 48]
     text = header(plan)
     assert "static constexpr int shared_cols = 64;" in text

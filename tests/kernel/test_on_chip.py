@@ -35,7 +35,7 @@ def planned(name: str, hidden: int, heads: int, ffn: int, node: str = "1xh200") 
 
 def made(plan: Plan) -> tuple[WarpSchedule, Scratch]:
     schedule = schedule_of(plan)
-    return schedule.of_warps(), schedule.memory.scratch
+    return schedule.warps, schedule.memory.scratch
 
 
 def mixtral(top_k: int, width: int, **sizes: int) -> ModelSpec:
@@ -118,7 +118,7 @@ def test_nothing_is_prefetched_for_such_an_input() -> None:
     warps, _ = made(plan)
     assert not warps.ffn.in_memory
     assert warps.prefetch["ffn"].portions > 0
-    assert prefetches(plan, warps.teams, ffn_in_memory=True)["ffn"].portions == 0
+    assert prefetches(plan, warps.teams, ffn_in_memory=True, short_ahead=False)["ffn"].portions == 0
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_experts_whose_even_slices_would_be_narrow_end_with_a_narrower_one(
     plan = mixture(width, name)
     prove(plan)
     assert (down(plan).tile_cols, down(plan).slices) == (tile, slices)
-    assert schedule_of(plan).of_warps().teams["ffn"].slices == 3 * slices
+    assert schedule_of(plan).warps.teams["ffn"].slices == 3 * slices
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_the_last_of_many_slices_of_few_bits_is_the_narrow_one(
     prove(plan)
     matrix = next(s.matrix for s in plan.stages if s.matrix and s.kind is StageKind.DOWN)
     assert (matrix.tile_cols, matrix.slices) == (tile, slices)
-    assert schedule_of(plan).of_warps().teams["ffn"].full is (tile == 2048)
+    assert schedule_of(plan).warps.teams["ffn"].full is (tile == 2048)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from twin.proof.prove import violations
 from twin.schedule import scan
 from twin.schedule.choose import schedule_of
 from twin.schedule.options import plan_for
-from twin.schedule.scan import cache_scan
 
 
 def grouped(group: int, *, head_dim: int = 128, max_context: int = 512) -> Plan:
@@ -38,14 +37,14 @@ def grouped(group: int, *, head_dim: int = 128, max_context: int = 512) -> Plan:
 def test_a_warp_takes_eight_heads_of_groups_that_have_more(
     group: int, head_dim: int, heads: int, partials: int, met: int
 ) -> None:
-    made = cache_scan(grouped(group, head_dim=head_dim))
+    made = schedule_of(grouped(group, head_dim=head_dim)).scan
     assert made.tensor
     assert (made.heads, made.partials, made.meetings) == (heads, partials, met)
 
 
 @pytest.mark.parametrize(("group", "head_dim"), [(17, 128), (32, 64), (5, 256), (4, 96)])
 def test_other_groups_are_scanned_without_tensor_cores(group: int, head_dim: int) -> None:
-    made = cache_scan(grouped(group, head_dim=head_dim))
+    made = schedule_of(grouped(group, head_dim=head_dim)).scan
     assert not made.tensor
     assert made.meetings == 0
 

@@ -92,7 +92,7 @@ def test_threads_hand_each_other_eights_without_meeting_a_bank_twice(cols: int) 
     plan = plan_for(spec, load_node("1xh200"), context=64, max_context=256, slot_bytes=slot)
     schedule = schedule_of(plan)
     assert schedule.by_fours
-    warps = schedule.of_warps()
+    warps = schedule.warps
     width = FOLD_COLUMNS if warps.teams["hidden"].folds > 1 else cols
     plane = -(-width // 64) * 32 + SKEW_FLOATS
 
@@ -115,7 +115,7 @@ def test_threads_hand_each_other_eights_without_meeting_a_bank_twice(cols: int) 
 def test_norms_weights_lie_where_threads_look_for_them(model: str) -> None:
     """Written again as `norm_place` in cuda_activation.cuh has it."""
     schedule = schedule_of(planned(model))
-    team = schedule.of_warps().teams["hidden"]
+    team = schedule.warps.teams["hidden"]
     given = np.arange(team.cols, dtype=np.float32)
     lies = schedule.norm_order.of(given)
     if schedule.by_fours:  # a thread has four neighbours
@@ -173,7 +173,7 @@ def test_wide_loads_give_way_where_registers_are_scarce() -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_models_have_a_team_for_each_input(model: str, dtype: DType) -> None:
     plan = planned(model, weight_dtype=dtype)
-    teams = schedule_of(plan).of_warps().teams
+    teams = schedule_of(plan).warps.teams
     wanted = {s.kind: s.matrix.cols for s in plan.stages if s.matrix}
     assert teams["hidden"].cols == wanted[StageKind.QKV] == wanted[StageKind.GATE_UP]
     assert teams["heads"].cols == wanted[StageKind.O_PROJ]

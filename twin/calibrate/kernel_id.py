@@ -105,9 +105,9 @@ def _splits_in_turn(schedule: Schedule) -> bool:
     """Did threads without columns make a round of attention's splits wait for each slice?"""
     stages = schedule.plan.stages
     projections = [s.matrix for s in stages if s.kind is StageKind.O_PROJ and s.matrix]
-    if not schedule.warps or not projections or projections[0].format is not None:
+    if not projections or projections[0].format is not None:
         return False
-    team = schedule.warps.teams["heads"]
+    team = schedule.team("heads")
     return team.portions > 1 and not team.full
 
 

@@ -12,24 +12,24 @@ from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
 from twin.plan.types import Matrix, Read, Stage, StageKind
 from twin.schedule.teams import team_for
-from twin.schedule.types import Schedule
+from twin.schedule.types import BlockOfWarps
 
 
 class WarpGathers(Gathers):
     """Reads and publications of a schedule whose blocks are of warps."""
 
     def __init__(
-        self, schedule: Schedule, device: Device, kernel: WarpKernel, by_scheduler: list[bool]
+        self, schedule: BlockOfWarps, device: Device, kernel: WarpKernel, by_scheduler: list[bool]
     ) -> None:
         """`by_scheduler[stage]`: a warp that a block has to spare makes it."""
         super().__init__(schedule, device)
         self.kernel, self.by_scheduler = kernel, by_scheduler
         self.known: dict[tuple[int, int, int, float, float], int] = {}
-        plan, warps = self.plan, schedule.of_warps()
+        plan, self.warps = self.plan, schedule.warps
         alone = plan.tokens == 1
-        self.ffn_in_memory = alone and warps.ffn.in_memory
+        self.ffn_in_memory = alone and self.warps.ffn.in_memory
         # in which threads gather a feed-forward's input that is too wide for registers
-        self.ffn_rounds = warps.ffn.rounds if alone else 1
+        self.ffn_rounds = self.warps.ffn.rounds if alone else 1
         self.by_fours = alone and not plan.without_code() and schedule.by_fours
 
     def _gathered(self, stage: Stage, read: Read, words: int) -> Gathered:
@@ -189,7 +189,7 @@ class WarpGathers(Gathers):
         if matrix is None:
             return 1
         coded = matrix.pack > vectors.PACK_ELEMENTS
-        return self.schedule.of_warps().parts_together(tiles.vector_portions(matrix), coded=coded)
+        return self.warps.parts_together(tiles.vector_portions(matrix), coded=coded)
 
     @property
     def _parts_at_once(self) -> int:

@@ -15,20 +15,20 @@ from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.chosen import of_all_chosen
 from twin.schedule.products import tensor_products
 from twin.schedule.splits import TENSOR_POSITIONS
-from twin.schedule.types import Schedule
+from twin.schedule.types import BlockOfWarps
 from twin.units import picoseconds
 
 
 class WarpStreams(Streams):
     """Slots and requests of a schedule whose blocks are of warps."""
 
-    def __init__(self, schedule: Schedule, device: Device, kernel: WarpKernel) -> None:
+    def __init__(self, schedule: BlockOfWarps, device: Device, kernel: WarpKernel) -> None:
         super().__init__(schedule, device)
-        self.kernel, plan = kernel, schedule.plan
+        self.kernel, self.warps, plan = kernel, schedule.warps, schedule.plan
         # an option that the engine does not run changes nothing of how warps take experts
         stored = plan.spec is not None and as_stored(plan.spec, plan.options)
         self.by_kernel = stored and any(stage.routed for stage in plan.stages)
-        self.ffn_in_memory = self.by_kernel and schedule.of_warps().ffn.in_memory
+        self.ffn_in_memory = self.by_kernel and self.warps.ffn.in_memory
         self.wide: dict[int, Matrix | None] = {}
 
     def weights(self, stage: Stage, block: int, experts: Chosen) -> Weights:
@@ -173,7 +173,7 @@ class WarpStreams(Streams):
         return prefetch.group if prefetch else 1
 
     def may_prefetch(self, stage: Stage) -> bool:
-        return not self.schedule.of_warps().prefetch or self.prefetches(stage)
+        return not self.warps.prefetch or self.prefetches(stage)
 
     def holds_group(self, stage: Stage) -> bool:
         prefetch = self.schedule.prefetch(stage.kind)

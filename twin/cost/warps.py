@@ -14,7 +14,7 @@ from twin.kernel.experts import compared
 from twin.plan.catalogue import ROWS
 from twin.plan.types import Sampling, Stage, StageKind
 from twin.schedule.block import TEAM_WARPS, WARP
-from twin.schedule.types import Schedule
+from twin.schedule.types import BlockOfWarps
 from twin.units import picoseconds
 
 
@@ -23,7 +23,7 @@ class WarpCosts(Costs):
     gathers: WarpGathers
     streams: WarpStreams
 
-    def __init__(self, schedule: Schedule, device: Device, kernel: WarpKernel) -> None:
+    def __init__(self, schedule: BlockOfWarps, device: Device, kernel: WarpKernel) -> None:
         plan = schedule.plan
         spare = plan.options.polled and device.sharing is None
         by_scheduler = [spare and stage.late for stage in plan.stages]

@@ -20,8 +20,7 @@ from twin.kernel.header import header
 from twin.plan.types import Plan
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.choose import schedule_of
-from twin.schedule.pass_memory import check_tensor_cores
-from twin.schedule.scan import check_cache_tiles
+from twin.schedule.warps import WARPS
 from twin.toolchain import cache_dir, cached, content_key, native_sources, run_compiler, unsealed
 
 SIDE_WARPS = 4  # a warp group: the scheduler, two loaders, and one that leaves at once
@@ -85,8 +84,7 @@ def compile_cubin(
     With `lines` the same code says which source line each of its instructions is from
     (studies/common/cuda_lines.py).
     """
-    check_tensor_cores(plan)
-    check_cache_tiles(plan)
+    WARPS.check_plan(plan)
     text = header(plan, trace=trace)
     nvcc = shutil.which("nvcc")
     flags = [

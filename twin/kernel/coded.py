@@ -30,6 +30,7 @@ from twin.models.formats import PACK, SCALED_ROWS, UNIT_BYTES
 from twin.models.spec import DType
 from twin.plan.coding import BYTE_BITS
 from twin.plan.types import Matrix, Plan, Stage, tiles
+from twin.schedule.choose import chooser_of
 
 STORAGE: dict[DType, Any] = {
     DType.FP16: np.float16,
@@ -138,7 +139,7 @@ def tile(
     plain = np.ascontiguousarray(source[slice(*rows), slice(*cols)]).astype(
         STORAGE[plan.options.weight_dtype]
     )
-    loads = matrix.pack * plain.itemsize // UNIT_BYTES if plan.limits.teams else 1
+    loads = chooser_of(plan.limits).loads(matrix, plain.itemsize)
     bytes_ = plain.view(np.uint8).reshape(len(plain), -1, loads, UNIT_BYTES if loads > 1 else 1)
     return (
         np.ascontiguousarray(bytes_.swapaxes(1, 2)).reshape(-1) if loads > 1 else bytes_.reshape(-1)
@@ -153,9 +154,9 @@ def _bits(plan: Plan, part: Coded) -> NDArray[np.uint8]:
     filled[:rows] = part.codes
     if form.bits == BYTE_BITS:
         return filled.reshape(-1)
-    if plan.limits.teams:
-        filled = filled.reshape(len(filled) // 2, 2, -1, PACK).swapaxes(1, 2)
-    codes = np.ascontiguousarray(filled).reshape(-1)
+    together = chooser_of(plan.limits).code_rows
+    rounds = filled.reshape(len(filled) // together, together, -1, PACK).swapaxes(1, 2)
+    codes = np.ascontiguousarray(rounds).reshape(-1)
     return codes[0::2] | codes[1::2] << np.uint8(form.bits)
 
 

@@ -38,7 +38,7 @@ class Attend(Protocol):
     """
 
     def __call__(
-        self, spec: ModelSpec, options: Options, limits: Limits, *, ranks: int, blocks: int
+        self, spec: ModelSpec, options: Options, *, ranks: int, blocks: int
     ) -> Attention | None: ...
 
 
@@ -53,7 +53,7 @@ def outline(spec: ModelSpec, options: Options, limits: Limits, attend: Attend) -
     ranks_per_gpu = ranks // options.gpus
     blocks = options.blocks // ranks_per_gpu
     shard = Shard(spec.hidden, -(-spec.vocab // ranks))
-    attention = attend(spec, options, limits, ranks=ranks, blocks=blocks)
+    attention = attend(spec, options, ranks=ranks, blocks=blocks)
     coding = coding_of(spec.coded, ranks) if as_stored(spec, options) else None
     builder = Builder(spec, options, ranks, blocks, shard, attention, coding=coding)
     step(builder)

@@ -27,11 +27,9 @@ from twin.plan.types import (
 from twin.proof.stored import DECODED, in_blocks, multiplied
 from twin.proof.violation import Violation
 from twin.schedule.block import LINE_FLOATS
-from twin.schedule.choose import schedule_of
+from twin.schedule.choose import chooser_of, schedule_of
 from twin.schedule.chosen import multiplied as multiplied_at_once
 from twin.schedule.memory import block_logits, logits_buffers_floats
-from twin.schedule.pass_memory import check_tensor_cores
-from twin.schedule.scan import check_cache_tiles
 
 LOADED_AT_ONCE = 8  # elements of a row: 16 bytes of the narrowest stored type
 HEAD_STEP = 4  # elements of a head that a thread gathers at once
@@ -454,9 +452,7 @@ def _extra_bytes(plan: Plan, sizes: Mapping[str, int | float]) -> int:
 def _laid_out(plan: Plan) -> Iterator[Violation]:
     try:
         made = layout(plan)
-        if plan.limits.teams:
-            check_tensor_cores(plan)
-            check_cache_tiles(plan)
+        chooser_of(plan.limits).check_plan(plan)
     except PlanError as error:
         yield Violation("kernel", THE_PLAN, str(error))
         return

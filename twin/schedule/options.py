@@ -18,8 +18,8 @@ from twin.plan.types import (
     Placement,
     Plan,
 )
+from twin.schedule.choose import chooser_of
 from twin.schedule.coded_tiles import coded_slot_bytes
-from twin.schedule.pass_memory import TOKENS, fitting_chunk
 from twin.schedule.ring import limits_of, ringed
 from twin.schedule.rules import architecture_of, rule_for
 from twin.schedule.splits import attention_of
@@ -174,19 +174,12 @@ def _prompt_chunk(spec: ModelSpec, node: Node, options: Options, ranks: int) -> 
     A CPU takes any number; 16 were 3.6 times faster than one.
     """
     limits, blocks = limits_of(node), max(1, options.blocks // max(1, ranks // options.gpus))
-    own = attention_of(spec, options, limits, ranks=ranks, blocks=blocks)
+    chooser = chooser_of(limits)
+    own = attention_of(chooser, spec, options, ranks=ranks, blocks=blocks)
     if own is None:  # what the kernel does not run reads prompts by ordinary steps
         return 1
-    if not limits.teams:
-        return TOKENS
-    return fitting_chunk(
-        spec,
-        own,
-        blocks=blocks,
-        room=limits.on_chip_bytes - SIGNAL_BYTES,
-        dtype=options.weight_dtype,
-        kv_bytes=options.kv_dtype.bytes,
-    )
+    room = limits.on_chip_bytes - SIGNAL_BYTES
+    return chooser.prompt_chunk(spec, own, options, blocks=blocks, room=room)
 
 
 def _blocks(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:
@@ -203,7 +196,7 @@ def _blocks(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:
     most = max(1, device.blocks // options.gpus) if emulated else device.blocks
     lanes = max(1, ranks // options.gpus)
     per_rank = max(1, most // lanes)
-    if limits_of(node).teams and spec.lanes is None:
+    if spec.lanes is None and not chooser_of(limits_of(node)).even_shares:
         return most
     even = _largest_divisor(_common_outputs(spec, ranks), per_rank)
     return lanes * (even if even >= EVEN_SHARE * per_rank else per_rank)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from twin.frozen import frozen
 from twin.plan.catalogue import ROWS
 from twin.plan.types import Attention, Matrix, Plan, Routed, Stage, StageKind
+from twin.schedule.chooser import Chooser
 from twin.schedule.splits import KEPT_HEAD
 
 # On tensor cores:
@@ -78,14 +79,14 @@ class Passes:
         )
 
 
-def passes_of(plan: Plan) -> Passes | None:
+def passes_of(plan: Plan, chooser: Chooser) -> Passes | None:
     """None where prompts are read by ordinary steps."""
     chunk = plan.options.prompt_chunk
     if chunk == 1 or plan.spec is None:
         return None
     last = max((s.index for s in plan.stages if s.kind is StageKind.ATTENTION), default=-1)
     stages = [s for s in plan.stages[: last + 1] if ROWS[s.kind].in_pass]
-    batch, decodes = 0, plan.limits.teams
+    batch, decodes = 0, chooser.decodes
     if decodes and plan.kernel_routed:
         batch = DECODED_ROWS if plan.coded else ROUTED_ROWS
     owners = _owners(plan, batch) if plan.coded else 1

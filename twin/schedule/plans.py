@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from twin.errors import PlanError
 from twin.models.spec import ModelSpec
 from twin.plan.build import outline
 from twin.plan.types import Limits, Options, Plan
+from twin.schedule.choose import chooser_of
 from twin.schedule.coded_tiles import SmallSlot
 from twin.schedule.splits import attention_of
 from twin.schedule.tiles import tiled
@@ -31,19 +33,27 @@ def resized(plan: Plan, slot_bytes: int) -> Plan:
     """
     assert plan.spec is not None
     options = replace(plan.options, slot_bytes=slot_bytes)
-    own = attention_of(plan.spec, options, plan.limits, ranks=plan.ranks, blocks=plan.blocks)
+    chooser = chooser_of(plan.limits)
+    own = attention_of(chooser, plan.spec, options, ranks=plan.ranks, blocks=plan.blocks)
     was = plan.attention
     if own and was and (own.splits, own.window_splits) != (was.splits, was.window_splits):
         return build(plan.spec, options, plan.limits)
     try:
-        return tiled(replace(plan, options=options, attention=own))
+        other = replace(plan, options=options, attention=own)
+        return tiled(other, chooser.cutter(other))
     except SmallSlot:
         return build(plan.spec, options, plan.limits)
 
 
 def _build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
-    _check_head_window(spec, options, limits)
-    return tiled(outline(spec, options, limits, attention_of))
+    chooser = chooser_of(limits)
+    if options.head_window_slots and not chooser.own_head_window(spec):
+        raise PlanError(
+            f"head_window_slots={options.head_window_slots}: only models without experts on NVIDIA "
+            "GPUs read the LM head with a window of its own; leave it out"
+        )
+    plan = outline(spec, options, limits, partial(attention_of, chooser))
+    return tiled(plan, chooser.cutter(plan))
 
 
 def _least_slot(spec: ModelSpec, options: Options, limits: Limits, refusal: SmallSlot) -> int:
@@ -60,13 +70,4 @@ def _least_slot(spec: ModelSpec, options: Options, limits: Limits, refusal: Smal
         except PlanError:  # what else is wrong with the options is said once the slot is not
             return refusal.need
         else:
-            cached = own.position_bytes(options.kv_dtype) if own and limits.teams else 0
-            return max(refusal.need, cached)
-
-
-def _check_head_window(spec: ModelSpec, options: Options, limits: Limits) -> None:
-    if options.head_window_slots and (not limits.teams or spec.experts):
-        raise PlanError(
-            f"head_window_slots={options.head_window_slots}: only models without experts on NVIDIA "
-            "GPUs read the LM head with a window of its own; leave it out"
-        )
+            return max(refusal.need, chooser_of(limits).cached_slot_bytes(own, options))

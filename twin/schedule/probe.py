@@ -29,8 +29,9 @@ from twin.plan.types import (
     StageKind,
     Value,
 )
+from twin.schedule.choose import chooser_of
 from twin.schedule.splits import attention
-from twin.schedule.tiles import tiled
+from twin.schedule.tiles import cutter_of, tiled
 
 ROUNDS = 3  # of hop_probe: with fewer, a block could poll a word that another has not reset yet
 HOPS_A_MATRIX = 8
@@ -55,7 +56,8 @@ def stream_probe(
         Stage(i, StageKind.STREAM, i, (), (), None, matrix, 0, ("gemv",)) for i in range(stages)
     )
     said = f", {form.name}" if form else ""
-    return tiled(_plan(f"stream {stages} x {rows} x {cols}{said}", options, limits, chain))
+    plan = _plan(f"stream {stages} x {rows} x {cols}{said}", options, limits, chain)
+    return tiled(plan, cutter_of(plan))
 
 
 def exchange_probe(options: Options, limits: Limits, *, elements: int, stages: int = 15) -> Plan:
@@ -132,7 +134,7 @@ def turns_probe(
         stages=tuple(chain),
         values=values,
     )
-    plan = tiled(plan)
+    plan = tiled(plan, cutter_of(plan))
     return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
 
 
@@ -196,7 +198,8 @@ def hop_probe(
         f"hop {pair[0]}-{pair[1]}, {hops} x {rows} x {cols}", options, limits, tuple(stages)
     )
     buffers = tuple(Buffer(value.id, value.name, value.elements, 1, 1) for value in values)
-    plan = tiled(replace(plan, buffers=buffers, values=tuple(values)))
+    plan = replace(plan, buffers=buffers, values=tuple(values))
+    plan = tiled(plan, cutter_of(plan))
     return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
 
 
@@ -214,7 +217,12 @@ def attention_probe(
     is exchanged.
     """
     own = attention(
-        options, limits, heads=heads, kv_heads=kv_heads, head_dim=head_dim, blocks=options.blocks
+        chooser_of(limits),
+        options,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        blocks=options.blocks,
     )
     items = scatter(own.items_of(window), options.blocks)
     chain = tuple(

@@ -17,6 +17,7 @@ from twin.schedule.plans import build, resized
 from twin.schedule.products import tensor_products, whole_products
 from twin.schedule.rules import architecture_of, rule_for
 from twin.schedule.strips import MOST_STRIPS, has_strips, with_strips
+from twin.schedule.teams import NO_TEAM
 from twin.schedule.tiles import tight_bytes
 
 FEWEST_SLOTS = 4  # a ring of fewer slots drains while one of them is refilled
@@ -176,10 +177,11 @@ def scanning_block_rows(plan: Plan) -> int | None:
     """
     own = plan.attention
     matrix = next((s.matrix for s in plan.stages if s.kind is StageKind.O_PROJ), None)
-    shape, warps = shape_of(plan, 1), schedule_of(plan).warps
-    if own is None or matrix is None or not warps or not (shape["dense"] and shape["alone"]):
+    shape, team = shape_of(plan, 1), schedule_of(plan).team("heads")
+    shared = team is not NO_TEAM and shape["dense"] and shape["alone"]
+    if own is None or matrix is None or not shared:
         return None
-    side_by_side = warps.teams["heads"].groups
+    side_by_side = team.groups
     scanning = sum(lo < hi for lo, hi in scanned_first(own, 0, plan.blocks))
     turn, others = ROWS_AT_ONCE * side_by_side, plan.blocks - scanning
     if side_by_side == 1 or not others:

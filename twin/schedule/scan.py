@@ -8,11 +8,9 @@ from twin.errors import PlanError
 from twin.frozen import frozen
 from twin.plan.types import Attention, Options, Plan, StageKind, word_outputs
 from twin.schedule.block import TEAM_WARPS, WARP
-from twin.schedule.splits import TENSOR_HEADS, WIDE_HEADS, scans_on_tensor_cores, slot_positions
+from twin.schedule.chooser import Chooser
+from twin.schedule.splits import TENSOR_HEADS, WIDE_HEADS, slot_positions
 
-# positions of an item; measured on an H200: two heads a key cost 1 % at 200 positions of context
-# and save 3 % at 16k
-LONG_SCAN = 256
 # elements of heads of which 8 and 16 threads share a cached position
 NARROW_HEAD, MIDDLE_HEAD = 96, 128
 TENSOR_WARPS = 4  # that share an item's positions on tensor cores
@@ -39,7 +37,7 @@ class CacheScan:
     positions: int  # cached positions of a ring slot, keys and the values behind them
 
 
-def cache_scan(plan: Plan) -> CacheScan:
+def cache_scan(plan: Plan, chooser: Chooser) -> CacheScan:
     """One head where a plan has no attention of the kernel's, and where no warps share an item."""
     own, options = plan.attention, plan.options
     if own is None:
@@ -51,8 +49,8 @@ def cache_scan(plan: Plan) -> CacheScan:
             merged=1,
             positions=slot_positions(options, 0),
         )
-    tensor = scans_on_tensor_cores(plan.limits, options, group=own.group, head_dim=own.head_dim)
-    heads = _heads_on_tensor_cores(own) if tensor else _heads(own) if plan.limits.teams else 1
+    tensor = chooser.tensor_scan(options, group=own.group, head_dim=own.head_dim)
+    heads = _heads_on_tensor_cores(own) if tensor else chooser.scan_heads(own)
     wide = tensor and heads > TENSOR_HEADS
     each = WIDE_PARTIALS if wide else TENSOR_WARPS  # of all heads of an item
     return CacheScan(
@@ -68,14 +66,6 @@ def cache_scan(plan: Plan) -> CacheScan:
 def _heads_on_tensor_cores(own: Attention) -> int:
     """Up to four, up to eight of groups that have more than twice four."""
     return min(own.group, WIDE_HEADS if own.group > 2 * TENSOR_HEADS else TENSOR_HEADS)
-
-
-def _heads(own: Attention) -> int:
-    """One, so that heads go side by side; two where a block scans long; more where a group has more
-    heads than a block has warps.
-    """
-    sets = -(-own.group // 2) if own.item_positions >= LONG_SCAN else own.group
-    return -(-own.group // min(sets, TEAM_WARPS))
 
 
 def _merged(own: Attention, options: Options, *, tensor: bool) -> int:

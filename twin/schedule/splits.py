@@ -8,29 +8,18 @@ from twin.models.spec import ModelSpec
 from twin.plan.ranges import pages_of
 from twin.plan.settle import on_kernel, windows_of
 from twin.plan.spans import kv_share, share
-from twin.plan.types import Attention, Limits, Options
+from twin.plan.types import Attention, Options
+from twin.schedule.chooser import Chooser
 
 # On the tensor cores a few positions more cost nothing, and whoever gathers partial outputs looks
 # at four splits at once: Llama-3.2-1B with 704 positions and 3, 4, 6 or 8 splits 647, 635, 650 and
 # 639 us, Qwen3-8B with 1,536 and 4, 8 or 12 splits 3,730, 3,711 and 3,741.
 POSITIONS_ON_TENSOR_CORES, SPLITS_AT_ONCE = 192, 4
-# Of a split, before further splits take any: on tensor cores, on them of heads of which a ring slot
-# holds a single product, and without them. In the twin (fit 2026-11-24T031558 of an H200) a plan of
-# Llama-3.2-1B for 8,192 positions then takes 609 us at 300 positions instead of 638, as one for 432
-# does, and 636 at 1,024 instead of 641; 128 to 384 positions are within 2 % of each other from 32
-# to 8,000.
-FIRST_ON_TENSOR_CORES, FIRST_OF_WIDE_HEADS, FIRST_POSITIONS = 256, 128, 64
 # on an H200 with up to 1,024 positions: 8 splits 742 us, 4 splits 755, 2 splits 797
 # (studies/h200-history)
 POSITIONS_PER_SPLIT = 128
-# Most of a model with windows: these layers' splits hold little, and O_PROJ gathers all of them. In
-# the twin, from 8,192 to 131,072 positions, 64 were never slower than more, and up to 16 % faster:
-# GPT-OSS-120B on eight H200 with 32,768 positions 478 tokens/s instead of 412, Gemma-3-1B on one
-# with 16,384 positions 1,003 instead of 886.
-SPLITS_WITH_WINDOWS = 64
 TENSOR_POSITIONS, TENSOR_HEADS = 16, 4  # of a product on tensor cores: positions, query heads
 WIDE_HEADS = 2 * TENSOR_HEADS  # of a warp where another product adds what rounding loses
-WARP_SETS = 2  # of query heads, each by four warps
 TENSOR_HALF = 8  # positions whose keys are swizzled in turn
 # bytes that a cached key is a multiple of; most elements: wider heads would leave no registers
 TENSOR_ROW, TENSOR_HEAD = 128, 256
@@ -38,7 +27,7 @@ KEPT_HEAD = 128  # most elements of a head whose queries stay in registers
 
 
 def attention_of(
-    spec: ModelSpec, options: Options, limits: Limits, *, ranks: int, blocks: int
+    chooser: Chooser, spec: ModelSpec, options: Options, *, ranks: int, blocks: int
 ) -> Attention | None:
     """Of a model on ranks of `blocks` blocks; None where its layers need caches that the kernel
     does not know. Raises PlanError.
@@ -52,20 +41,20 @@ def attention_of(
     replicas = max(1, ranks // spec.kv_heads)
     slides = any(window < options.max_context for window in windows_of(spec))
     return attention(
+        chooser,
         options,
-        limits,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=spec.head_dim,
         blocks=blocks,
         kv_replicas=replicas,
-        most=SPLITS_WITH_WINDOWS if limits.teams and slides else None,
+        most=chooser.most_splits(slides=slides),
     )
 
 
 def attention(
+    chooser: Chooser,
     options: Options,
-    limits: Limits,
     *,
     heads: int,
     kv_heads: int,
@@ -79,7 +68,7 @@ def attention(
     """
     pages, group = pages_of(options), heads // kv_heads
     wanted = -(-options.max_context // POSITIONS_PER_SPLIT)
-    if scans_on_tensor_cores(limits, options, group=group, head_dim=head_dim):
+    if chooser.tensor_scan(options, group=group, head_dim=head_dim):
         wanted = min(
             pages,
             -(-options.max_context // (SPLITS_AT_ONCE * POSITIONS_ON_TENSOR_CORES))
@@ -91,7 +80,7 @@ def attention(
     first = options.split_positions
     if first is None:
         chosen = options.attention_splits or options.window_splits
-        first = 0 if chosen else first_positions(limits, options, group=group, head_dim=head_dim)
+        first = 0 if chosen else chooser.first_positions(options, group=group, head_dim=head_dim)
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
@@ -109,45 +98,16 @@ def attention(
     )
 
 
-def first_positions(limits: Limits, options: Options, *, group: int, head_dim: int) -> int:
-    """Of a split that is full before further splits take any. Nobody knows what it brings where no
-    warps hold activations.
-    """
-    if not limits.teams:
-        return 0
-    if not scans_on_tensor_cores(limits, options, group=group, head_dim=head_dim):
-        return FIRST_POSITIONS
-    several = slot_positions(options, head_dim) > TENSOR_POSITIONS
-    return FIRST_ON_TENSOR_CORES if several else FIRST_OF_WIDE_HEADS
-
-
-def scans_on_tensor_cores(limits: Limits, options: Options, *, group: int, head_dim: int) -> bool:
-    """A product takes 16 positions and up to 4 query heads; two sets of warps make those of 8, and
-    with two products a key those of 16. Rows of cached keys are whole 128 bytes, in which an item's
-    positions are stored swizzled.
-
-    Two sets of heads beyond 128 elements would put 33 KiB of partial outputs in shared memory, a
-    slot of the ring less, and their code spilled 32 bytes (Qwen3-Coder-Next).
-    """
-    if not limits.teams or options.kv_dtype.bytes != 2:
-        return False
-    return (
-        _whole_rows(options, head_dim)
-        and group <= (WARP_SETS * WIDE_HEADS if head_dim <= KEPT_HEAD else TENSOR_HEADS)
-        and slot_positions(options, head_dim) >= TENSOR_POSITIONS
-    )
-
-
 def slot_positions(options: Options, head_dim: int) -> int:
     """Cached positions of a ring slot; whole products of tensor cores, where these take such heads
     and it holds one. Of fewer than two, with halves.
     """
     most = max(1, options.slot_bytes // max(1, 2 * head_dim * options.kv_dtype.bytes))
-    if most < TENSOR_POSITIONS or not _whole_rows(options, head_dim):
+    if most < TENSOR_POSITIONS or not whole_rows(options, head_dim):
         return most
     return most - most % (TENSOR_POSITIONS if most >= 2 * TENSOR_POSITIONS else TENSOR_HALF)
 
 
-def _whole_rows(options: Options, head_dim: int) -> bool:
+def whole_rows(options: Options, head_dim: int) -> bool:
     """Heads that tensor cores take, whose cached keys are whole rows."""
     return head_dim * options.kv_dtype.bytes % TENSOR_ROW == 0 and head_dim <= TENSOR_HEAD

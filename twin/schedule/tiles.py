@@ -7,7 +7,7 @@ from dataclasses import replace
 from twin.errors import PlanError
 from twin.frozen import frozen
 from twin.models.formats import UNIT_BYTES
-from twin.plan.catalogue import ENGINE_OPTIONS, Input, input_of
+from twin.plan.catalogue import Input, input_of
 from twin.plan.coding import COLUMN_STEP, Coding, coding_of
 from twin.plan.settle import as_stored
 from twin.plan.types import Matrix, Options, Plan, Span, Stage, StageKind
@@ -23,22 +23,20 @@ MOST_EVEN = 4
 LEAST_ROWS = 6  # of a low tile: a piece of it costs as much as one of ROWS_AT_ONCE
 
 
-def tiled(plan: Plan) -> Plan:
+def tiled(plan: Plan, cutter: Cutter) -> Plan:
     """The plan with the tile of each matrix. Raises SmallSlot where a ring slot holds none, and
     PlanError for rows and columns that a thread's loads do not take.
     """
-    cutter = _cutter(plan)
     return replace(plan, stages=tuple(cutter.stage(stage) for stage in plan.stages))
 
 
-def _cutter(plan: Plan) -> Cutter:
+def cutter_of(plan: Plan, *, teams: bool = False) -> Cutter:
+    """`teams`: as of a Cutter."""
     spec, options = plan.spec, plan.options
     if spec is None:
         forms = {m.format for stage in plan.stages for m in stage.matrices if m.format}
         return Cutter(options, coding_of(forms, 1))
     coding = coding_of(spec.coded, plan.ranks) if as_stored(spec, options) else None
-    run = all(getattr(options, name) <= most for name, most in ENGINE_OPTIONS.items())
-    teams = plan.limits.teams and plan.attention is not None and run
     dense = spec.experts is None and not spec.layout and not spec.delta and not coding
     folded = teams and plan.ranks == 1 and dense and options.weight_dtype.bytes == 2
     return Cutter(options, coding, teams=teams, folded=folded)

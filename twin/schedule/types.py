@@ -16,7 +16,7 @@ from twin.schedule.memory import SharedMemory
 from twin.schedule.passes import Passes
 from twin.schedule.prefetch import Prefetch
 from twin.schedule.scan import CacheScan
-from twin.schedule.teams import Team
+from twin.schedule.teams import NO_TEAM, Team
 
 ID_DIGITS = 12
 MOST_TOGETHER = 3  # portions of a residual, at most, where a block looks at several parts together
@@ -45,12 +45,11 @@ class WarpSchedule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """Of one plan, made by `schedule_of`."""
+    """Of one plan, made by `schedule_of`, for blocks whose threads share no rows."""
 
     plan: Plan
     matrices: tuple[Matrix | None, ...]  # [stages] as a block multiplies them for one token
     scan: CacheScan
-    warps: WarpSchedule | None  # None: no warps share rows of a tile (AMD, CPU)
     passes: Passes | None  # None: prompts are read by ordinary steps
     memory: SharedMemory  # of a block
     # what the generated header says of the warps; zeros of blocks without them
@@ -83,7 +82,7 @@ class Schedule:
             plan.attention,
             ring,
             self.scan,
-            self.warps,
+            self._work,
             in_passes,
             self.memory,
             sorted(self.warp_sizes.items()),
@@ -105,11 +104,6 @@ class Schedule:
         """Does the block's scheduler warp make this stage while the others compute?"""
         return self.spare_warp and stage.late
 
-    def of_warps(self) -> WarpSchedule:
-        """`warps` of a plan for an NVIDIA GPU."""
-        assert self.warps is not None, f"{self.plan.name} is for a device without such warps"
-        return self.warps
-
     def of_passes(self) -> Passes:
         """`passes` of a plan that reads prompts so."""
         assert self.passes is not None, f"{self.plan.name} reads prompts by ordinary steps"
@@ -118,11 +112,38 @@ class Schedule:
     @property
     def by_fours(self) -> bool:
         """Is a narrow residual gathered by fours of each thread (cuda_activation.cuh)?"""
-        return self.warps is not None and self.warps.residual.home is Home.BY_FOURS
+        return False
+
+    def team(self, name: str) -> Team:
+        """Of warps that share the matrices of an input; NO_TEAM where none do."""
+        return NO_TEAM
 
     def prefetch(self, kind: StageKind) -> Prefetch | None:
         """What warps prefetch for a stage of this kind; None where nobody knows."""
+        return None
+
+    @property
+    def _work(self) -> WarpSchedule | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockOfWarps(Schedule):
+    """Of a plan for blocks whose warps share the rows of a tile."""
+
+    warps: WarpSchedule
+
+    @property
+    def by_fours(self) -> bool:
+        return self.warps.residual.home is Home.BY_FOURS
+
+    def team(self, name: str) -> Team:
+        return self.warps.teams[name]
+
+    @property
+    def _work(self) -> WarpSchedule | None:
+        return self.warps
+
+    def prefetch(self, kind: StageKind) -> Prefetch | None:
         read = input_of(kind, routed=self.plan.routed)
-        if self.warps is None or read is None:
-            return None
-        return self.warps.prefetch.get(read.value)
+        return self.warps.prefetch.get(read.value) if read else None

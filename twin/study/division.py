@@ -28,10 +28,9 @@ from twin.models.spec import ModelSpec
 from twin.plan.ranges import pages_of
 from twin.plan.settle import on_kernel
 from twin.plan.types import Execution, HandOffKind, Options, Plan
-from twin.schedule.choose import schedule_of
+from twin.schedule.choose import chooser_of, schedule_of
 from twin.schedule.options import plan_for
 from twin.schedule.ring import limits_of
-from twin.schedule.splits import first_positions
 from twin.sim.executor import Executor
 from twin.sim.run import simulate
 from twin.toolchain import cache_dir
@@ -168,9 +167,8 @@ def _others(standard: Plan) -> Iterator[Division]:
     own = standard.kernel_attention()
     first = standard.options.split_positions
     if first is None:
-        first = first_positions(
-            standard.limits, standard.options, group=own.group, head_dim=own.head_dim
-        )
+        chooser = chooser_of(standard.limits)
+        first = chooser.first_positions(standard.options, group=own.group, head_dim=own.head_dim)
     for splits in _splits(standard):
         yield Division(
             f"{splits} attention splits instead of {own.splits}",
