@@ -16,6 +16,7 @@ from twin.models.formats import UNIT_BYTES
 from twin.plan import shards
 from twin.plan.shards import Weights
 from twin.plan.types import Matrix, Plan, rows_bytes
+from twin.schedule.types import Schedule
 
 PAGE_BYTES = 4096  # streams of blocks start on a page
 
@@ -33,7 +34,8 @@ class Streams:
     starts: Table
 
 
-def streams_of(plan: Plan) -> Streams:
+def streams_of(schedule: Schedule) -> Streams:
+    plan = schedule.plan
     ends, sizes = [0] * plan.blocks, dict[Matrix, list[int]]()
     starts: Table = []
     for stage in plan.stages:

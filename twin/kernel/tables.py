@@ -89,7 +89,7 @@ def layout(plan: Plan) -> Layout:
     resets: Table = []
     stages: Table = []
     schedule = schedule_of(plan)
-    constants, weights = constants_of(schedule), streams_of(plan)
+    constants, weights = constants_of(schedule), streams_of(schedule)
     scratch, prompt = schedule.memory.scratch, prompt_of(schedule)
     vectors, extras = constants.offsets, constants.extras
     codes = CODED_FIELDS if plan.coded else ()

@@ -23,8 +23,8 @@ from twin.hardware.types import Node
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import ModelSpec
 from twin.plan.types import Common, LateParts, Options, Plan, Residual
+from twin.schedule.choose import chooser_of
 from twin.schedule.options import plan_for
-from twin.schedule.splits import first_positions
 from twin.study.depth import repeating
 from twin.study.gpus import COUNTS
 from twin.study.options import Plain
@@ -192,7 +192,9 @@ def _splits_value(plan: Plan, splits: int) -> Value:
         return (("attention_splits", splits),)
     first = plan.options.split_positions
     if first is None:
-        first = first_positions(plan.limits, plan.options, group=own.group, head_dim=own.head_dim)
+        first = chooser_of(plan.limits).first_positions(
+            plan.options, group=own.group, head_dim=own.head_dim
+        )
     return (("attention_splits", splits), ("split_positions", first))
 
 
