@@ -43,6 +43,7 @@ class Forms:
         first: dict[object, int] = {}
         self.of = [first.setdefault(self._form(stage), stage.index) for stage in plan.stages]
         self.columns: dict[int, Sequence[Any]] = {}  # by block, of what the plan holds
+        self.counted: dict[tuple[Span, ...], tuple[bool, int]] = {}
         known = {index: _first(list(self._traits(plan.stages[index]))) for index in set(self.of)}
         self.alike = [known[index] for index in self.of]
         self.kinds = _first(list(zip(*(known[index] for index in sorted(known)), strict=True)))
@@ -117,10 +118,15 @@ class Forms:
             sizes = (attention.item_kv_bytes(plan, stage, item) for item in range(lo, hi))
             yield (heads, *sizes)
 
-    def _counted(self, spans: Sequence[Sequence[Span]]) -> Sequence[Any]:
+    def _counted(self, spans: Sequence[tuple[Span, ...]]) -> Sequence[Any]:
         """Whether a block reads anything, and how many elements. Layers share these."""
         if id(spans) not in self.columns:
-            self.columns[id(spans)] = [(bool(own), sum(hi - lo for lo, hi in own)) for own in spans]
+            column = []
+            for own in spans:
+                if own not in self.counted:  # blocks read alike
+                    self.counted[own] = (bool(own), sum(hi - lo for lo, hi in own))
+                column.append(self.counted[own])
+            self.columns[id(spans)] = column
         return self.columns[id(spans)]
 
     def _widths(self, owned: Sequence[Span]) -> Sequence[Any]:

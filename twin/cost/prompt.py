@@ -147,6 +147,7 @@ class _Passes:
 
     def run(self, first: int, tokens: int, waits: dict[str, float]) -> float:
         now = 0.0
+        known: dict[object, float] = {}  # layers are alike
         for one in self.made.stages:
             stage, matrix = one.stage, one.multiplied
             for name, seconds in self._waits(stage, first, tokens).items():
@@ -155,7 +156,10 @@ class _Passes:
             if matrix and stage.routed:
                 now += self._routed_s(one, matrix, stage.routed, tokens)
             elif matrix:
-                now += self._consume(matrix, one.rows, tokens)
+                shape = (matrix.rows, matrix.cols, matrix.unit, matrix.format, one.rows)
+                if shape not in known:
+                    known[shape] = self._consume(matrix, one.rows, tokens)
+                now += known[shape]
         return now
 
     def _routed_s(self, one: PassStage, matrix: Matrix, routed: Routed, tokens: int) -> float:

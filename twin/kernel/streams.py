@@ -36,32 +36,30 @@ class Streams:
 
 def streams_of(schedule: Schedule) -> Streams:
     plan = schedule.plan
-    ends, sizes = [0] * plan.blocks, dict[Matrix, list[int]]()
+    ends, resident = [0] * plan.blocks, plan.options.resident
     starts: Table = []
     for stage in plan.stages:
-        starts += [(end // UNIT_BYTES,) for end in ends]
-        matrix = stage.matrix
-        if matrix is None or stage.routed:
-            continue
-        if matrix not in sizes:  # layers are alike
-            sizes[matrix] = [_block_bytes(plan, matrix, block) for block in range(plan.blocks)]
-        ends = [end + size for end, size in zip(ends, sizes[matrix], strict=True)]
+        starts += [] if resident else [(end // UNIT_BYTES,) for end in ends]
+        if stage.matrix and not stage.routed:
+            sizes = _block_bytes(plan, stage.matrix)
+            ends = [end + size for end, size in zip(ends, sizes, strict=True)]
     rows: Table = []
     page = 0
     for size in ends:
         rows.append((page,))
         page += -(-size // PAGE_BYTES)
     placed, pages = experts.places(plan, page, page_bytes=PAGE_BYTES, unit_bytes=UNIT_BYTES)
-    return Streams(ends, rows, placed, pages, [] if plan.options.resident else starts)
+    return Streams(ends, rows, placed, pages, starts)
 
 
-def _block_bytes(plan: Plan, matrix: Matrix, block: int) -> int:
-    """Of a block's tiles."""
-    lo, hi = matrix.owned[block]
-    rows = max(0, hi - lo)
+def _block_bytes(plan: Plan, matrix: Matrix) -> list[int]:
+    """[blocks] Of each block's tiles."""
+    rows = [max(0, hi - lo) for lo, hi in matrix.owned]
     if matrix.format is None:
-        return plan.stored_bytes(matrix, rows, matrix.cols)
-    return rows_bytes(matrix.format, matrix.tile_rows, matrix.tile_cols, rows, matrix.cols)
+        each = matrix.cols * plan.options.weight_dtype.bytes
+        return [count * each for count in rows]
+    high, wide = matrix.tile_rows, matrix.tile_cols
+    return [rows_bytes(matrix.format, high, wide, count, matrix.cols) for count in rows]
 
 
 # ---- packing -------------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ def _stages_floats(plan: Plan, half: int, needs: OfWarps) -> int:
     sampler's sums.
     """
     wanted = [1024, 2 * half + needs.exchange]
-    widths: dict[int, int] = {}  # of spans by identity: layers that are alike share theirs
+    widths: dict[object, int] = {}  # of spans: layers that are alike share theirs
     for stage in plan.stages:
         match stage.kind:
             case StageKind.ATTENTION:
@@ -223,14 +223,14 @@ def _stages_floats(plan: Plan, half: int, needs: OfWarps) -> int:
     return up(max(wanted), LINE_FLOATS)
 
 
-def _attention_floats(plan: Plan, stage: Stage, partials: int, widths: dict[int, int]) -> int:
+def _attention_floats(plan: Plan, stage: Stage, partials: int, widths: dict[object, int]) -> int:
     own = plan.kernel_attention()
     merge = up(max(partials, own.group) * (own.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
     heads = (own.group + 2) * own.head_dim  # without reads, one constant head
     for read in stage.reads:
-        if id(read.spans) not in widths:
-            widths[id(read.spans)] = max(sum(hi - lo for lo, hi in spans) for spans in read.spans)
-    gathered = max([heads, *(widths[id(read.spans)] for read in stage.reads)])
+        if read.spans not in widths:
+            widths[read.spans] = max(sum(hi - lo for lo, hi in spans) for spans in read.spans)
+    gathered = max([heads, *(widths[read.spans] for read in stage.reads)])
     # behind them the sinks of their queries
     sinks = gathered // heads * own.group if plan.spec is not None and plan.spec.sinks else 0
     return merge + gathered + sinks
