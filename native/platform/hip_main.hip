@@ -17,7 +17,7 @@ static_assert(
     "the plan's vectors exceed a compute unit's local data share: use more blocks or ranks");
 static_assert(sizeof(Shared) <=
                   4 * ((INPUT_FLOATS + 3) / 4 * 4 + Plan::scratch_floats) + TWIN_STATUS_BYTES,
-              "STATUS_BYTES in twin/engine/hip_build.py are fewer");
+              "STATUS_BYTES in twin/schedule/local.py are fewer");
 static_assert(THREADS == TWIN_THREADS, "the driver launches as many threads as a block has");
 
 // ---- which of the GPU's blocks it is ------------------------------------------------------------

@@ -36,7 +36,7 @@ class Chooser(Protocol):
     # ---- of options ------------------------------------------------------------------------------
 
     def most_splits(self, *, slides: bool) -> int | None:
-        """Of the cached positions of a key head, where nobody asked for more. `slides`: some layer
+        """Of the cached positions of a key head, where no number is given. `slides`: some layer
         has a window. None: as many as suit the blocks.
         """
 
