@@ -10,7 +10,7 @@ from twin.hardware.load import load_node
 from twin.models.load import load_model
 from twin.plan.types import Plan
 from twin.proof.prove import violations
-from twin.schedule import scan
+from twin.schedule import scan, warps
 from twin.schedule.choose import schedule_of
 from twin.schedule.options import plan_for
 
@@ -62,9 +62,9 @@ def test_wide_sets_take_no_slot_of_the_ring(monkeypatch: pytest.MonkeyPatch) -> 
     slots = []
     for partials in (1, 2, 4):
         monkeypatch.setattr(scan, "WIDE_PARTIALS", partials)
-        schedule_of.cache_clear()
+        warps._schedule.cache_clear()
         slots.append(plan_for(spec, node).options.ring_slots)
-    schedule_of.cache_clear()
+    warps._schedule.cache_clear()
     assert slots == [13, 12, 11]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from tests.sim.machines import (
     warp_kernel,
 )
 from tests.sim.test_families import cases as families
-from twin.cost import forms, wiring
+from twin.cost import forms, lowering, wiring
 from twin.cost.forms import Forms
 from twin.cost.lowering import compile_plan
 from twin.cost.routing import Routing
@@ -633,7 +632,7 @@ def test_blocks_and_layers_share_work_only_where_each_would_do_the_same(
     shared = compile_plan(plan, node.device)
     monkeypatch.setattr(Forms, "_form", lambda _, stage: stage.index)
     monkeypatch.setattr(forms, "_first", lambda traits: list(range(len(traits))))
-    monkeypatch.setattr(wiring, "_kept", OrderedDict())
+    monkeypatch.setattr(lowering, "wire", wiring.wire.__wrapped__)
     alone = compile_plan(plan, node.device)
     assert len({id(work) for stages in shared.stages for work in stages}) < len(
         {id(work) for stages in alone.stages for work in stages}
