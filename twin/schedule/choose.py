@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from twin.plan.types import Limits, Plan
 from twin.schedule.chooser import Chooser
 from twin.schedule.cores import CORES
+from twin.schedule.tiles import Cutter
 from twin.schedule.types import BlockOfWarps, Schedule
 from twin.schedule.warps import WARPS
 
 
-def chooser_of(limits: Limits) -> Chooser:
+class PlanChooser(Chooser, Protocol):
+    """And what it chooses of a plan."""
+
+    def cutter(self, plan: Plan) -> Cutter:
+        """Cuts its matrices into tiles."""
+
+    def schedule(self, plan: Plan) -> Schedule:
+        """Raises PlanError for tiles that the block's warps cannot share."""
+
+    def priced(self, plan: Plan) -> BlockOfWarps:
+        """What the twin prices where a device has warps. Raises PlanError as `schedule`."""
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raises PlanError for what the kernel of such blocks cannot run."""
+
+
+def chooser_of(limits: Limits) -> PlanChooser:
     """What the blocks of a device choose."""
     return WARPS if limits.teams else CORES
 

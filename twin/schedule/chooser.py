@@ -5,18 +5,14 @@ which of them a device has.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from twin.models.spec import ModelSpec
-from twin.plan.types import Attention, Matrix, Options, Plan
-
-if TYPE_CHECKING:  # they take a chooser
-    from twin.schedule.tiles import Cutter
-    from twin.schedule.types import BlockOfWarps, Schedule
+from twin.plan.types import Attention, Matrix, Options
 
 
 class Chooser(Protocol):
-    """Of one kind of block."""
+    """Of one kind of block; what it chooses of a plan: `PlanChooser` in choose.py."""
 
     @property
     def even_shares(self) -> bool:
@@ -32,8 +28,6 @@ class Chooser(Protocol):
 
     def loads(self, matrix: Matrix, element_bytes: int) -> int:
         """Of a thread for what it holds of a row: the first ones of all threads lie together."""
-
-    # ---- of options ------------------------------------------------------------------------------
 
     def most_splits(self, *, slides: bool) -> int | None:
         """Of the cached positions of a key head, where no number is given. `slides`: some layer
@@ -59,17 +53,3 @@ class Chooser(Protocol):
 
     def own_head_window(self, spec: ModelSpec) -> bool:
         """May the LM head have a window of its own?"""
-
-    # ---- of a plan -------------------------------------------------------------------------------
-
-    def cutter(self, plan: Plan) -> Cutter:
-        """Cuts its matrices into tiles."""
-
-    def schedule(self, plan: Plan) -> Schedule:
-        """Raises PlanError for tiles that the block's warps cannot share."""
-
-    def priced(self, plan: Plan) -> BlockOfWarps:
-        """What the twin prices where a device has warps. Raises PlanError as `schedule`."""
-
-    def check_plan(self, plan: Plan) -> None:
-        """Raises PlanError for what the kernel of such blocks cannot run."""
