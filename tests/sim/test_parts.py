@@ -14,7 +14,8 @@ from twin.hardware.types import Device
 from twin.plan.types import Options, Placement, StageKind
 from twin.schedule.probe import exchange_probe, turns_probe
 from twin.sim.attribution import critical_path
-from twin.sim.clock import Clock, SimulationError
+from twin.sim.clock import SimulationError
+from twin.sim.events import Clock
 from twin.sim.links import Links
 from twin.sim.machine import Machine
 from twin.sim.memory import Package, Path, Pipe
@@ -81,9 +82,9 @@ def test_interleaved_memory_passes_the_fabric_and_local_memory_does_not() -> Non
 def ring_of(capacity: int, window: int, latency: int = 0) -> tuple[Clock, Ring]:
     clock = Clock()
     path = Path((Pipe("p", 1e12),), latency)
-    return clock, Ring(
-        clock, [10] * 100, capacity=capacity, window=window, memory=path, cached=None, limit=100
-    )
+    ring = Ring([10] * 100, capacity=capacity, window=window, memory=path, cached=None, limit=100)
+    ring.env = clock
+    return clock, ring
 
 
 def test_the_ring_is_filled_and_no_further() -> None:

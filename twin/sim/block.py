@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
-from typing import Any
-
-import simpy
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from twin.cost.causes import (
     ATTENTION,
@@ -23,7 +21,7 @@ from twin.cost.program import Program, ReadWork, StageWork
 from twin.cost.wiring import BlockWires
 from twin.frozen import frozen
 from twin.plan.types import StageKind
-from twin.sim.clock import Clock, in_time
+from twin.sim.clock import in_time
 from twin.sim.core import Core
 from twin.sim.handoff import HandOffs
 from twin.sim.meetings import Meetings
@@ -31,9 +29,14 @@ from twin.sim.place import Binder, Place
 from twin.sim.ring import Ring
 from twin.sim.times import Times
 
-Process = Generator[simpy.Event, Any, None]
+if TYPE_CHECKING:
+    import simpy
+
+    from twin.sim.events import Clock
+
+Process: TypeAlias = "Generator[simpy.Event, Any, None]"
 # returns the block's own clock, which may run ahead of the machine's
-Timed = Generator[simpy.Event, Any, int]
+Timed: TypeAlias = "Generator[simpy.Event, Any, int]"
 # (end, cause, whom it waited for); starts where the one before it ends
 Segment = tuple[int, int, Binder | None]
 
@@ -42,7 +45,6 @@ Segment = tuple[int, int, Binder | None]
 class Shared:
     """What all blocks of a machine use and none owns."""
 
-    env: Clock
     program: Program
     handoffs: HandOffs
     meetings: Meetings
@@ -114,10 +116,11 @@ class SchedulerWarp:
 class Block:
     """State of one block, and its log: per step and stage, how its time was spent."""
 
+    env: Clock  # while the machine runs
+
     def __init__(self, place: Place, shared: Shared, ring: Ring, core: Core | None) -> None:
         self.place = place
         self.shared = shared
-        self.env = shared.env
         self.ring = ring
         self.core = core
         self.scheduler = SchedulerWarp(self) if shared.has_schedulers else None

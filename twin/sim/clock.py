@@ -1,9 +1,6 @@
-"""The simulation clock: simpy's environment with whole picoseconds, and events at a known time."""
+"""Where simulated time ends, and what is raised beyond."""
 
 from __future__ import annotations
-
-import simpy
-from simpy.events import NORMAL, EventPriority
 
 from twin.errors import HardwareError, TwinError
 
@@ -31,26 +28,3 @@ def beyond(ps: int) -> HardwareError:
         f"{LAST_PS / 1e12:.6g} s: raise the lowest rate, lower the longest time, or simulate fewer "
         "steps"
     )
-
-
-class Clock(simpy.Environment):
-    """Events of equal time happen in the order in which they were scheduled."""
-
-    def __init__(self) -> None:
-        super().__init__(initial_time=0)
-
-    @property
-    def now(self) -> int:
-        return super().now  # type: ignore[return-value]  # simpy allows floats; here every delay is an integer
-
-    def schedule(
-        self, event: simpy.Event, priority: EventPriority = NORMAL, delay: float = 0
-    ) -> None:
-        in_time(self.now + delay)  # type: ignore[arg-type]  # here every delay is an integer
-        super().schedule(event, priority, delay)
-
-    def trigger(self, event: simpy.Event, at: int) -> None:
-        """Let an event happen at a time not before now: whoever waits for it, or will until then,
-        waits for a timeout. Event.succeed knows no delay.
-        """
-        self.timeout(at - self.now).callbacks = event.callbacks

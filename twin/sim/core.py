@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import simpy
+if TYPE_CHECKING:
+    import simpy
 
-from twin.sim.clock import Clock
+    from twin.sim.events import Clock
 
 
 class Core:
     """One block runs at a time, first come first served. Blocks are known by their numbers."""
 
-    def __init__(self, env: Clock, switch: int) -> None:
-        self.env = env
+    env: Clock  # while the machine runs
+
+    def __init__(self, switch: int) -> None:
         self.switch = switch  # ps
         self.queue: deque[simpy.Event] = deque()
         self.running: int | None = None

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from twin.cost.program import StageWork
-from twin.sim.clock import Clock
 from twin.sim.memory import Path
 from twin.sim.ring import Ring
 
@@ -76,7 +75,6 @@ class GatedRing(Ring):
 
     def __init__(
         self,
-        env: Clock,
         stream: Stream,
         *,
         ahead: int,
@@ -89,7 +87,6 @@ class GatedRing(Ring):
     ) -> None:
         """`open_from_start`: no border opens the stream."""
         super().__init__(
-            env,
             stream.first,
             capacity=capacity,
             window=window,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import simpy
+from typing import TYPE_CHECKING
 
 from twin.cost.causes import COLLECTIVE
 from twin.cost.program import Program, Publication
 from twin.cost.wiring import Channel
-from twin.sim.clock import Clock
 from twin.sim.links import Links
 from twin.sim.place import Binder, Place
 from twin.sim.times import Times
+
+if TYPE_CHECKING:
+    import simpy
+
+    from twin.sim.events import Clock
 
 NEVER = -1
 
@@ -36,11 +40,10 @@ class Record:
 class HandOffs:
     """All records of the machine."""
 
-    def __init__(
-        self, env: Clock, program: Program, times: Times, dies: int, links: Links | None
-    ) -> None:
+    env: Clock  # while the machine runs
+
+    def __init__(self, program: Program, times: Times, dies: int, links: Links | None) -> None:
         plan = program.plan
-        self.env = env
         self.program = program
         self.times = times
         self.dies = dies

@@ -17,7 +17,7 @@ from twin.hardware.override import numbers
 from twin.hardware.types import Node
 from twin.plan.types import Plan, StageKind
 from twin.sim.block import Block, Shared
-from twin.sim.clock import Clock, SimulationError
+from twin.sim.clock import SimulationError
 from twin.sim.core import Core
 from twin.sim.gated import GatedRing, Stream
 from twin.sim.handoff import HandOffs
@@ -60,7 +60,6 @@ class Machine:
         self.node = node
         self.steps = steps
         self.keep_all = keep_all
-        self.env = Clock()
         self.program = program or compile_plan(plan, device, steps=steps)
         self.has_schedulers = any(work.by_scheduler for work in self.program.stages[0])
         self.gates = frozenset(stage.gate for stage in plan.stages if stage.gate is not None)
@@ -89,7 +88,7 @@ class Machine:
         )
         self.link_times = self.links.times if self.links else LinkTimes()
         self.handoffs = HandOffs(
-            self.env, self.program, self.times, int(device.structure.dies.value), self.links
+            self.program, self.times, int(device.structure.dies.value), self.links
         )
         self.answers = _answers(self.times.jitter)
         self.resident = plan.options.resident
@@ -121,15 +120,22 @@ class Machine:
         """Until the last block has finished its last step. The loaders are then already in the next
         one.
         """
+        from twin.sim.events import Clock  # SimPy: compiled code does without
+
+        env = self.handoffs.env = Clock()
+        for core in self.cores:
+            core.env = env
+        for block in self.blocks:
+            block.env = block.ring.env = env
         if self.resident:
             for block in self.blocks:
                 block.ring.pump()
         for block in self.blocks if self.has_schedulers else ():
             assert block.scheduler is not None
-            self.env.process(block.scheduler.run())
-        done = self.env.all_of([self.env.process(block.run()) for block in self.blocks])
+            env.process(block.scheduler.run())
+        done = env.all_of([env.process(block.run()) for block in self.blocks])
         try:
-            self.env.run(until=done)
+            env.run(until=done)
         except RuntimeError as error:  # simpy: no event left
             raise self.deadlock() from error
 
@@ -192,11 +198,10 @@ class Machine:
         packages = len(self.packages)
         if device.sharing is None or self.plan.options.blocks * gpus // packages <= device.blocks:
             return []
-        return [Core(self.env, self.times.switch) for _ in range(device.blocks * packages)]
+        return [Core(self.times.switch) for _ in range(device.blocks * packages)]
 
     def _shared(self) -> Shared:
         return Shared(
-            env=self.env,
             program=self.program,
             handoffs=self.handoffs,
             meetings=Meetings(self.handoffs),
@@ -246,7 +251,6 @@ class Machine:
         ahead = self.resident and not self.on_demand
         if self.gates or program.drawn:
             return GatedRing(
-                self.env,
                 self._stream(rank, index),
                 ahead=options.ahead_slots,
                 capacity=options.ring_slots,
@@ -258,7 +262,6 @@ class Machine:
             )
         sizes = program.sizes[index]
         return Ring(
-            self.env,
             sizes,
             capacity=options.ring_slots,
             window=options.window_slots,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import simpy
+from typing import TYPE_CHECKING
 
 from twin.cost.causes import COLLECTIVE, HAND_OFF
-from twin.sim.clock import Clock
 from twin.sim.handoff import NEVER, HandOffs
 from twin.sim.place import Binder, Place
+
+if TYPE_CHECKING:
+    import simpy
+
+    from twin.sim.events import Clock
 
 
 class Border:

@@ -5,13 +5,18 @@ allow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import simpy
 from numpy.typing import NDArray
 
-from twin.sim.clock import Clock, SimulationError
+from twin.sim.clock import SimulationError
 from twin.sim.memory import Path
+
+if TYPE_CHECKING:
+    import simpy
+
+    from twin.sim.events import Clock
 
 NOWHERE = range(0)
 SHARES = 10**6  # a cache's share of the stream is counted in millionths
@@ -51,9 +56,10 @@ class Ring:
         "window",
     )
 
+    env: Clock  # while the machine runs
+
     def __init__(
         self,
-        env: Clock,
         sizes: Sequence[int],
         *,
         capacity: int,
@@ -69,7 +75,6 @@ class Ring:
         may not be requested yet; `pace` is the time from one request to the next. `wide`: slots of
         a step for which `wide_window` counts.
         """
-        self.env = env
         self.sizes = sizes
         self.per_step = len(sizes)
         self.capacity = capacity
