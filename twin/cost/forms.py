@@ -44,6 +44,7 @@ class Forms:
         self.of = [first.setdefault(self._form(stage), stage.index) for stage in plan.stages]
         self.columns: dict[int, Sequence[Any]] = {}  # by block, of what the plan holds
         self.counted: dict[tuple[Span, ...], tuple[bool, int]] = {}
+        self.items: dict[object, Sequence[Any]] = {}
         known = {index: _first(list(self._traits(plan.stages[index]))) for index in set(self.of)}
         self.alike = [known[index] for index in self.of]
         self.kinds = _first(list(zip(*(known[index] for index in sorted(known)), strict=True)))
@@ -100,7 +101,10 @@ class Forms:
         columns += [read.sequences for read in stage.reads if read.sequences]
         columns += [self._widths(matrix.owned) for matrix in stage.matrices]
         if stage.items:
-            columns.append(list(self._items(stage)))
+            looked_at = (self.numbered(stage.items), stage.window, stage.scan)
+            if looked_at not in self.items:
+                self.items[looked_at] = list(self._items(stage))
+            columns.append(self.items[looked_at])
         if stage.resets:
             columns.append([reset_words(plan, stage, block) for block in range(plan.blocks)])
         if stage.publishes is not None:

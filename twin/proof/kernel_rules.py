@@ -467,7 +467,7 @@ def _laid_out(plan: Plan) -> Iterator[Violation]:
         )
     columns = [(name, value) for name, value in made.sizes.items() if name not in FLOATS]
     for name, table in made.tables.items():
-        widest = max((max(abs(field) for field in row) for row in table), default=0)
+        widest = max((max(*row, -min(row)) for row in table), default=0)
         columns.append((f"a number in the table of {name}", widest))
     for name, value in columns:
         if abs(value) > MOST_NUMBER:
