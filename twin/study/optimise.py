@@ -133,7 +133,7 @@ def search(point: Point, *, formats: Sequence[str] = (), gpus: bool = True) -> S
     for form in ("", *formats):
         for count in (node.gpus, *counts):
             yield from made.descend(count, form)
-    yield from made.close()
+    yield from made.settle()
     return made.found(Way(node.gpus))
 
 
@@ -236,6 +236,7 @@ class Search:
         self._left_out: list[str] = []
         self._deep: dict[Way, float] = {}  # of the deeper short model
         self._whole: dict[Way, Row] = {}  # of all layers
+        self._centres: set[Way] = set()  # whose single changes have been tried
 
     def descend(self, gpus: int, form: str) -> Steps[None]:
         """One number of GPUs, one format."""
@@ -252,10 +253,24 @@ class Search:
             return
         at = min((start, standard), key=self._steps.__getitem__)
         for _ in range(ROUNDS):
+            self._centres.add(at)
             further = yield from self._round(at, each)
             if further == at:
                 return
             at = further
+
+    def settle(self) -> Steps[None]:
+        """The closest plans by all layers, and the changes of the best of them: where all layers
+        see another one in front than a few layers did, its changes have not been tried.
+        """
+        for _ in range(ROUNDS):
+            yield from self.close()
+            best = min(self._whole, key=self._steps.__getitem__, default=None)
+            if best is None or best in self._centres:
+                return
+            self._centres.add(best)
+            each = axes(replace(best, options=STANDARD).of(self._point))
+            yield from self._round(best, each)
 
     def _round(self, at: Way, each: Sequence[Axis]) -> Steps[Way]:
         """All single changes of a way, then the best of each axis together."""
@@ -320,10 +335,11 @@ class Search:
 
     def close(self) -> Steps[None]:
         """All layers of the few ways that may be the best."""
-        ordered = sorted(self._steps, key=self._steps.__getitem__)[:MOST_CLOSE]
+        left = [way for way in self._steps if way not in self._whole]
+        ordered = sorted(left, key=self._steps.__getitem__)[:MOST_CLOSE]
         if not ordered:
             return
-        most = self._steps[ordered[0]] * (1 + CLOSE)
+        most = min(self._steps.values()) * (1 + CLOSE)
         near = [way for way in ordered if self._steps[way] <= most < float("inf")]
         rows = yield [way.of(self._point) for way in near]
         for way, row in zip(near, rows, strict=True):
