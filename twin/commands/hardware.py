@@ -40,7 +40,7 @@ def add(commands: Subparsers) -> None:
         usage="[DEVICE] [--new [FILE] --like DEVICE [--set NUMBER=VALUE]] [--json]",
         summary="list devices, show one's numbers with kind and source, or begin a new one",
         text="A number is measured, fitted, datasheet, third-party, vendor, unbound (in a fit "
-        "whose probes do not tell it) or assumed, in this order of trust. Machines that hold "
+        "whose probes do not determine it) or assumed, in this order of trust. Machines that hold "
         "weights on chip have a law of their own (twin/machines): they are not planned or "
         "simulated.",
         examples=EXAMPLES,

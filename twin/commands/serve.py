@@ -88,7 +88,7 @@ def add(commands: Subparsers) -> None:
     group.add_argument(
         "--no-reuse",
         action="store_true",
-        help="keep nothing for the next request: times could tell clients of each other",
+        help="keep nothing for the next request: times could show clients what others sent",
     )
     add_words(parser)
     add_machine(parser)

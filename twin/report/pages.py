@@ -265,7 +265,7 @@ def rests_on(node: Node, result: Result) -> Section:
         for name, value, span, kind, mark in number_rows(used, sources)
     ]
     text = (
-        f"{len(result.assumed)} of these numbers are assumed or unbound: no measurement tells "
+        f"{len(result.assumed)} of these numbers are assumed or unbound: no measurement gives "
         "them, and the prediction is no better than they are."
     )
     body = html_table(HEAD, rows, text_columns=5)

@@ -39,9 +39,9 @@ WORDS = {
     "measured": "timed on the hardware that is named",
     "fitted": "chosen so that simulated probes take as long as measured ones; other values "
     "would not do",
-    "unbound": "stands in a fit, but the probes hardly tell it: a report lists it with the "
+    "unbound": "stands in a fit, but the probes hardly determine it: a report lists it with the "
     "assumed ones",
-    "held out": "an engine run that no number was fitted to: predicted and then timed, it tells "
+    "held out": "an engine run that no number was fitted to: predicted and then timed, it gives "
     "the twin's error",
     "predicted": "simulated, not timed",
     "assumed": "nobody measured this number: a prediction that rests on it is no better than it is",
