@@ -9,9 +9,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.draws import drawn
 from twin.calibrate.knee import knee
 from twin.cost.terms import kept_share
 from twin.hardware.host import detect_host
@@ -40,7 +41,7 @@ def curve(capacity: float, fast: float, slow: float, noise: float, seed: int) ->
     }
 
 
-@settings(max_examples=60)
+@drawn(20)
 @given(
     capacity=st.floats(10e6, 300e6),
     fast=st.floats(8e9, 60e9),
@@ -58,7 +59,7 @@ def test_the_capacity_is_found_whatever_the_system_says(
     assert found.memory_bytes_per_s == pytest.approx(fast / contrast, rel=0.15)
 
 
-@settings(max_examples=40)
+@drawn(15)
 @given(
     rate=st.floats(5e9, 50e9),
     noise=st.floats(0, 0.02),

@@ -9,12 +9,13 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from studies.common.coverage import ALL, coverage
 from studies.common.measured import collected, text_of
 from studies.common.prompts import predicted_s
+from tests.draws import drawn
 from twin.calibrate.known_error import known_error, stage_levels
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.on_record import rows
@@ -33,7 +34,7 @@ runs = st.builds(
 )
 
 
-@settings(max_examples=200)
+@drawn(60)
 @given(st.lists(runs, min_size=1, max_size=40), sizes)
 def test_a_prediction_lies_inside_its_own_interval(seen: list[Seen], size: float) -> None:
     for some in (seen, mirrored(seen)):
