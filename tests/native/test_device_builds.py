@@ -107,13 +107,14 @@ def slow(model: str, *names: str) -> list[ParameterSet]:
     return [pytest.param(model, name, marks=pytest.mark.slow) for name in names]
 
 
-# In the gate: a dense model, low-bit weights with norms in 16, low-bit experts, lanes over several
-# GPUs, and a prompt pass. Each build takes some ten seconds of a core.
+# In the gate: a dense model, lanes over several GPUs in low-bit weights with norms in 16, and
+# low-bit experts. Each build takes some ten seconds of a core.
 BUILDS = [
     ("llama-3.2-1b", "defaults"),
-    ("llama-3.2-1b@fp8-128x128", "defaults"),
-    ("laneformer-2b", "lanes on four GPUs"),
+    ("laneformer-2b@fp8-128x128", "lanes on four GPUs"),
     ("gpt-oss-20b", "defaults"),
+    *slow("llama-3.2-1b@fp8-128x128", "defaults"),
+    *slow("laneformer-2b", "lanes on four GPUs"),
     *slow("qwen3-8b", "prompts"),
     *slow("gemma-3-1b", "rows in folds"),
     *slow("lfm2.5-1.2b", "defaults", "full", "two GPUs"),
