@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from twin.study.fit_for import fit_for, on_record
+import pytest
+
+from twin.study.fit_for import Fit, fit_for, on_record
+from twin.study.optimise import TIE
 from twin.study.point import Point, Row
 from twin.study.runner import Runner
 
@@ -37,3 +41,25 @@ def test_a_run_on_record_stands_next_to_its_prediction() -> None:
         is None
     )
     assert on_record(Point("gpt-oss-20b", "1xmi300x")) is None
+
+
+@pytest.mark.slow
+def test_the_best_plan_of_a_node_is_taken_where_default_options_do_not_reach_the_speed(
+    checkpoint: Path,
+) -> None:
+    """The same nodes by default options, by the best plans, and by these where they may decide."""
+    runner, options = Runner.inline(), (("blocks", 8), ("context", 64))
+    (two,) = runner.rows([Point(str(checkpoint), "2xh200", options)])
+
+    def speeds(plans: bool | None) -> dict[str, Fit]:
+        found = fit_for(
+            str(checkpoint), two.tokens_per_s, options, runner, draws=0, every=True, plans=plans
+        )
+        return {fit.node: fit for fit in found.fits}
+
+    fixed, best, usual = speeds(False), speeds(True), speeds(None)
+    assert not any(fit.plan for fit in fixed.values())
+    assert fixed.keys() <= usual.keys() <= best.keys()
+    for node, fit in fixed.items():
+        assert best[node].tokens_per_s >= fit.tokens_per_s * (1 - TIE)
+        assert usual[node] == fit, "it reaches the speed"

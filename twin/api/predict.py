@@ -44,7 +44,7 @@ class Prediction:
     tokens_per_s: float  # of one sequence
     interval: tuple[float, float] | None
     step_s: float
-    floor_s: float  # bytes of a step at the measured read ceiling: no engine is faster
+    floor_s: float  # bytes of the plan's step at the measured read ceiling
     bytes_per_step: int  # of all GPUs: weights and caches
     mbu: float  # model bandwidth utilisation: by the datasheet's bandwidth, 0 to 1
     prompt_s: float | None  # to read the requested prompt

@@ -30,7 +30,10 @@ WORDS = {
     "critical path": "the chain of work and waits that decides how long a step takes; each piece "
     "of it has one of these causes",
     "ceiling": "the rate at which a device really reads its memory: measured, published or assumed",
-    "floor": "the time of a step that only reads its bytes, at the ceiling: no engine is faster",
+    "floor": "the time of a step that only reads the plan's bytes, at the ceiling: no engine of the "
+    "plan is faster",
+    "floor of the model": "the same with each byte read once, whatever the plan: no engine is "
+    "faster",
     "stream fraction": "floor divided by the step's time",
     "MBU": "model bandwidth utilisation: the same with the datasheet's bandwidth instead of the "
     "ceiling",
@@ -78,6 +81,7 @@ OF_THE_CODE = {
 OF_A_PLAN = ("block", "stage", "rank", "lane", "ring", "slot", "hand-off", "collective", "floor")
 OF_A_RESULT = (
     "floor",
+    "floor of the model",
     "stream fraction",
     "MBU",
     "streaming",
