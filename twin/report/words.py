@@ -30,8 +30,7 @@ WORDS = {
     "critical path": "the chain of work and waits that decides how long a step takes; each piece "
     "of it has one of these causes",
     "ceiling": "the rate at which a device really reads its memory: measured, published or assumed",
-    "floor": "the time of a step that only reads the plan's bytes, at the ceiling: no engine of the "
-    "plan is faster",
+    "floor": "the time of a step that only reads the bytes of its plan, at the ceiling",
     "floor of the model": "the same with each byte read once, whatever the plan: no engine is "
     "faster",
     "stream fraction": "floor divided by the step's time",
