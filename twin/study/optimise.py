@@ -33,8 +33,8 @@ from twin.study.runner import Runner
 from twin.study.whatif import with_steps
 
 T = TypeVar("T")
-# Of what a search asks for, it is sent the rows in order: so a terminal and a page can wait for
-# them each in its own way.
+# A search yields the points that it needs and is sent their rows: so a terminal and a page can wait
+# for them each in its own way.
 Steps = Generator[Sequence[Point], Sequence[Row], T]
 Value = tuple[tuple[str, Plain], ...]  # options that make it; none: the standard one
 Axis = tuple[Value, ...]  # the standard value first
@@ -43,12 +43,12 @@ STANDARD: Value = ()
 # options whose values are searched; naming one of them means a plan of one's own
 SEARCHED = ("common", "residual", "expert_ranks", "late_parts", "attention_splits")
 OF_SPLITS = ("attention_splits", "split_positions", "window_splits")
-ROUNDS = 4  # of descent, at most; the third has not yet found anything
+ROUNDS = 4  # of descent, at most: a round tries all single changes (judged)
 # A step that another plan beats by less is as good: of such plans one that the engine runs is
 # taken, and else the one with the fewest options. A third of what the search may lose.
 TIE = 0.003
-# Fewer GPUs, planned as the best so far, that take this much longer are left alone: no change of
-# one option has gained more there than it did on all of them.
+# Fewer GPUs, planned as the best so far, that take this much longer are left alone (judged: their
+# other plans would have to gain so much more than those of all GPUs).
 FAR = 0.15
 # Plans so close to the best are simulated with all layers, the fastest ones: a few layers say no
 # more than that of plans whose steps differ by their routing.
