@@ -13,38 +13,6 @@ __device__ __forceinline__ bool has(const Block& b, StageKind kind) {
   return b.plan.kinds >> int(kind) & 1;
 }
 
-// Stages that are one piece of code go one way: called from two places, it was there twice, 26 KiB
-// of a layer of GPT-OSS.
-__device__ __forceinline__ StageKind way_of(int kind) {
-  if constexpr (Delta::ANY) {
-    switch (StageKind(kind)) {
-      case StageKind::DELTA_IN:
-      case StageKind::DELTA_GATES: return StageKind::QKV;
-      default: break;
-    }
-  }
-  if constexpr (Convolution::ANY) {
-    switch (StageKind(kind)) {
-      case StageKind::CONV_IN: return StageKind::QKV;
-      default: break;
-    }
-  }
-  if constexpr (NonRouted::SHARED) {
-    switch (StageKind(kind)) {
-      case StageKind::SHARED_UP: return StageKind::QKV;
-      default: break;
-    }
-  }
-  if constexpr (Experts::ANY) {
-    switch (StageKind(kind)) {
-      case StageKind::ROUTER:
-      case StageKind::ROUTED_UP: return StageKind::QKV;
-      default: break;
-    }
-  }
-  return StageKind(kind);
-}
-
 __device__ __forceinline__ bool compute(Block& b, int index, const Stage& stage) {
   switch (way_of(stage.kind)) {
     case StageKind::EMBED: return has(b, StageKind::EMBED) && embed(b, index, stage);

@@ -121,6 +121,38 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
   return true;
 }
 
+// Stages that are one piece of code go one way: called from two places, it was there twice, 26 KiB
+// of a layer of GPT-OSS.
+__device__ __forceinline__ StageKind way_of(int kind) {
+  if constexpr (Delta::ANY) {
+    switch (StageKind(kind)) {
+      case StageKind::DELTA_IN:
+      case StageKind::DELTA_GATES: return StageKind::QKV;
+      default: break;
+    }
+  }
+  if constexpr (Convolution::ANY) {
+    switch (StageKind(kind)) {
+      case StageKind::CONV_IN: return StageKind::QKV;
+      default: break;
+    }
+  }
+  if constexpr (NonRouted::SHARED) {
+    switch (StageKind(kind)) {
+      case StageKind::SHARED_UP: return StageKind::QKV;
+      default: break;
+    }
+  }
+  if constexpr (Experts::ANY) {
+    switch (StageKind(kind)) {
+      case StageKind::ROUTER:
+      case StageKind::ROUTED_UP: return StageKind::QKV;
+      default: break;
+    }
+  }
+  return StageKind(kind);
+}
+
 // Do a stage's rows come in pairs, of a gate and of what passes it?
 __device__ __forceinline__ bool makes_pairs(int kind) {
   return kind == int(StageKind::GATE_UP) || (Experts::ANY && kind == int(StageKind::ROUTED_UP)) ||

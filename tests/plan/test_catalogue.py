@@ -28,7 +28,8 @@ def test_every_kind_of_stage_has_a_row() -> None:
 def test_the_engine_runs_what_the_kernel_has_code_for() -> None:
     folder = data_dir("native") / "monokernel"
     kernel = "".join(
-        (folder / name).read_text(encoding="utf-8") for name in ("kernel.cuh", "experts.cuh")
+        (folder / name).read_text(encoding="utf-8")
+        for name in ("kernel.cuh", "stages.cuh", "experts.cuh")
     )
     cases = {StageKind[name] for name in re.findall(r"case StageKind::(\w+):", kernel)}
     assert cases == {kind for kind, row in ROWS.items() if row.engine}

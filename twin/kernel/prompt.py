@@ -153,9 +153,6 @@ def _row(plan: Plan, made: Stage) -> tuple[str, int]:
     match made.kind:
         case StageKind.COLLECTIVE | StageKind.REDUCE:
             return _row(plan, plan.stages[plan.values[made.reads[0].value].stage])
-        case StageKind.QKV | StageKind.GATE_UP:
-            assert made.matrix is not None
-            return made.kind.value, made.matrix.rows // made.matrix.unit
         case StageKind.ATTENTION:
             own = plan.kernel_attention()
             return made.kind.value, own.heads * own.head_dim
@@ -165,10 +162,11 @@ def _row(plan: Plan, made: Stage) -> tuple[str, int]:
             # rows of entries: whole lines each, as the columns of other values
             width = up(made.matrix.rows // made.matrix.unit, LINE_FLOATS)
             return made.kind.value, made.routed.top_k * width
-        case StageKind.O_PROJ | StageKind.DOWN | StageKind.ROUTED_DOWN:
-            return (
-                f"{made.kind.value}.{made.layer % (1 + (plan.options.delay or 0))}",
-                plan.shard.hidden,
-            )
+        case kind if ROWS[kind].summed:
+            return f"{kind.value}.{made.layer % (1 + (plan.options.delay or 0))}", plan.shard.hidden
+        case StageKind.ROUTER | StageKind.LM_HEAD:  # logits are each block's own
+            return "", 0
+        case kind if made.matrix:
+            return kind.value, made.matrix.rows // made.matrix.unit
         case _:
             return "", 0

@@ -4,6 +4,7 @@ publishes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from twin.errors import PlanError
@@ -11,6 +12,7 @@ from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import LaneHead, ModelSpec
 from twin.plan.builder import Builder
+from twin.plan.catalogue import ROWS, InPass
 from twin.plan.coding import coding_of
 from twin.plan.ranges import RANGES, check_least, pages_of
 from twin.plan.resets import with_resets
@@ -57,6 +59,8 @@ def outline(spec: ModelSpec, options: Options, limits: Limits, attend: Attend) -
     coding = coding_of(spec.coded, ranks) if as_stored(spec, options) else None
     builder = Builder(spec, options, ranks, blocks, shard, attention, coding=coding)
     step(builder)
+    if any(ROWS[stage.kind].in_pass is InPass.NO_CODE for stage in builder.stages):
+        options = replace(options, prompt_chunk=1)
     plan = Plan(
         name=f"{spec.name} on {options.gpus} x {options.blocks} blocks",
         spec=spec,

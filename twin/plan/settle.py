@@ -34,10 +34,9 @@ def settled(spec: ModelSpec, options: Options) -> Options:
     # 0.3 to 9 % faster in the twin for MoE models on 8 H200
     common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)
     late = options.late_parts or _late_parts(spec, options, delay)
-    shared = spec.experts is not None and spec.experts.shared_width > 0
-    # they have no code for shared experts, for biases of the choice alone, and for recurrent states
+    # they have no code for biases of the choice alone
     added = spec.experts is not None and spec.experts.choice_bias
-    passes = on_kernel(spec, options) and not shared and not added and not spec.recurs
+    passes = on_kernel(spec, options) and not added
     chunk = options.prompt_chunk if passes else 1
     return replace(
         options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk

@@ -20,6 +20,7 @@ from twin.models.formats import WHOLE_ROW
 from twin.models.mixers import DeltaNet, ShortConvolution
 from twin.models.spec import DType, LaneHead, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.models.yarn import blended
+from twin.plan.catalogue import FINAL_NORM, ROWS
 from twin.plan.delta_shards import Rows, projected_rows, steering_rows
 from twin.plan.types import CONV_UNIT, Common, Matrix, Plan, Shard, Span, Stage, StageKind
 
@@ -52,10 +53,6 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
         raise PlanError(f"{stage.name} has no weights of a model")
     if matrix.format is not None:
         return _coded_matrix(plan, stage, rank, weights)
-    columns, outputs = (
-        slice(rank * count, (rank + 1) * count)
-        for count in (matrix.cols, matrix.rows // matrix.unit)
-    )
     match stage.kind:
         case StageKind.QKV:
             return np.concatenate(
@@ -73,30 +70,31 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
             return _rows(weights, layer, parts)
         case StageKind.CONV_IN:
             return weights[f"{layer}.conv_in"][channel_rows(_convolution(weights), plan, rank)]
-        case StageKind.O_PROJ:
-            return weights[f"{layer}.o"][:, columns]
-        case StageKind.GATE_UP:
-            pair = np.stack(
-                [weights[f"{layer}.gate"][outputs], weights[f"{layer}.up"][outputs]], axis=1
-            )
-            return pair.reshape(matrix.rows, matrix.cols)
-        case StageKind.DOWN:
-            return weights[f"{layer}.down"][:, columns]
         case StageKind.ROUTER:
             return shared_rows(plan, _router(weights, layer), rank, matrix.rows)
-        case StageKind.SHARED_UP:
-            width = matrix.rows // matrix.unit
-            halves = [
-                padded(weights[f"{layer}.shared_{half}"], rank * width, width)
-                for half in ("gate", "up")
-            ]
-            return np.stack(halves, axis=1).reshape(matrix.rows, matrix.cols)
-        case StageKind.SHARED_DOWN:
-            return padded(weights[f"{layer}.shared_down"].T, columns.start, matrix.cols).T
         case StageKind.LM_HEAD:
             return _head_matrix(plan.shard, rank, weights)
         case _:
-            raise PlanError(f"{stage.name} has no weights of a model")
+            return _share(
+                stage, matrix, rank, [weights[f"{layer}.{name}"] for name in named(stage)]
+            )
+
+
+def named(stage: Stage) -> tuple[str, ...]:
+    """The tensors of a layer whose rows or columns the ranks share. Raises PlanError for others."""
+    if not ROWS[stage.kind].weights:
+        raise PlanError(f"{stage.name} has no weights of a model")
+    return ROWS[stage.kind].weights
+
+
+def _share(stage: Stage, matrix: Matrix, rank: int, tables: list[Array]) -> Array:
+    """A rank's rows of each table, which take turns, or its columns; zeros beyond them."""
+    if ROWS[stage.kind].columns:
+        (table,) = tables
+        return padded(table.T, rank * matrix.cols, matrix.cols).T
+    outputs = matrix.rows // matrix.unit
+    rows = [padded(table, rank * outputs, outputs) for table in tables]
+    return np.stack(rows, axis=1).reshape(matrix.rows, matrix.cols)
 
 
 def _qkv(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
@@ -158,40 +156,31 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Enco
     assert matrix.format is not None
     code, outputs, first = code_of(matrix.format), matrix.rows // matrix.unit, rank * matrix.cols
 
-    def named(leaf: str) -> Encoded:
+    def coded(leaf: str) -> Encoded:
         return _named(weights, code, leaf if stage.layer < 0 else f"layers.{stage.layer}.{leaf}")
 
     def turned(name: str, leaf: str) -> Encoded:
         rows = np.arange(plan.ranks * matrix.rows)[_head_rows(plan, name, rank)]
-        return named(leaf).rows(_turning(weights, name, rows))
+        return coded(leaf).rows(_turning(weights, name, rows))
 
-    own = slice(rank * outputs, (rank + 1) * outputs)
     match stage.kind:
         case StageKind.QKV:
             return joined([turned(name, leaf) for name, leaf in _qkv(weights.spec)])
         case StageKind.DELTA_IN:
             parts = projected_rows(_delta(weights), plan.ranks, rank)
-            return joined([named(name).rows(rows) for name, rows in parts])
+            return joined([coded(name).rows(rows) for name, rows in parts])
         case StageKind.CONV_IN:
-            return named("conv_in").rows(channel_rows(_convolution(weights), plan, rank))
-        case StageKind.O_PROJ:
-            return named("o").columns(first, first + matrix.cols)
-        case StageKind.GATE_UP:
-            return paired(named("gate").rows(own), named("up").rows(own))
-        case StageKind.DOWN:
-            return named("down").columns(first, first + matrix.cols)
-        case StageKind.SHARED_UP:
-            halves = [named(f"shared_{half}") for half in ("gate", "up")]
-            rows = (rank * outputs, (rank + 1) * outputs)
-            return paired(*(_within(half, rows, (0, matrix.cols)) for half in halves))
-        case StageKind.SHARED_DOWN:
-            cols = (first, first + matrix.cols)
-            return _within(named("shared_down"), (0, matrix.rows), cols)
+            return coded("conv_in").rows(channel_rows(_convolution(weights), plan, rank))
         case StageKind.LM_HEAD:
-            table, vocab = named("embed" if weights.spec.tied else "lm_head"), plan.shard.vocab
+            table, vocab = coded("embed" if weights.spec.tied else "lm_head"), plan.shard.vocab
             return _within(table, (rank * vocab, (rank + 1) * vocab), (0, matrix.cols))
-        case _:
-            raise PlanError(f"{stage.name} has no coded weights of a model")
+        case kind:
+            found = [coded(leaf) for leaf in named(stage)]
+            rows, cols = (rank * outputs, (rank + 1) * outputs), (0, matrix.cols)
+            if ROWS[kind].columns:
+                rows, cols = (0, matrix.rows), (first, first + matrix.cols)
+            parts = [_within(one, rows, cols) for one in found]
+            return parts[0] if len(parts) == 1 else paired(*parts)
 
 
 def _named(weights: Weights, code: Code | BlockCode, name: str) -> Encoded:
@@ -309,23 +298,16 @@ def stage_norm(stage: Stage, weights: Weights) -> Vector | None:
     """
     lanes, before = weights.spec.lanes, weights.spec.variant.norms.before
     mean = lanes is not None and lanes.head is LaneHead.MEAN
-    match stage.kind:
-        case StageKind.QKV | StageKind.DELTA_IN | StageKind.DELTA_GATES | StageKind.CONV_IN if (
-            before
-        ):
-            name = f"layers.{stage.layer}.attn_norm"
-        case StageKind.GATE_UP | StageKind.ROUTER | StageKind.SHARED_UP | StageKind.ROUTED_UP if (
-            before
-        ):
-            name = f"layers.{stage.layer}.ffn_norm"
-        case StageKind.LANE_MEAN if mean:
-            name = "final_norm"
-        case StageKind.LM_HEAD if not mean:
-            name = "final_norm"
-        case _:
+    name = ROWS[stage.kind].norm
+    if name == FINAL_NORM:
+        if mean != (stage.kind is StageKind.LANE_MEAN):
             return None
+    elif name and before:
+        name = f"layers.{stage.layer}.{name}"
+    else:
+        return None
     scale = weights[name].astype(np.float32)
-    return scale * np.float32(weights.spec.variant.logit) if name == "final_norm" else scale
+    return scale * np.float32(weights.spec.variant.logit) if name == FINAL_NORM else scale
 
 
 def stage_post_norm(stage: Stage, weights: Weights) -> Vector | None:
@@ -335,16 +317,13 @@ def stage_post_norm(stage: Stage, weights: Weights) -> Vector | None:
     spec = weights.spec
     if not spec.variant.norms.after or not stage.reads:
         return None
-    match stage.kind:
-        case StageKind.GATE_UP:
-            name = f"layers.{stage.layer}.attn_post_norm"
-        case StageKind.QKV:
-            name = f"layers.{stage.layer - 1}.ffn_post_norm"
-        case StageKind.LM_HEAD:
-            name = f"layers.{spec.layers - 1}.ffn_post_norm"
-        case _:
-            return None
-    return weights[name].astype(np.float32)
+    added = {  # by what it multiplies: the module before
+        "attn_norm": f"layers.{stage.layer - 1}.ffn_post_norm",
+        "ffn_norm": f"layers.{stage.layer}.attn_post_norm",
+        FINAL_NORM: f"layers.{spec.layers - 1}.ffn_post_norm",
+    }
+    name = added.get(ROWS[stage.kind].norm)
+    return None if name is None else weights[name].astype(np.float32)
 
 
 def query_key_norms(stage: Stage, weights: Weights) -> tuple[Vector, Vector] | None:

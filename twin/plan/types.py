@@ -25,7 +25,7 @@ from twin.models.feeds import ExpertFeed
 from twin.models.formats import Format
 from twin.models.spec import RUN, DType, ModelSpec
 from twin.plan.catalogue import ENGINE_OPTIONS, ROWS, kinds_by_input
-from twin.plan.kinds import StageKind as StageKind
+from twin.plan.catalogue import StageKind as StageKind
 
 STAGGERED_LANES = 4  # lane 4 begins a step with lane 0
 MOST_STAGGER_NS = 100_000  # more than any layer takes

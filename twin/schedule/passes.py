@@ -9,7 +9,7 @@ barrier, so its numbers need neither flags nor resets.
 from __future__ import annotations
 
 from twin.frozen import frozen
-from twin.plan.catalogue import ROWS
+from twin.plan.catalogue import ROWS, InPass
 from twin.plan.types import Attention, Matrix, Plan, Routed, Stage, StageKind
 from twin.schedule.chooser import Chooser
 from twin.schedule.splits import KEPT_HEAD
@@ -85,7 +85,7 @@ def passes_of(plan: Plan, chooser: Chooser) -> Passes | None:
     if chunk == 1 or plan.spec is None:
         return None
     last = max((s.index for s in plan.stages if s.kind is StageKind.ATTENTION), default=-1)
-    stages = [s for s in plan.stages[: last + 1] if ROWS[s.kind].in_pass]
+    stages = [s for s in plan.stages[: last + 1] if ROWS[s.kind].in_pass is InPass.RUN]
     batch, decodes = 0, chooser.decodes
     if decodes and plan.kernel_routed:
         batch = DECODED_ROWS if plan.coded else ROUTED_ROWS
