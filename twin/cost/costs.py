@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from twin.cost.gathers import Gathers
 from twin.cost.streams import Streams
 from twin.hardware.types import Device
-from twin.plan.types import HandOffKind, Span, Stage, StageKind
+from twin.plan.types import Span, Stage, StageKind
 from twin.units import picoseconds
 
 
@@ -57,7 +57,7 @@ class Costs(ABC):
         plan, fence = self.plan, self.device.handoff.fence_s
         if fence is None or not plan.options.resident or plan.options.polled:
             return 0
-        waits = plan.options.handoff is HandOffKind.GRID or stage.publishes is not None
+        waits = plan.options.handoff.meets or stage.publishes is not None
         return picoseconds(fence.value) if waits else 0
 
 

@@ -15,7 +15,7 @@ from twin.cost.terms import cost_in_time
 from twin.cost.wiring import Wiring, wire
 from twin.hardware.types import Device
 from twin.plan.catalogue import ROWS, Spent
-from twin.plan.types import HandOffKind, Plan, Stage, StageKind
+from twin.plan.types import Plan, Stage, StageKind
 from twin.units import picoseconds
 
 CAUSE = {spent: CAUSES.index(spent.value) for spent in Spent}
@@ -41,7 +41,7 @@ def compile_plan(
         plan=plan,
         wiring=wiring,
         variants=variants,
-        barriers=resident and plan.options.handoff is HandOffKind.GRID,
+        barriers=resident and plan.options.handoff.meets,
         borders=not resident,
         fetch_ps=_fetch_ps(plan, device),
         choices=choices if plan.steps_differ else (),
@@ -200,9 +200,9 @@ def _far_fences(plan: Plan, stage: Stage, *, arrives: bool) -> int:
     if (
         plan.options.gpus == 1
         or not plan.options.resident
-        or handoff is HandOffKind.SENTINEL
+        or handoff.resets
         or published is None
         or not plan.values[published].pushed
     ):
         return 0
-    return 1 + (plan.ranks if arrives or handoff is HandOffKind.GRID else 0)
+    return 1 + (plan.ranks if arrives or handoff.meets else 0)

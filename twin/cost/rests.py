@@ -11,7 +11,7 @@ from twin.hardware.kernel import CoreKernel, KernelCosts, Unpacking, WarpKernel
 from twin.hardware.override import assumed
 from twin.hardware.types import Device, Node
 from twin.models.formats import Format
-from twin.plan.types import Execution, HandOffKind, Plan, StageKind
+from twin.plan.types import Execution, Plan, StageKind
 from twin.schedule.choose import schedule_of
 
 ON_TENSOR_CORES = ("in_layers_ratio", "softmax_steps", "further_set_ratio")
@@ -35,7 +35,7 @@ def _of_machine(plan: Plan, device: Device) -> dict[str, bool]:
     """Beginnings of paths: does the plan leave them alone?"""
     options = plan.options
     resident = options.resident
-    polls = options.handoff is HandOffKind.SENTINEL
+    polls = options.handoff.resets
     enough = enough_under_way(plan, device)
     return {
         "memory.capacity_bytes": True,

@@ -10,7 +10,7 @@ from twin.cost.streams import NOTHING, Streams, Weights
 from twin.hardware.kernel import WarpKernel
 from twin.hardware.types import Device
 from twin.plan.settle import as_stored
-from twin.plan.types import HandOffKind, Matrix, Scan, Stage, StageKind, tiles_of
+from twin.plan.types import Matrix, Scan, Stage, StageKind, tiles_of
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.chosen import of_all_chosen
 from twin.schedule.products import tensor_products
@@ -154,7 +154,7 @@ class WarpStreams(Streams):
         prefetch = self.schedule.prefetch(stage.kind)
         if prefetch is None:
             return ()
-        waits = self.plan.options.handoff is not HandOffKind.GRID and self.plan.options.resident
+        waits = not self.plan.options.handoff.meets and self.plan.options.resident
         loaded = (
             tiles.team_loads_ps(
                 self.device, self.kernel, self.plan.options.weight_dtype, stage.matrix

@@ -17,7 +17,7 @@ from twin.cost.causes import HAND_OFF, SAMPLING
 from twin.cost.forms import Forms, Numbered
 from twin.cost.terms import FP32_BYTES, SECTOR_BYTES
 from twin.frozen import frozen
-from twin.plan.types import HandOffKind, Parts, Plan, Read, Span, Stage, StageKind, Value
+from twin.plan.types import Parts, Plan, Read, Span, Stage, StageKind, Value
 
 KEPT = 16  # plans whose wiring is remembered
 NOTHING_READ, NOTHING_TO_WAIT_FOR = -2, -1  # in the place of a channel
@@ -107,7 +107,7 @@ def wire(plan: Plan) -> Wiring:
 def tracked(plan: Plan, value: Value) -> bool:
     """Is the value waited for by itself? Barriers and kernel borders cover the rest."""
     if plan.options.resident:
-        return plan.options.handoff is not HandOffKind.GRID
+        return not plan.options.handoff.meets
     return value.pushed and plan.stages[value.stage].kind is not StageKind.COLLECTIVE
 
 
@@ -172,7 +172,7 @@ class _Channels:
     def _readers(self, value: Value, read: Read) -> _Readers:
         key = (self.numbered(value.owned), value.elements, self.numbered(read.spans))
         if key not in self.readers:
-            counted = self.plan.options.handoff is not HandOffKind.SENTINEL
+            counted = not self.plan.options.handoff.resets
             known: dict[tuple[Span, ...], int] = {}
             groups: dict[int, int] = {}
             group = []
@@ -192,7 +192,7 @@ class _Channels:
     ) -> None:
         plan, producers = self.plan, list(self.producers)
         count = part_count(plan, value, parts)
-        counted = plan.options.handoff is not HandOffKind.SENTINEL
+        counted = not plan.options.handoff.resets
         cause = SAMPLING if plan.stages[value.stage].kind is StageKind.SAMPLE else HAND_OFF
         for number in numbers:
             if number in known:

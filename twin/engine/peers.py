@@ -13,7 +13,7 @@ from itertools import permutations
 from twin.engine.driver import Driver
 from twin.engine.gpu import Gpu
 from twin.errors import EngineError
-from twin.plan.types import HandOffKind, Plan
+from twin.plan.types import Plan
 
 TOPOLOGY = "`nvidia-smi topo -p2p rw` shows which GPUs do"
 
@@ -46,7 +46,7 @@ def check_reach(plan: Plan, gpus: Sequence[Gpu]) -> None:
     """Raises EngineError unless every GPU may write every other one's memory, and count there
     where the plan has counters.
     """
-    counted = plan.options.handoff is not HandOffKind.SENTINEL or plan.options.prompt_chunk > 1
+    counted = not plan.options.handoff.resets or plan.options.prompt_chunk > 1
     for one, other in permutations(gpus, 2):
         if not one.reaches(other):
             raise EngineError(

@@ -21,7 +21,6 @@ from twin.plan.step import step
 from twin.plan.types import (
     Attention,
     CollectiveKind,
-    HandOffKind,
     LateParts,
     Limits,
     Options,
@@ -76,7 +75,7 @@ def outline(spec: ModelSpec, options: Options, limits: Limits, attend: Attend) -
         stages=tuple(builder.stages),
         die_of_block=dies(options, limits.dies),
     )
-    return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
+    return with_resets(plan) if options.handoff.resets else plan
 
 
 def dies(options: Options, count: int) -> tuple[int, ...]:
@@ -111,14 +110,10 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
             "or stream"
         )
     between_gpus = not options.resident and options.gpus > 1
-    if (
-        between_gpus
-        and options.collective is CollectiveKind.PUSH
-        and options.handoff is HandOffKind.GRID
-    ):
+    if between_gpus and options.collective is CollectiveKind.PUSH and options.handoff.meets:
         raise PlanError(
-            "handoff=grid polls nothing, so kernels of several GPUs cannot push: use sentinel or "
-            "counter, or a library"
+            f"handoff={options.handoff.value} polls nothing, so kernels of several GPUs cannot "
+            "push: use sentinel or counter, or a library"
         )
     if options.delay and not spec.lanes:
         raise PlanError(
@@ -213,7 +208,7 @@ def _check_lanes(spec: ModelSpec, options: Options) -> None:
             f"lane_stagger_ns={options.lane_stagger_ns}: between kernels all lanes meet again; "
             "use 0 or execution=resident"
         )
-    late = lanes.head is LaneHead.VOCABULARY and options.handoff is HandOffKind.SENTINEL
+    late = lanes.head is LaneHead.VOCABULARY and options.handoff.resets
     if late and 0 < spec.layers <= 2 * delay:
         raise PlanError(
             f"delay={delay}: half of the {spec.layers} layers leaves no time for resets before "

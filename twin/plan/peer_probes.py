@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from twin.errors import PlanError
 from twin.plan.resets import with_resets
-from twin.plan.types import CollectiveKind, HandOffKind, Parts, Plan, Stage
+from twin.plan.types import CollectiveKind, Parts, Plan, Stage
 
 
 def over_gpus(plan: Plan, gpus: int) -> Plan:
@@ -31,7 +31,7 @@ def over_gpus(plan: Plan, gpus: int) -> Plan:
         values=tuple(replace(value, pushed=True) for value in plan.values),
         stages=tuple(_of_all(stage) for stage in plan.stages),
     )
-    return with_resets(made) if plan.options.handoff is HandOffKind.SENTINEL else made
+    return with_resets(made) if plan.options.handoff.resets else made
 
 
 def _of_all(stage: Stage) -> Stage:

@@ -43,9 +43,25 @@ Span = tuple[int, int]  # elements lo..hi-1; lo == hi is empty
 
 
 class HandOffKind(Enum):
-    SENTINEL = "sentinel"  # the data is the flag
-    COUNTER = "counter"  # one arrival counter per value
-    GRID = "grid"  # every block waits for every block after every stage
+    """A member's place is the kernel's number. What a wait teaches, twin/proof/happens_before.py
+    says.
+    """
+
+    # the data is the flag
+    SENTINEL = "sentinel", {"resets": True, "meets": False}
+    # one arrival counter per value
+    COUNTER = "counter", {"resets": False, "meets": False}
+    # every block waits for every block after every stage
+    GRID = "grid", {"resets": False, "meets": True}
+
+    def __new__(cls, name: str, rules: dict[str, bool]) -> HandOffKind:
+        one = object.__new__(cls)
+        one._value_ = name
+        one.resets, one.meets = rules["resets"], rules["meets"]
+        return one
+
+    resets: bool  # blocks look at the words themselves, which are set back before each use
+    meets: bool  # a resident kernel's blocks meet behind every stage, and wait for no value
 
 
 class CollectiveKind(Enum):
@@ -180,7 +196,7 @@ class Options:
     @property
     def polled(self) -> bool:
         """Do blocks wait by looking at the data themselves?"""
-        return self.resident and self.handoff is HandOffKind.SENTINEL
+        return self.resident and self.handoff.resets
 
 
 @frozen

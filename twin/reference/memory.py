@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from twin.errors import InvalidPlan
 from twin.models.spec import DType
-from twin.plan.types import HandOffKind, Parts, Plan, Read, Reset, StageKind, Value
+from twin.plan.types import Parts, Plan, Read, Reset, StageKind, Value
 
 Array = NDArray[Any]
 Index = NDArray[np.int64]
@@ -87,7 +87,7 @@ class Memory:
         part = rank if value.pushed else 0
         for target in range(self.plan.ranks) if value.pushed else (rank,):
             stamps = self.stamps[value.buffer][target, value.copy, part]
-            if self.plan.options.handoff is HandOffKind.SENTINEL and stamps[elements].any():
+            if self.plan.options.handoff.resets and stamps[elements].any():
                 raise InvalidPlan(
                     f"step {step}: {value.name} is published on rank {target} before its copy "
                     f"{value.copy} was reset"

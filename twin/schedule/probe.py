@@ -69,7 +69,7 @@ def exchange_probe(options: Options, limits: Limits, *, elements: int, stages: i
     (`prove` refuses others).
     """
     # who publishes nothing tells nobody how far it is
-    if elements < options.blocks and options.handoff is not HandOffKind.GRID:
+    if elements < options.blocks and not options.handoff.meets:
         raise PlanError(
             f"exchange_probe: {elements} elements for {options.blocks} blocks: give each block at "
             "least one"
@@ -96,7 +96,7 @@ def exchange_probe(options: Options, limits: Limits, *, elements: int, stages: i
     )
     plan = _plan(f"exchange {stages} x {elements}", options, limits, chain)
     plan = replace(plan, buffers=(Buffer(0, "exchange", elements, copies, 1),), values=values)
-    return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
+    return with_resets(plan) if options.handoff.resets else plan
 
 
 def turns_probe(
@@ -135,7 +135,7 @@ def turns_probe(
         values=values,
     )
     plan = tiled(plan, cutter_of(plan))
-    return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
+    return with_resets(plan) if options.handoff.resets else plan
 
 
 def hop_probe(
@@ -200,7 +200,7 @@ def hop_probe(
     buffers = tuple(Buffer(value.id, value.name, value.elements, 1, 1) for value in values)
     plan = replace(plan, buffers=buffers, values=tuple(values))
     plan = tiled(plan, cutter_of(plan))
-    return with_resets(plan) if options.handoff is HandOffKind.SENTINEL else plan
+    return with_resets(plan) if options.handoff.resets else plan
 
 
 def attention_probe(
@@ -298,8 +298,7 @@ def sample_probe(options: Options, limits: Limits, *, vocab: int) -> Plan:
     seen = Read(1, Parts.OWN, (((0, 1),),), previous_step=True)
     everything = Read(0, Parts.OWN, (((0, vocab),),))
     resets = [
-        (Reset(value, previous_step=True),) if options.handoff is HandOffKind.SENTINEL else ()
-        for value in (0, 1)
+        (Reset(value, previous_step=True),) if options.handoff.resets else () for value in (0, 1)
     ]
     stages = (
         Stage(0, StageKind.EXCHANGE, 0, (seen,), resets[0], 0, None, 0, ("exchange",)),
