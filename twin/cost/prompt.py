@@ -23,7 +23,6 @@ from twin.hardware.kernel import PromptCosts
 from twin.hardware.number import Number
 from twin.hardware.types import Node
 from twin.models.spec import DType
-from twin.models.variant import Activation
 from twin.plan.catalogue import ROWS
 from twin.plan.types import Attention, Matrix, Parts, Plan, Read, Routed, Stage, StageKind
 from twin.schedule.block import TEAM_WARPS, WARP
@@ -248,7 +247,7 @@ class _Passes:
         resident = self.plan.blocks * self.plan.ranks_per_gpu
         turns = -(-steps // at_once) * self.prompt.turn_cycles.value / self.hz
         made = max(streamed, fetched / (self.prompt.fetched_bytes_per_s.value / resident), turns)
-        if matrix.unit == 2 and self.variant.activation is Activation.GELU:
+        if matrix.unit == 2 and self.variant.activation.polynomial:
             made += rows // 2 * tokens * self.prompt.gelu_cycles.value / self.hz
         return made + self._stored_s(rows // matrix.unit * tokens)
 
@@ -274,7 +273,7 @@ class _Passes:
                 "barriers": (1 + down) * self._barrier_s(),
                 "sums": self._sum_s(stage.routed, own) if down else 0.0,
             }
-        normed = ROWS[stage.kind].norm
+        normed = bool(ROWS[stage.kind].norm)
         waits = {"barriers": (1 + normed) * self._barrier_s()}
         if normed:
             waits["norms"] = self._norm_s(stage, own)

@@ -11,7 +11,8 @@ from twin.frozen import frozen
 
 class Activation(Enum):
     """What a gate passes through before it meets its up row: a member's name is the kernel's, its
-    values are the names in configurations, the first by which it is known here.
+    values are the names in configurations, the first by which it is known here. What it computes:
+    `gate_exponent` in native/platform/family.h, twin/reference/activations.py.
     """
 
     SILU = "silu", "swish"
@@ -23,6 +24,11 @@ class Activation(Enum):
         return one
 
     names: tuple[str, ...]
+
+    @property
+    def polynomial(self) -> bool:
+        """Does it evaluate one before its exponential, which a prompt pass takes time for?"""
+        return self is Activation.GELU
 
 
 class Norms(Enum):

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from twin.models.feeds import ExpertFeed, Scoring
+from twin.models.variant import Activation
 from twin.plan import shards
 from twin.plan.biases import stage_bias
 from twin.plan.shards import Array, Weights
 from twin.plan.types import Plan, Stage
+from twin.reference.activations import ACTIVATIONS, silu
 
 KEPT = 64  # experts' matrices: a sequence comes back to some of them
 
@@ -79,12 +81,14 @@ class Experts:
         return np.stack(made)
 
     def _up(self, stage: Stage, rank: int, x: Array, choice: Choice) -> Array:
-        bias, kind = self._bias(stage, rank), self.plan.spec.experts if self.plan.spec else None
-        assert kind is not None
+        bias, spec = self._bias(stage, rank), self.plan.spec
+        assert spec is not None
+        assert spec.experts is not None
         rows = [self._matrix(stage, rank, expert) @ x for expert in choice.experts]
         if bias is not None:
             rows = [made + bias[e] for made, e in zip(rows, choice.experts, strict=True)]
-        return np.concatenate([gated(kind, made[0::2], made[1::2]) for made in rows])
+        kind, activation = spec.experts, spec.variant.activation
+        return np.concatenate([gated(kind, activation, made[0::2], made[1::2]) for made in rows])
 
     def down(self, stage: Stage, rank: int, act: Array, choices: Choices) -> Array:
         """[n, hidden]: their rows of the down projection, weighed and added in the order of the
@@ -146,17 +150,11 @@ def chosen(kind: ExpertFeed, logits: Array, bias: Array | None = None) -> Choice
     return Choice(tuple(int(expert) for expert in order), scaled)
 
 
-def gated(kind: ExpertFeed, gate: Array, up: Array) -> Array:
-    """What passes the gates of an expert."""
+def gated(kind: ExpertFeed, activation: Activation, gate: Array, up: Array) -> Array:
+    """What passes the gates of an expert; only SiLU's have a gain."""
     if kind.limit is not None:
         gate, up = np.minimum(gate, kind.limit), np.clip(up, -kind.limit, kind.limit)
-    with np.errstate(over="ignore"):
-        out: Array = gate / (1 + np.exp(-kind.gain * gate)) * (up + kind.offset)
+    silus = activation is Activation.SILU
+    opened = silu(gate, kind.gain) if silus else ACTIVATIONS[activation](gate)
+    out: Array = opened * (up + kind.offset)
     return out.astype(gate.dtype, copy=False)
-
-
-def silu(x: Array) -> Array:
-    # exp of a large negative gate's opposite is infinite and the quotient rightly zero
-    with np.errstate(over="ignore"):
-        out: Array = x / (1 + np.exp(-x))
-    return out

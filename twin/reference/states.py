@@ -13,7 +13,7 @@ from twin.models.mixers import DeltaNet
 from twin.plan.delta_vectors import delta_vectors
 from twin.plan.shards import Array, Weights
 from twin.plan.types import CONV_UNIT, Plan, Stage
-from twin.reference.experts import silu
+from twin.reference.activations import silu
 
 LEAST_SQUARE = 1e-6  # is added to the square of a key's and of a query's length
 

@@ -19,13 +19,13 @@ import numpy as np
 
 from twin.errors import EngineError, InvalidPlan, PlanError
 from twin.models.spec import DType, LaneHead, ModelSpec, RopeStyle
-from twin.models.variant import Activation
 from twin.plan import shards
 from twin.plan.biases import stage_bias, stage_sinks
 from twin.plan.shards import Array, Weights
 from twin.plan.step import CANDIDATE, SUMMARY
 from twin.plan.types import Attention, Plan, Sampling, Stage, StageKind
-from twin.reference.experts import Choices, Experts, silu
+from twin.reference.activations import ACTIVATIONS
+from twin.reference.experts import Choices, Experts
 from twin.reference.memory import Memory, numbers_of
 from twin.reference.states import States
 
@@ -229,7 +229,7 @@ class Reference:
                 return inputs[0]
             case StageKind.SHARED_UP:
                 rows = self._rows(stage, rank, self.normed[rank])
-                return silu(rows[:, 0::2]) * rows[:, 1::2]
+                return ACTIVATIONS[self.spec.variant.activation](rows[:, 0::2]) * rows[:, 1::2]
             case StageKind.SHARED_DOWN:
                 sums = self._rows(stage, rank, inputs[0][:, 0])
                 self.kept[rank] = self.gates[rank] * sums
@@ -524,19 +524,6 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     size = np.sqrt(mean + x.dtype.type(eps))
     normed: Array = x / size * scale.astype(x.dtype)
     return normed
-
-
-def gelu(x: Array) -> Array:
-    """The approximation by tanh."""
-    out: Array = (
-        x.dtype.type(0.5)
-        * x
-        * (1 + np.tanh(x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x**3)))
-    )
-    return out
-
-
-ACTIVATIONS = {Activation.SILU: silu, Activation.GELU: gelu}
 
 
 def capped(x: Array, cap: float | None) -> Array:
