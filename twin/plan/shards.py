@@ -179,8 +179,8 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Enco
             rows, cols = (rank * outputs, (rank + 1) * outputs), (0, matrix.cols)
             if ROWS[kind].columns:
                 rows, cols = (0, matrix.rows), (first, first + matrix.cols)
-            parts = [_within(one, rows, cols) for one in found]
-            return parts[0] if len(parts) == 1 else paired(*parts)
+            shares = [_within(one, rows, cols) for one in found]
+            return shares[0] if len(shares) == 1 else paired(*shares)
 
 
 def _named(weights: Weights, code: Code | BlockCode, name: str) -> Encoded:

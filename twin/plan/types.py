@@ -48,16 +48,16 @@ class HandOffKind(Enum):
     """
 
     # the data is the flag
-    SENTINEL = "sentinel", {"resets": True, "meets": False}
+    SENTINEL = "sentinel", "resets"
     # one arrival counter per value
-    COUNTER = "counter", {"resets": False, "meets": False}
+    COUNTER = "counter"
     # every block waits for every block after every stage
-    GRID = "grid", {"resets": False, "meets": True}
+    GRID = "grid", "meets"
 
-    def __new__(cls, name: str, rules: dict[str, bool]) -> HandOffKind:
+    def __new__(cls, name: str, *rules: str) -> HandOffKind:
         one = object.__new__(cls)
         one._value_ = name
-        one.resets, one.meets = rules["resets"], rules["meets"]
+        one.resets, one.meets = "resets" in rules, "meets" in rules
         return one
 
     resets: bool  # blocks look at the words themselves, which are set back before each use
