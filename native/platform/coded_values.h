@@ -1,4 +1,4 @@
-// What codes of few bits each and the scales behind them mean, one by one, for platforms that
+// What low-bit codes and the scales behind them mean, one by one, for platforms that
 // decode them to FP32. Behind coded.h and load_element.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Weights of few bits each times a block's activations, in the registers of its consumer warps. A
+// Low-bit weights times a block's activations, in the registers of its consumer warps. A
 // piece is what a thread has of a tile at once: some loads of 16 bytes, whatever the format. A load
 // of four bits is two rows of as many columns as one of eight bits has.
 #pragma once

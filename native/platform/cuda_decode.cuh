@@ -1,4 +1,4 @@
-// Few-bit weights of a prompt pass, decoded to rows of the plan's weight type: products read these
+// Low-bit weights of a prompt pass, decoded to rows of the plan's weight type: products read these
 // from the device's memory as they read a 16-bit stream's. tests/native/chunk.cpp stands in for
 // the machine.
 #pragma once

@@ -208,7 +208,7 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
     more = stream_stages(
         plan, block, 0, Plan::stage_count, head_needed(launch.request, step), fill,
         [&](const Stage& stage) { return cache(stage, step, step > 0); }, chosen);
-    // looked up again next to experts of few bits each, where it found no registers
+    // looked up again next to low-bit experts, where it found no registers
     if constexpr (CODED && Experts::ANY)
       from = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
     else from = stream;

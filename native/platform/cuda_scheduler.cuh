@@ -192,7 +192,7 @@ __device__ __forceinline__ void hand_out(const Launch& launch, const Progress& p
   delivered = step;
 }
 
-// The scheduler warp warp: what a stage owes but no other block waits for. It makes the resets once
+// The scheduler warp: what a stage owes but no other block waits for. It makes the resets once
 // the stage's reads have succeeded, while the consumers compute; hands out tokens; and looks
 // whether the host wants the generation to end.
 //

@@ -478,7 +478,7 @@ struct Core {
     }
   }
 
-  // Few-bit weights are decoded one by one: threads stride over the columns of one row.
+  // Low-bit weights are decoded one by one: threads stride over the columns of one row.
   __device__ void dot_coded(Code code, const u8* w, int rows, int cols, const float* x,
                             float* sums) {
     if (code == Code::PLAIN) return dot_tile(w, rows, cols, x, sums);

@@ -114,7 +114,7 @@ __device__ __forceinline__ Elements elements(const NarrowVector& x, bool holds, 
   return made;
 }
 
-// Does a block's local memory hold what its stages compute with in FP32? Few-bit weights and
+// Does a block's local memory hold what its stages compute with in FP32? Low-bit weights and
 // experts are multiplied one by one, from FP32.
 constexpr int ROOM_FLOATS = (SHARED_BYTES - TWIN_STATUS_BYTES) / 4 - Plan::scratch_floats;
 constexpr bool NARROW =

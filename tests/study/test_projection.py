@@ -302,8 +302,8 @@ def test_a_table_by_the_best_plans_names_them_and_is_nowhere_slower(
     def cells(**changes: Any) -> list[dict[str, Any]]:
         grid = {"models": [str(checkpoint)], "nodes": ["1xh200", "2xh200"]}
         options = {"context": 64, "blocks": 8} | changes.pop("options", {})
-        asked = read_study(study(tmp_path, **grid, options=options, **changes)).body
-        outcome = asked.run(Runner.inline())
+        projection = read_study(study(tmp_path, **grid, options=options, **changes)).body
+        outcome = projection.run(Runner.inline())
         (table,) = (t for part in outcome.parts for t in part.tables if t.name == "cells")
         names = [column.name for column in table.columns]
         return [dict(zip(names, row, strict=True)) for row in table.rows]
