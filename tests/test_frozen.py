@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from twin.errors import ConfigError
-from twin.frozen import frozen
+from twin.frozen import FEW, frozen
 
 
 @frozen
@@ -56,6 +56,24 @@ def test_a_frozen_class_is_the_librarys(given: tuple[Any, ...]) -> None:
     assert [f.name for f in fields(ours)] == [f.name for f in fields(theirs)]
     assert (ours == Ours(1)) == (theirs == Theirs(1))
     assert not hasattr(ours, "__dict__")
+
+
+def test_instances_before_and_behind_the_constructors_compiling_are_alike() -> None:
+    @frozen
+    class Fresh(Ours):
+        d: str = "x"
+
+    made = [Fresh(1, c=[2], d=str(number // 2)) for number in range(2 * FEW)]
+    assert made[::2] == made[1::2]
+    assert [one.b for one in made] == [(1, 2)] * len(made)
+    for given, named in (((), {}), ((1, 2, 3, 4, 5), {}), ((1,), {"a": 1}), ((1,), {"e": 1})):
+
+        @frozen
+        class Other(Ours):
+            d: str = "x"
+
+        with pytest.raises(TypeError, match="argument"):
+            Other(*given, **named)
 
 
 def test_its_instances_do_not_change() -> None:
