@@ -160,6 +160,7 @@ def unit_of(field: str) -> str:
     return ""
 
 
+@lru_cache(maxsize=1024)
 def stem(field: str) -> str:
     """A field's name without its unit: "stream_bytes_per_s" -> "stream"."""
     for suffix, _ in _SUFFIXES:

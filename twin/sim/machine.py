@@ -275,15 +275,16 @@ class Machine:
 
     def _head_slots(self, index: int) -> range:
         """Of a step of one block: those that come once the LM head's first ones are used."""
-        begin = 0
-        for stage, work in zip(self.plan.stages, self.program.stages[index], strict=True):
-            end = begin + len(work.slots)
-            if stage.kind is StageKind.LM_HEAD and self.plan.head_rows:
-                assert stage.matrix is not None
-                tiles = self.plan.head_rows // stage.matrix.tile_rows * stage.matrix.slices
-                return range(min(end, begin + tiles), end)
-            begin = end
-        return NOWHERE
+        plan = self.plan
+        if not plan.head_rows:
+            return NOWHERE
+        head = next(stage for stage in plan.stages if stage.kind is StageKind.LM_HEAD)
+        assert head.matrix is not None
+        works = self.program.stages[index]
+        begin = sum(len(work.slots) for work in works[: head.index])
+        end = begin + len(works[head.index].slots)
+        tiles = plan.head_rows // head.matrix.tile_rows * head.matrix.slices
+        return range(min(end, begin + tiles), end)
 
     def _stream(self, rank: int, index: int) -> Stream:
         program = self.program
