@@ -65,8 +65,8 @@ def test_nothing_starts_before_its_inputs(case: tuple[Node, Plan]) -> None:
     publish = machine.handoffs.publish
 
     def recording(place, step, stage, publication):  # type: ignore[no-untyped-def]
-        published[place.rank, place.index, step, stage] = machine.env.now
-        work[place.rank, place.index, step, stage] = machine.env.now
+        published[place.rank, place.index, step, stage] = machine.handoffs.env.now
+        work[place.rank, place.index, step, stage] = machine.handoffs.env.now
         return publish(place, step, stage, publication)
 
     work: dict[tuple[int, int, int, int], int] = {}
