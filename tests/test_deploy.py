@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from twin.cli import build_parser
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
@@ -96,7 +97,7 @@ def test_the_container_s_command_and_its_check_work(checkpoint: Path) -> None:
         port = int(json.loads(printed)["url"].rsplit(":", 1)[1])
         assert checked(port) == 0
         server.send_signal(signal.SIGINT)
-        assert server.wait(20) == 130
+        assert server.wait(PATIENCE_S) == 130
         assert checked(port) == 1
     finally:
         server.kill()

@@ -54,7 +54,7 @@ def test_workers_end_when_their_parent_is_killed(pool: str, tmp_path: Path) -> N
     )
     assert ran.stdout is not None
     workers = [int(pid) for pid in ran.stdout.readline().split()]
-    ran.wait(60)
+    ran.wait(PATIENCE_S)
     assert len(workers) == 2
     late = time.monotonic() + PATIENCE_S
     while any(map(alive, workers)):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from twin.bench import machine
 from twin.bench.machine import Clocks, commit, parse_states
 from twin.errors import ConfigError, EngineError
@@ -46,7 +47,7 @@ def test_clocks_are_read_while_the_block_lasts(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(machine, "gpu_states", lambda gpus: looked.set() or parse_states(LINE))
     clocks = Clocks()
     with clocks:
-        assert looked.wait(10)
+        assert looked.wait(PATIENCE_S)
     seen = len(clocks.under_load)
     assert seen > 0
     clocks.after_round()

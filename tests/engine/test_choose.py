@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from twin.engine import choose
 from twin.hardware.load import load_node
 
@@ -21,7 +22,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> dict[str, Event]:
 
     def compiled(plan: Any, arch: str, trace: bool) -> str:
         if plan == "slow":
-            assert events["slow"].wait(10)
+            assert events["slow"].wait(PATIENCE_S)
         if plan == "last":
             events["last"].set()
         return "refused" if plan == "wrong" else ""
@@ -39,7 +40,7 @@ def test_a_kernel_is_given_as_soon_as_it_is_there_and_in_order(compiler: dict[st
     said: list[str] = []
     turn = choose.compiled_in_turn(H200, plans, said.append)
     assert [next(turn), next(turn)] == ["", "refused"]
-    assert compiler["last"].wait(10)  # while "slow" is under way and nobody asks for more
+    assert compiler["last"].wait(PATIENCE_S)  # while "slow" is under way and nobody asks for more
     compiler["slow"].set()
     assert list(turn) == ["", ""]
     assert all(line.startswith("compiling kernels on 3 cores") for line in said)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engine.small_engine import LLAMA, SEED, TOKENS, engine, planned, run_script
+from tests.patience import PATIENCE_S
 from twin.engine.host import HostEngine
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
@@ -119,7 +120,7 @@ def test_a_second_thread_is_refused_while_the_engine_is_in_use() -> None:
             )
         )
         first.start()
-        assert began.wait(30)
+        assert began.wait(PATIENCE_S)
         for call in (
             lambda: running.generate([1], max_tokens=1),
             lambda: running.logits([1]),
@@ -128,7 +129,7 @@ def test_a_second_thread_is_refused_while_the_engine_is_in_use() -> None:
             with pytest.raises(EngineError, match="the engine runs a request already"):
                 call()
         running.cancel()
-        first.join(30)
+        first.join(PATIENCE_S)
         assert made[0].stop_reason == "cancelled"
         assert made[0].tokens
         first_tokens = made[0].tokens[:3]  # a busy computer may have made fewer

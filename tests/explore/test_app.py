@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from tests.explore.serving import SHORT, Running, running
+from tests.patience import PATIENCE_S
 from twin.explore import answers
 from twin.explore.answers import LONG_S, Answer, _whole_s
 from twin.explore.desk import Desk, Work
@@ -213,7 +214,7 @@ def test_who_leaves_before_its_turn_counts_no_more_and_all_learn_of_an_end(
 
     def holds() -> Answer:
         held.set()
-        turn.wait(20)
+        turn.wait(PATIENCE_S)
         yield {"part": "held"}
 
     async def leaves(desk: Desk) -> None:
@@ -293,5 +294,5 @@ def test_a_long_question_holds_up_no_first_answer_and_lost_processes_nothing(
         assert processes._pool is not None
         for worker in processes._pool._processes.values():
             worker.kill()
-        long.join(120)
+        long.join(PATIENCE_S)
         assert server.parts("sweep", case=SHORT, sweep="clock=x3,x4")[-1]["part"] == "sweep"

@@ -15,6 +15,7 @@ import pytest
 
 from tests.calibrate.ran import ran
 from tests.command_line import TINY
+from tests.patience import PATIENCE_S
 from twin.calibrate.validate import Validation
 from twin.hardware.load import load_node
 from twin.plan.types import StageKind
@@ -39,7 +40,6 @@ PHONE, DESK = 390, 1280
 # pixels; numbers of a vertical axis may take a few more than were foreseen
 LEAST_PLOT, LEAST_PLOT_LINES = 280, 270
 LINE = 18  # pixels of a line of a table
-TIMEOUT_S = 60
 
 # Runs behind the page's own script and tells the page around it what it sees.
 PROBE = """
@@ -206,7 +206,7 @@ def laid_out(page: Page, width: int, folder: Path) -> dict[str, Any]:
         (folder / "around.html").as_uri(),
     ]
     dumped = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     ).stdout
     said = re.search(r"<pre>(.*)</pre>", dumped, re.DOTALL)
     assert said, "the page's own script did not come to its end"

@@ -34,6 +34,7 @@ import h11
 import numpy as np
 
 from tests.command_line import TINY
+from tests.patience import PATIENCE_S
 from tests.server.serving import TEMPLATE, running
 from twin.server import wire
 from twin.server.limits import Limits
@@ -640,7 +641,7 @@ def served(log: Path) -> Iterator[int]:
     with process("--serve", log=log) as made:
         assert made.stdout is not None
         yield int(made.stdout.readline())
-    made.wait(60)
+    made.wait(PATIENCE_S)
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def test_no_stream_waits_for_another_clients_text(
     def slow(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
         if len(text) > 1000:
             begun.release()
-            assert stuck.wait(30)
+            assert stuck.wait(PATIENCE_S)
         return whole(tokenizer, text, special=special)
 
     monkeypatch.setattr(Tokenizer, "_ids", slow)
@@ -114,7 +114,7 @@ def test_no_stream_waits_for_another_clients_text(
         assert not begun.acquire(blocking=False), "one long text at a time"
         stuck.set()
         for thread in texts:
-            thread.join(30)
+            thread.join(PATIENCE_S)
 
 
 def tokenized(server: Running) -> None:
