@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from twin.commands.inputs import point_of
 from twin.commands.output import done, progress
-from twin.report.tables import count, percent
+from twin.report.tables import percent
 from twin.sim.speculation import Speculation
 from twin.study.case import Case
 from twin.study.options import Plain
@@ -69,7 +69,7 @@ def gain_text(found: Found) -> str:
     if standard is None or standard == found.best:
         return ""
     gain = standard.step_s / found.best.step_s - 1
-    return f"; {percent(gain, signed=True)} against {count(1 / standard.step_s)} by default options"
+    return f"; {percent(gain, signed=True)} against default options"
 
 
 def plan_json(found: Found | None) -> dict[str, Any]:
