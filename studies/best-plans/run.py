@@ -152,7 +152,7 @@ def write(some: Sequence[Row]) -> None:
 def _left(done: Sequence[Row]) -> Iterator[Case]:
     """The quick ones first."""
     known = {row.case for row in done}
-    ordered = sorted(drawn(), key=lambda case: (case.model in EXPERTS, case.node))
+    ordered = sorted(drawn(), key=lambda case: case.node)
     return (case for case in ordered if case not in known)
 
 
