@@ -1,0 +1,98 @@
+"""The tables and the figure of README.md, from results/cases.csv: `python
+studies/best-plans/page.py`. Nothing is simulated.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from statistics import median
+
+from studies.common.blocks import Stamp, markdown_table
+from studies.common.inputs import files_digest
+from studies.common.study_page import errors_chart, write_page
+from twin.study.outcome import Bars
+
+HERE = Path(__file__).resolve().parent
+CASES = HERE / "results" / "cases.csv"
+FIT = "2026-11-27"  # of an H200
+WITHIN = 0.01
+SHOWN = 12
+HEAD = ("model", "node", "positions", "batch", "default", "found", "best of all", "plan found")
+EXPERTS = ("gpt-oss", "qwen3-30b-a3b", "qwen3-coder-next")
+Case = dict[str, str]
+
+
+def cases() -> list[Case]:
+    with CASES.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def stamp() -> Stamp:
+    return Stamp(FIT, files_digest([CASES]))
+
+
+def loss(case: Case) -> float:
+    """How much faster the best plan is than the one found."""
+    return float(case["best"]) / float(case["found"]) - 1
+
+
+def gain(case: Case) -> float:
+    """Of the plan found over default options on all GPUs."""
+    return float(case["found"]) / float(case["standard"]) - 1
+
+
+def summary() -> str:
+    """All cases, and those with experts."""
+    found = cases()
+    kinds = {
+        "all": found,
+        "dense": [case for case in found if not case["model"].startswith(EXPERTS)],
+        "experts": [case for case in found if case["model"].startswith(EXPERTS)],
+    }
+    rows = [
+        (
+            name,
+            str(len(some)),
+            str(sum(loss(case) <= WITHIN for case in some)),
+            f"{100 * max(map(loss, some)):.2f} %",
+            f"{100 * median(map(gain, some)):.1f} %",
+            f"{100 * max(map(gain, some)):.1f} %",
+            f"{median(int(case['looked']) for case in some):g} of "
+            f"{median(int(case['ways']) for case in some):g}",
+        )
+        for name, some in kinds.items()
+        if some
+    ]
+    head = ("cases", "run", "within 1 %", "worst", "median gain", "largest gain", "plans simulated")
+    return markdown_table(head, rows)
+
+
+def table() -> str:
+    """The cases in which the plan matters most."""
+    rows = [
+        (
+            case["model"],
+            case["node"],
+            f"{int(case['context']):,}",
+            case["batch"],
+            *(f"{float(case[name]):,.0f}" for name in ("standard", "found", "best")),
+            case["plan"].replace("_", r"\_"),
+        )
+        for case in sorted(cases(), key=gain, reverse=True)[:SHOWN]
+    ]
+    return markdown_table(HEAD, rows)
+
+
+def chart() -> Bars:
+    ordered = sorted(cases(), key=gain, reverse=True)[:SHOWN]
+    names = [f"{case['model']}, {case['node']}, {case['context']}" for case in ordered]
+    return errors_chart(names, {"faster than default options": [gain(case) for case in ordered]})
+
+
+def main() -> None:
+    write_page(HERE, stamp(), {"summary": summary(), "gains": table()}, chart())
+
+
+if __name__ == "__main__":
+    main()
