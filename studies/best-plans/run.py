@@ -25,8 +25,8 @@ from twin.study.runner import Runner
 HERE = Path(__file__).parent
 CASES = HERE / "results" / "cases.csv"
 SEED, COUNT = 29112027, 60
-# One case in five has experts, on at most four NVIDIA GPUs: all ways of such a model on eight take
-# half an hour of a core, those of Kimi-K2.6 or DeepSeek-V4 hours.
+# One case in five has experts, on at most four NVIDIA GPUs: all ways of such a model on eight
+# would take half an hour of a core, those of Kimi-K2.6 or DeepSeek-V4 hours.
 DENSE = ("llama-3.2-1b", "llama-3.2-3b", "qwen3-8b", "llama-3.1-8b", "gemma-3-1b", "llama-3.1-70b")
 EXPERTS = ("qwen3-30b-a3b", "gpt-oss-20b", "gpt-oss-120b", "qwen3-coder-next")
 SHARE = 1 / 5
