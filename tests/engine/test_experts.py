@@ -32,6 +32,7 @@ from twin.models.layers import Layer
 from twin.models.load import from_config
 from twin.models.mixers import GroupedAttention
 from twin.models.spec import DType, ModelSpec
+from twin.models.variant import Activation, Variant
 from twin.plan.shards import Array
 from twin.plan.types import (
     CollectiveKind,
@@ -78,6 +79,11 @@ PLANS: list[dict[str, Any]] = [
     {"execution": Execution.GRAPH},
     {"gpus": 2, "execution": Execution.LAUNCHES, "collective": CollectiveKind.LIBRARY},
 ]
+
+
+def test_gates_of_experts_and_of_shared_ones_are_the_familys() -> None:
+    gelu = replace(routed(SHARED), variant=Variant(activation=Activation.GELU))
+    assert error(planned(gelu, blocks=3)) < 1e-5
 
 
 @pytest.mark.few(2)
