@@ -20,7 +20,7 @@ from tests.engine.small_engine import LIMITS, SEED, TOKENS, error, planned, sani
 from tests.engine.test_experts import routed
 from tests.engine.test_packed_experts import write_safetensors
 from tests.models.codes.names import ON_EVERY_DEVICE
-from twin.engine.weights import format_of, open_checkpoint, random_weights
+from twin.engine.weights import Checkpoint, format_of, open_checkpoint, random_weights
 from twin.kernel import experts
 from twin.kernel.coded import tile
 from twin.kernel.header import header
@@ -343,25 +343,52 @@ def test_a_device_knows_the_shape_of_all_layers() -> None:
 
 def test_experts_of_a_checkpoint_in_fp8_blocks_are_read(tmp_path: Path) -> None:
     """Each matrix with its `weight_scale_inv`, as Qwen ships them; routers stay in 16 bits."""
-    config = FAMILIES["qwen3-moe-plain"] | {
+    read_in_blocks(tmp_path, "qwen3-moe-plain", {})
+
+
+@pytest.mark.parametrize("name", ["glm4-moe", "minimax-m2"])
+def test_biases_of_the_choice_stay_in_fp32_and_drafts_are_left_alone(
+    tmp_path: Path, name: str
+) -> None:
+    """Routers in FP32 are rounded, which a note says."""
+    draft = f"model.layers.{FAMILIES[name]['num_hidden_layers']}"
+    more = {
+        f"{draft}.eh_proj.weight": np.zeros((4, 8), ml_dtypes.bfloat16),
+        f"{draft}.mlp.up_proj.weight": np.zeros((4, 4), ml_dtypes.float8_e4m3fn),
+        f"{draft}.mlp.up_proj.weight_scale_inv": np.zeros((1, 1), np.float32),
+    }
+    opened = read_in_blocks(tmp_path, name, more, exact=("choice_bias", "router"))
+    assert opened.note == "routers are stored in FP32 and rounded to BF16"
+    assert opened.weights["layers.1.choice_bias"].dtype == np.float32
+    assert opened.weights["layers.1.router"].dtype == ml_dtypes.bfloat16
+
+
+def read_in_blocks(
+    tmp_path: Path, family: str, more: dict[str, np.ndarray[Any, Any]], exact: tuple[str, ...] = ()
+) -> Checkpoint:
+    """A checkpoint in blocks of FP8, with `more` tensors; those of the names `exact` are in FP32.
+    Every quantised matrix is read as it was written.
+    """
+    config = FAMILIES[family] | {
         "torch_dtype": "bfloat16",
         "quantization_config": {
             "quant_method": "fp8",
             "weight_block_size": [128, 128],
-            "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"],
+            "modules_to_not_convert": ["lm_head", "gate", "e_score_correction_bias"],
         },
     }
     spec = from_config(config, "case")
     random, stored, meant = random_weights(spec, SEED, DType.BF16), {}, {}
     for name, tensor in tensors(spec).items():
         if format_of(spec, name).name != "fp8-128x128":
-            stored[tensor.name] = random[name]
+            wide = name.rpartition(".")[2] in exact
+            stored[tensor.name] = random[name].astype(np.float32) if wide else random[name]
             continue
         codes, scales = random[f"{name}.codes"], random[f"{name}.scales"]
         stored[tensor.name] = codes.view(ml_dtypes.float8_e4m3fn)
         stored[f"{tensor.name}_scale_inv"] = scales[::128].astype(np.float32)
         meant[name] = random[name]
-    write_safetensors(tmp_path / "model.safetensors", stored)
+    write_safetensors(tmp_path / "model.safetensors", stored | more)
     (tmp_path / "config.json").write_text(json.dumps(config))
     opened = open_checkpoint(tmp_path)
     assert opened.spec.runnable_reason() is None
@@ -369,3 +396,4 @@ def test_experts_of_a_checkpoint_in_fp8_blocks_are_read(tmp_path: Path) -> None:
     assert "layers.1.router" not in meant
     for name, wanted in meant.items():
         assert np.array_equal(opened.weights[name], wanted), name
+    return opened

@@ -33,6 +33,13 @@ _LAYER = re.compile(r"(.*\.layers\.(\d+))\.(.+)")
 _DRAFTS = re.compile(r"(eh_proj|enorm|hnorm)\.weight\Z")
 
 
+def beyond(spec: ModelSpec, name: str) -> bool:
+    """Is a tensor, by its name, of a tower, a draft or a layer behind the model's last one?"""
+    layer = _LAYER.match(name)
+    outside = _DRAFTING.match(name) is not None or name.startswith(no_part(spec))
+    return outside or (layer is not None and int(layer[2]) >= spec.layers)
+
+
 def refuse_left_over(
     path: Path, spec: ModelSpec, found: Mapping[str, Entry], known: Collection[str]
 ) -> None:

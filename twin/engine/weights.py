@@ -20,7 +20,7 @@ import numpy as np
 from twin.engine.coded_tensors import CodedTensor, coded_tensor, names_read, with_stored_scales
 from twin.engine.four_bit_tensors import FourBitTensor, Layout, layout_of
 from twin.engine.gguf_weights import open_gguf
-from twin.engine.left_over import refuse_left_over
+from twin.engine.left_over import beyond, refuse_left_over
 from twin.engine.packed_experts import (
     PackedExpert,
     PackedWeights,
@@ -70,6 +70,8 @@ __all__ = [
 
 LARGEST_SEED = 2**64 - 1
 CODED_PARTS = ("codes", "scales", "zeros", "outer", "blocks")  # of a coded matrix, behind its name
+# what tools may leave in FP32 next to weights of 16 bits
+_EXACT, ROUTER = ("choice_bias", DECAY), "router"
 _ROLES = {
     Role.ATTENTION: ("q", "k", "v", "o", "qkvz", "qkv", "z"),
     Role.SMALL: ("ba", "b", "a"),
@@ -115,7 +117,9 @@ class StoredWeights:
         if name not in self.entries:
             raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")
         self._looked.at(self._whole[name])
-        return canonical(self.spec, name, self._stored(name))
+        found = canonical(self.spec, name, self._stored(name))
+        rounded = name.endswith(f".{ROUTER}")
+        return found.astype(NUMPY[self.dtype], copy=False) if rounded else found
 
     def _stored(self, name: str) -> Array:
         entry = self.entries[name]
@@ -123,7 +127,7 @@ class StoredWeights:
 
     def _check(self, name: str) -> None:
         entry = self.entries[name]
-        check_finite(f"{entry.path}: {shown(entry.name)}", self._stored(name), self.dtype)
+        check_finite(f"{entry.path}: {shown(entry.name)}", self._stored(name), STORED[entry.dtype])
 
 
 class _Looked:
@@ -215,7 +219,9 @@ def open_checkpoint(
     entries = {
         name: _checked(path, tensor, found) for name, tensor in named.items() if name not in coded
     }
-    dtype = _common_dtype(path, entries.values())
+    exact = {name for name in entries if _more_exact(name, entries[name])}
+    alike = [entry for name, entry in entries.items() if name not in exact]
+    dtype = _common_dtype(path, alike or entries.values())
     spec = replace(spec, dtype=dtype)
     all_entries = [
         *entries.values(),
@@ -224,7 +230,20 @@ def open_checkpoint(
     files: dict[Path, Array] = {
         file: np.memmap(file, np.uint8, "r") for file in dict.fromkeys(e.path for e in all_entries)
     }
-    return Checkpoint(path, spec, dtype, StoredWeights(spec, dtype, entries, files, coded))
+    weights = StoredWeights(spec, dtype, entries, files, coded)
+    return Checkpoint(path, spec, dtype, weights, _note_rounded(exact, dtype))
+
+
+def _more_exact(name: str, entry: Entry) -> bool:
+    """Is it stored in FP32, and may be next to weights of 16 bits? Vectors of `_EXACT` are taken in
+    FP32, routers are rounded.
+    """
+    return entry.dtype == "F32" and name.rpartition(".")[2] in (*_EXACT, ROUTER)
+
+
+def _note_rounded(exact: Iterable[str], dtype: DType) -> str:
+    rounded = dtype is not DType.FP32 and any(name.endswith(f".{ROUTER}") for name in exact)
+    return f"routers are stored in FP32 and rounded to {dtype.value.upper()}" if rounded else ""
 
 
 def _layout(path: Path) -> Layout | None:
@@ -333,7 +352,7 @@ def _refuse_suspicious(
         form = format_of(spec, name)
         known |= names_read(tensor, form, layout) if form.name in CODES else {tensor.name}
     for name in sorted(found.keys() - known):
-        if is_quantized(name):
+        if is_quantized(name) and not beyond(spec, name):
             raise CheckpointError(
                 f"{path}: {shown(name)} belongs to a quantized checkpoint, "
                 f"{format_of_tensors(found)}; {INSTEAD}"
