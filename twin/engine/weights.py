@@ -230,8 +230,8 @@ def open_checkpoint(
     files: dict[Path, Array] = {
         file: np.memmap(file, np.uint8, "r") for file in dict.fromkeys(e.path for e in all_entries)
     }
-    weights = StoredWeights(spec, dtype, entries, files, coded)
-    return Checkpoint(path, spec, dtype, weights, _note_rounded(exact, dtype))
+    whole = StoredWeights(spec, dtype, entries, files, coded)
+    return Checkpoint(path, spec, dtype, whole, _note_rounded(exact, dtype))
 
 
 def _more_exact(name: str, entry: Entry) -> bool:
