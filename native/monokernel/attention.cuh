@@ -6,7 +6,8 @@
 
 namespace twin {
 
-constexpr int PARTIAL = HEAD_DIM + facts::PARTIAL_EXTRA;  // in shared memory: outputs, maximum, sum
+template <class S>
+constexpr int PARTIAL = S::HEAD_DIM + facts::PARTIAL_EXTRA;  // in shared memory: outputs, maximum, sum
 static_assert(facts::PARTIAL_EXTRA == 2,
               "PARTIAL_EXTRA in twin/plan/types.py: a maximum and a sum");
 
@@ -16,10 +17,12 @@ __device__ __forceinline__ float softmax_weight(float most, float top) { return 
 // each, to a multiple of 16 bytes. Outputs of a 16-bit cache are divided by their sum and go two to
 // a word: every block reads those of all items. FP16 whatever the cache's type: means of values lie
 // within its range, and it keeps three bits more than BF16.
+template <class S>
 struct Outputs {
   static constexpr bool PAIRED = KV != Type::FP32;
   static constexpr int TOGETHER = PAIRED ? 2 : 1;  // elements of a word
-  static constexpr int ENDS = GROUP * HEAD_DIM / TOGETHER, WORDS = (ENDS + 2 * GROUP + 3) / 4 * 4;
+  static constexpr int ENDS = S::GROUP * S::HEAD_DIM / TOGETHER,
+                       WORDS = (ENDS + 2 * S::GROUP + 3) / 4 * 4;
 
   __device__ __forceinline__ static float word(const float (&element)[TOGETHER], float total) {
     if constexpr (!PAIRED) return element[0];
@@ -50,16 +53,19 @@ __device__ __forceinline__ int position_of(const Block& b) {
 // Pages of a KV head belong to splits: the first `together` splits take them in turn until each has
 // `first_pages`, then the next ones do; when all have, all take them in turn. So few splits hold a
 // short context. Attention in twin/plan/types.py says the same.
+template <class S>
 __device__ __forceinline__ bool all_take(const Plan& plan, int page) {
-  return plan.first_pages == 0 || page >= plan.splits * plan.first_pages;
+  return S::first_pages(plan) == 0 || page >= S::splits(plan) * S::first_pages(plan);
 }
 
 // Those before: the first split that takes a page, and how many do; the last ones may be fewer.
+template <class S>
 __device__ __forceinline__ int first_taking(const Plan& plan, int page) {
-  return int(u32(page) / u32(plan.together * plan.first_pages) * u32(plan.together));
+  return int(u32(page) / u32(S::together(plan) * S::first_pages(plan)) * u32(S::together(plan)));
 }
+template <class S>
 __device__ __forceinline__ int taking(const Plan& plan, int first) {
-  return plan.splits % plan.together ? least(plan.together, plan.splits - first) : plan.together;
+  return S::splits(plan) % S::together(plan) ? least(S::together(plan), S::splits(plan) - first) : S::together(plan);
 }
 
 struct PagePlace {  // of a page
@@ -67,31 +73,34 @@ struct PagePlace {  // of a page
   int page;  // of that split
 };
 
+template <class S>
 __device__ __forceinline__ PagePlace place_of(const Plan& plan, int page) {
-  if (all_take(plan, page)) return {page % plan.splits, page / plan.splits};
-  const int first = first_taking(plan, page), at = page - first * plan.first_pages,
-            splits = taking(plan, first);
+  if (all_take<S>(plan, page)) return {page % S::splits(plan), page / S::splits(plan)};
+  const int first = first_taking<S>(plan, page), at = page - first * S::first_pages(plan),
+            splits = taking<S>(plan, first);
   return {first + at % splits, at / splits};
 }
 
 // Splits, the first ones, that hold positions once this one is held.
+template <class S>
 __device__ __forceinline__ int filled_splits(const Plan& plan, int position) {
   const int page = position / plan.page;
-  if (all_take(plan, page)) return least(plan.splits, page + 1);
-  const int first = first_taking(plan, page);
-  return first + least(taking(plan, first), page + 1 - first * plan.first_pages);
+  if (all_take<S>(plan, page)) return least(S::splits(plan), page + 1);
+  const int first = first_taking<S>(plan, page);
+  return first + least(taking<S>(plan, first), page + 1 - first * S::first_pages(plan));
 }
 
 // Positions below `position` that a split holds: whole pages, and its part of the one that is not
 // full. Unsigned: divisions of signed numbers took registers that some kernels spilled.
+template <class S>
 __device__ __forceinline__ int held(const Plan& plan, int position, int split) {
   const u32 full = u32(position) / u32(plan.page), rest = u32(position) % u32(plan.page);
-  u32 first = 0, splits = u32(plan.splits), behind = full;
-  if (!all_take(plan, int(full))) {
-    first = u32(first_taking(plan, int(full))), splits = u32(taking(plan, int(first)));
-    if (u32(split) < first) return plan.first_pages * plan.page;
+  u32 first = 0, splits = u32(S::splits(plan)), behind = full;
+  if (!all_take<S>(plan, int(full))) {
+    first = u32(first_taking<S>(plan, int(full))), splits = u32(taking<S>(plan, int(first)));
+    if (u32(split) < first) return S::first_pages(plan) * plan.page;
     if (u32(split) >= first + splits) return 0;
-    behind = full - first * u32(plan.first_pages);
+    behind = full - first * u32(S::first_pages(plan));
   }
   const u32 rounds = behind / splits, current = first + behind % splits;
   const u32 last = u32(split) == current ? rest : 0u;
@@ -101,19 +110,23 @@ __device__ __forceinline__ int held(const Plan& plan, int position, int split) {
 // A warp looks at some query heads of an item, and at warp_threads() / POSITION_THREADS positions
 // at a time, of which a thread holds PIECE elements. Neighbouring positions go to different
 // subwarps, so that a short context keeps every subwarp's chain short.
-constexpr int PIECE = (HEAD_DIM + Core::POSITION_THREADS - 1) / Core::POSITION_THREADS;
-constexpr int SUBWARPS = Core::warp_threads() / Core::POSITION_THREADS;  // of a warp
+template <class S>
+constexpr int PIECE = (S::HEAD_DIM + Core::Cached<S>::POSITION_THREADS - 1) /
+                      Core::Cached<S>::POSITION_THREADS;
+template <class S>
+constexpr int SUBWARPS = Core::warp_threads() / Core::Cached<S>::POSITION_THREADS;  // of a warp
 
 // Where a byte of a cached row lies in it: rows that follow each other begin in other banks, where
 // the tensor cores load eight at once.
+template <class S>
 __device__ __forceinline__ int swizzled(int row, int byte) {
-  return Core::TENSOR_SCAN ? byte ^ (row & 7) << 4 : byte;
+  return Core::Cached<S>::TENSOR_SCAN ? byte ^ (row & 7) << 4 : byte;
 }
 
 // Sets of HEADS query heads that share one read of a key.
-template <int HEADS>
+template <class S, int HEADS>
 struct HeadSets {
-  static constexpr int COUNT = (GROUP + HEADS - 1) / HEADS;
+  static constexpr int COUNT = (S::GROUP + HEADS - 1) / HEADS;
   // each by warps of its own
   static constexpr int AT_ONCE = COUNT < Core::warps() ? COUNT : Core::warps();
   // that share a set's positions
@@ -121,8 +134,12 @@ struct HeadSets {
 };
 
 // Running softmax of some query heads over the positions that one subwarp scanned.
-template <int HEADS>
+template <class S, int HEADS>
 struct Partial {
+  using Cached = Core::Cached<S>;
+  static constexpr int HEAD_DIM = S::HEAD_DIM, PIECE = twin::PIECE<S>,
+                       POSITION_THREADS = Cached::POSITION_THREADS;
+
   float output[HEADS][PIECE];
   float most[HEADS];
   float total[HEADS];
@@ -144,7 +161,7 @@ struct Partial {
     float score[HEADS][POSITIONS], key[POSITIONS][PIECE];
     TWIN_UNROLL
     for (int p = 0; p < POSITIONS; ++p) rows.key[p].unpack(key[p]);
-    const int first = b.core.warp_thread() % Core::POSITION_THREADS * PIECE;
+    const int first = b.core.warp_thread() % POSITION_THREADS * PIECE;
     TWIN_UNROLL
     for (int h = 0; h < HEADS; ++h) {
       float query[PIECE];
@@ -153,7 +170,7 @@ struct Partial {
         query[d] = h < heads && first + d < HEAD_DIM ? queries[h * HEAD_DIM + first + d] : 0.0f;
       TWIN_UNROLL
       for (int p = 0; p < POSITIONS; ++p) {
-        const float dot = capped_score(b.core.subwarp_sum(b.core.piece_dot(query, key[p])));
+        const float dot = capped_score(Cached::subwarp_sum(b.core, Cached::piece_dot(query, key[p])));
         score[h][p] = rows.held[p] ? dot : -infinity();
       }
     }
@@ -187,10 +204,10 @@ struct Partial {
 
   // Into [HEADS][PARTIAL] in shared memory; all subwarps hold the same.
   __device__ __forceinline__ void put(Block& b, float* rows) const {
-    if (b.core.warp_thread() >= Core::POSITION_THREADS) return;
+    if (b.core.warp_thread() >= POSITION_THREADS) return;
     TWIN_UNROLL
     for (int h = 0; h < HEADS; ++h) {
-      float* row = rows + h * PARTIAL;
+      float* row = rows + h * PARTIAL<S>;
       TWIN_UNROLL
       for (int d = 0; d < PIECE; ++d)
         if (b.core.warp_thread() * PIECE + d < HEAD_DIM)
@@ -202,7 +219,7 @@ struct Partial {
   // All subwarps of a warp into each of them.
   __device__ __forceinline__ void meet(Block& b) {
     TWIN_UNROLL
-    for (int mask = Core::POSITION_THREADS; mask < Core::warp_threads(); mask *= 2)
+    for (int mask = POSITION_THREADS; mask < Core::warp_threads(); mask *= 2)
       TWIN_UNROLL
       for (int h = 0; h < HEADS; ++h) {
         const float other = b.core.shuffle_xor(most[h], mask),
@@ -223,6 +240,7 @@ __device__ __forceinline__ int oldest(const Stage& stage, int position) {
 }
 
 // What an item (kv head, split) has in the cache at a step.
+template <class S>
 struct Item {
   u8* keys;  // [item_positions][HEAD_DIM]; the values follow
   u8* values;
@@ -233,52 +251,63 @@ struct Item {
   // Where its keys lie, and `bytes` behind them its values.
   __device__ __forceinline__ static u8* keys_of(const Plan& plan, const RankMemory& memory,
                                                 const Stage& stage, int item, u64& bytes) {
-    bytes = u64(plan.item_positions) * ROW;
-    return memory.kv + (u64(stage.kv) * plan.kv_items + item) * 2 * bytes;
+    bytes = u64(S::item_positions(plan)) * S::ROW;
+    return memory.kv + S::begin(plan) + (u64(stage.kv) * S::kv_items(plan) + item) * 2 * bytes;
   }
   __device__ __forceinline__ void open(const Plan& plan, const RankMemory& memory,
                                        const Stage& stage, int item, int position) {
     u64 bytes;
     keys = keys_of(plan, memory, stage, item, bytes);
     values = keys + bytes;
-    const int split = item % plan.splits;
-    const PagePlace place = place_of(plan, position / plan.page);
+    const int split = item % S::splits(plan);
+    const PagePlace place = place_of<S>(plan, position / plan.page);
     newest = !plan.probe && place.split == split
                  ? place.page * plan.page + position % plan.page
                  : -1;
-    from = held(plan, oldest(stage, position), split);
-    to = held(plan, position + 1, split);
+    from = held<S>(plan, oldest(stage, position), split);
+    to = held<S>(plan, position + 1, split);
   }
   // behind the last of them in memory
   __device__ __forceinline__ int cached() const { return newest < 0 ? to : to - 1; }
 };
 
 // Attention of one item by the block.
-struct Scan : Item {
+template <class S>
+struct Scan : Item<S> {
+  using Cached = Core::Cached<S>;
+  using Outputs = twin::Outputs<S>;
+  using Item<S>::keys, Item<S>::values, Item<S>::from, Item<S>::to, Item<S>::newest;
+  using Item<S>::cached;
+  static constexpr int HEAD_DIM = S::HEAD_DIM, GROUP = S::GROUP, ROW = S::ROW,
+                       PARTIAL = twin::PARTIAL<S>, SUBWARPS = twin::SUBWARPS<S>,
+                       POSITIONS = Cached::POSITIONS,
+                       POSITION_THREADS = Cached::POSITION_THREADS;
+  static constexpr bool TENSOR_SCAN = Cached::TENSOR_SCAN;
+
   struct Rows {  // under way, or there
-    Core::Piece key[Core::POSITIONS], value[Core::POSITIONS];
-    bool held[Core::POSITIONS];
+    typename Cached::Piece key[POSITIONS], value[POSITIONS];
+    bool held[POSITIONS];
   };
 
-  static constexpr int HEADS = Core::SCAN_HEADS;
-  using Sets = HeadSets<HEADS>;
-  using TileScan = typename Core::TileScan;
+  static constexpr int HEADS = Cached::SCAN_HEADS;
+  using Sets = HeadSets<S, HEADS>;
+  using TileScan = typename Cached::TileScan;
   // partial results of a set in shared memory: of the warps that share its positions
-  static constexpr int WARPS = Core::TENSOR_SCAN ? TileScan::PARTIALS : Sets::WARPS;
+  static constexpr int WARPS = TENSOR_SCAN ? TileScan::PARTIALS : Sets::WARPS;
   // are there more of these, which meet before?
-  static constexpr bool MEET = Core::TENSOR_SCAN && WARPS < TileScan::WARPS;
+  static constexpr bool MEET = TENSOR_SCAN && WARPS < TileScan::WARPS;
   // words of its outputs that a thread merges at a time
   static constexpr int MERGED_WORDS =
-      Core::TENSOR_SCAN && GROUP * HEAD_DIM / Outputs::TOGETHER > Core::threads() ? 2 : 1;
+      TENSOR_SCAN && GROUP * HEAD_DIM / Outputs::TOGETHER > Core::threads() ? 2 : 1;
   // positions that one looks at
-  static constexpr int AT_ONCE = Core::TENSOR_SCAN ? TileScan::POSITIONS : SUBWARPS;
+  static constexpr int AT_ONCE = TENSOR_SCAN ? TileScan::POSITIONS : SUBWARPS;
   // partial results that one warp of each set makes: the last set may have fewer heads
-  static constexpr int ROWS = Core::TENSOR_SCAN ? least(Sets::AT_ONCE * HEADS, GROUP)
+  static constexpr int ROWS = TENSOR_SCAN ? least(Sets::AT_ONCE * HEADS, GROUP)
                                                 : Sets::AT_ONCE * HEADS;
   static constexpr int PARTIALS = WARPS * ROWS;
   // positions that all warps of a set look at together
   static constexpr int PITCH = Sets::WARPS * SUBWARPS;
-  static constexpr int STRIDE = PITCH * Core::POSITIONS;  // the same, in one of their rounds
+  static constexpr int STRIDE = PITCH * POSITIONS;  // the same, in one of their rounds
   static_assert(!Core::CACHE_IN_RING || Sets::COUNT == Sets::AT_ONCE,
                 "what came through the ring is there once");
 
@@ -290,7 +319,7 @@ struct Scan : Item {
   Rows rows, next;
 
   __device__ __forceinline__ void open(const Block& b, const Stage& stage, int item, int position) {
-    Item::open(b.plan, b.memory, stage, item, position);
+    Item<S>::open(b.plan, b.memory, stage, item, position);
     fresh = nullptr;
     sinks = nullptr;
   }
@@ -298,14 +327,14 @@ struct Scan : Item {
   // the warps of its set
   __device__ static int among(const Block& b) { return b.core.warp() / Sets::AT_ONCE; }
   __device__ static int subwarp(const Block& b) {
-    return among(b) * SUBWARPS + b.core.warp_thread() / Core::POSITION_THREADS;
+    return among(b) * SUBWARPS + b.core.warp_thread() / POSITION_THREADS;
   }
 
   // Asks memory for the positions at + k * all subwarps. The newest is read from the chip once it
   // is there.
   __device__ TWIN_LARGE void ask(const Block& b, Rows& rows, int at, bool again) const {
     TWIN_UNROLL
-    for (int k = 0; k < Core::POSITIONS; ++k) {
+    for (int k = 0; k < POSITIONS; ++k) {
       const int p = at + k * PITCH;
       if (again && p != newest) continue;
       rows.held[k] = p < to;
@@ -330,7 +359,7 @@ struct Scan : Item {
   }
 
   // A warp's positions of the item, from memory.
-  __device__ __forceinline__ void look_at_memory(Block& b, Partial<HEADS>& partial,
+  __device__ __forceinline__ void look_at_memory(Block& b, Partial<S, HEADS>& partial,
                                                  const float* queries, int heads, bool prefetched) {
     int at = from + subwarp(b);
     ask(b, rows, at, prefetched);
@@ -350,9 +379,9 @@ struct Scan : Item {
 
   // The same from tiles of the ring, of `core.CACHE_TILE` positions each: keys, behind them values.
   template <class Core>
-  __device__ __forceinline__ void look_at_ring(Block& b, Core& core, Partial<HEADS>& partial,
+  __device__ __forceinline__ void look_at_ring(Block& b, Core& core, Partial<S, HEADS>& partial,
                                                const float* queries, int heads) {
-    constexpr int TILE = Core::CACHE_TILE;
+    constexpr int TILE = Cached::CACHE_TILE;
     TWIN_ONCE
     for (int first = from; first < to; first += TILE) {
       const bool streamed = first < cached();  // else the newest is alone
@@ -361,8 +390,8 @@ struct Scan : Item {
       TWIN_ONCE
       for (int p = among(b) * SUBWARPS; p < count && heads > 0; p += STRIDE) {
         TWIN_UNROLL
-        for (int k = 0; k < Core::POSITIONS; ++k) {
-          const int at = p + b.core.warp_thread() / Core::POSITION_THREADS + k * PITCH;
+        for (int k = 0; k < POSITIONS; ++k) {
+          const int at = p + b.core.warp_thread() / POSITION_THREADS + k * PITCH;
           const bool near = at == here || !streamed;
           // numbers, also where nothing is held
           const u8* const key = near ? fresh : tile + (at < count ? at : 0) * ROW;
@@ -382,9 +411,9 @@ struct Scan : Item {
   template <class Core>
   __device__ __forceinline__ bool look_at_tiles(Core& core, const float* queries, int first_head,
                                                 int heads, int me, float* found, int row) {
-    const auto merged = typename Core::TileScan::Found(found, PARTIALS).from(row);
-    constexpr int TILE = Core::CACHE_TILE, PRODUCTS = (TILE + AT_ONCE - 1) / AT_ONCE;
-    typename Core::TileScan partial(queries, first_head, heads, core.warp_thread());
+    const auto merged = TileScan::Found(found, PARTIALS).from(row);
+    constexpr int TILE = Cached::CACHE_TILE, PRODUCTS = (TILE + AT_ONCE - 1) / AT_ONCE;
+    TileScan partial(queries, first_head, heads, core.warp_thread());
     bool streamed = false;
     TWIN_ONCE
     for (int first = from; first < to; first += TILE) {
@@ -413,7 +442,7 @@ struct Scan : Item {
 
   template <class Core>
   __device__ static __forceinline__ void leave_last(Core& core, bool holds) {
-    if constexpr (Core::TENSOR_SCAN)
+    if constexpr (TENSOR_SCAN)
       if (holds) core.leave_cache_tile();
   }
 
@@ -421,7 +450,7 @@ struct Scan : Item {
   __device__ __forceinline__ void append(Block& b) {
     if (newest < 0 || !fresh) return;
     TWIN_EACH(i, ROW / 2) {
-      const int to = swizzled(newest, 2 * i) / 2;
+      const int to = swizzled<S>(newest, 2 * i) / 2;
       reinterpret_cast<u16*>(TWIN_GLOBAL(keys) + u64(newest) * ROW)[to] =
           reinterpret_cast<const u16*>(fresh)[i];
       reinterpret_cast<u16*>(TWIN_GLOBAL(values) + u64(newest) * ROW)[to] =
@@ -441,11 +470,11 @@ struct Scan : Item {
       const int row = MEET ? among(b) % WARPS : among(b);
       const int mine = row * ROWS + b.core.warp() % SETS * HEADS;
       bool holds = false;  // the last tile
-      if constexpr (Core::TENSOR_SCAN) {
+      if constexpr (TENSOR_SCAN) {
         holds = look_at_tiles(b.core, queries + head * HEAD_DIM, head, heads, among(b),
                               merged, mine);
       } else {
-        Partial<HEADS> partial;
+        Partial<S, HEADS> partial;
         partial.start();
         if constexpr (Core::CACHE_IN_RING) {
           // each warp leaves each tile
@@ -470,7 +499,7 @@ struct Scan : Item {
 
   // Where a warp's partial results of head h of those in shared memory lie: element d; maximum and
   // sum.
-  template <class C = Core>  // others have no such places
+  template <class C = Cached>  // others have no such places
   __device__ __forceinline__ static int place(int warp, int h, int d) {
     if constexpr (C::TENSOR_SCAN)
       return (warp * ROWS + h / HEADS * HEADS) * HEAD_DIM + C::TileScan::Found::place(h % HEADS, d);
@@ -478,7 +507,7 @@ struct Scan : Item {
   }
   __device__ __forceinline__ static int end_place(int warp, int h) {
     const int row = warp * ROWS + h;
-    return Core::TENSOR_SCAN ? PARTIALS * HEAD_DIM + 2 * row : row * PARTIAL + HEAD_DIM;
+    return TENSOR_SCAN ? PARTIALS * HEAD_DIM + 2 * row : row * PARTIAL + HEAD_DIM;
   }
 
   // Heads head..head+heads-1 from the partials of their warps, in warp order; a warp that looked at

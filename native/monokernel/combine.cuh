@@ -71,16 +71,18 @@ __device__ __forceinline__ void meet_sharers(Block& b, float (&most)[PACKS], flo
 // Of threads that hold the same columns each looks at its share of the splits, and they meet in
 // shared memory. When all of them requested all splits, blocks waited for the few lines that every
 // one of them polled: 2 us longer where four teams have all of 512 columns.
-template <class Vector>
+template <class S, class Vector>
 __device__ __forceinline__ bool combine(Block& b, int index, const Stage& stage, Vector& x) {
+  using Outputs = twin::Outputs<S>;
+  constexpr int HEAD_DIM = S::HEAD_DIM, GROUP = S::GROUP;
   const Read& read = b.plan.reads_at(stage.first_read);
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
   const float* base = source.at(0);  // a value of one part
   constexpr int PACK = Vector::PACK, WORDS = PACK / Outputs::TOGETHER, WIDTH = Outputs::WORDS;
   constexpr int ALIGNED = least(4 * WORDS, 16);  // bytes; an item's words start at a multiple of 16
-  const int splits = b.plan.splits, filled = filled_splits(b.plan, position_of(b)),
-            empty = splits - filled, watched = source.polled ? b.plan.kv_heads * empty : 0;
+  const int splits = S::splits(b.plan), filled = filled_splits<S>(b.plan, position_of(b)),
+            empty = splits - filled, watched = source.polled ? S::kv_heads(b.plan) * empty : 0;
   const auto word_of = [&](int number) {  // of an item without positions
     return (number / empty * splits + filled + number % empty) * WIDTH + Outputs::ENDS;
   };

@@ -7,8 +7,8 @@
 
 namespace twin {
 
-constexpr int HALF = HEAD_DIM / 2;
-constexpr int ROW = HEAD_DIM * type_bytes(KV);  // bytes of a cached key or value
+// of a prompt pass, whose plans have heads of one shape
+constexpr int HALF = FirstHeads::HALF, ROW = FirstHeads::ROW;
 
 // Where a layer's cosines begin among the constants; its sines follow.
 __device__ __forceinline__ int rope_of(const Plan& plan, const Stage& stage) {
@@ -53,10 +53,12 @@ __device__ __forceinline__ void store_head(Block& b, const float* head, u8* to) 
 
 // Where a thread keeps a head while it is awaited, normed and turned: pairs that are turned
 // together.
-// a probe may have no heads
-constexpr int PAIRS = HALF ? (HALF + Core::warp_threads() - 1) / Core::warp_threads() : 1;
-
+template <class S>
 struct Pairs {
+  static constexpr int HALF = S::HALF;
+  // a probe may have no heads
+  static constexpr int PAIRS = HALF ? (HALF + Core::warp_threads() - 1) / Core::warp_threads() : 1;
+
   Pack<1> x[PAIRS], y[PAIRS];
 
   __device__ __forceinline__ static int number(const Block& b, int k) {
@@ -90,12 +92,19 @@ struct Pairs {
     for (int k = 0; k < PAIRS; ++k) any |= here(b, k) && (missing(x[k]) || missing(y[k]));
     return any;
   }
-  __device__ __forceinline__ void norm(Block& b, const Pairs& weight) {
+  // RMSNorm's factor.
+  __device__ __forceinline__ float factor(Block& b) const {
     float squares = 0;
     TWIN_UNROLL
     for (int k = 0; k < PAIRS; ++k)
       if (here(b, k)) squares += x[k].at[0] * x[k].at[0] + y[k].at[0] * y[k].at[0];
-    weigh(weight, inverse_root(b.core.warp_sum(squares) / HEAD_DIM + b.plan.norm_eps));
+    return inverse_root(b.core.warp_sum(squares) / S::HEAD_DIM + b.plan.norm_eps);
+  }
+  __device__ __forceinline__ void norm(Block& b, const Pairs& weight) { weigh(weight, factor(b)); }
+  __device__ __forceinline__ void norm_alone(Block& b) {  // without weights
+    const float by = factor(b);
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) x[k].at[0] *= by, y[k].at[0] *= by;
   }
   // Element by element: of two addresses one would have to be in memory.
   __device__ __forceinline__ static Pairs either(bool first, const Pairs& one, const Pairs& other) {
@@ -136,12 +145,13 @@ struct Pairs {
 };
 
 // An element of query `number` of those in shared memory, [heads][HEAD_DIM], as the scan wants it.
-template <class Core>
+template <class S, class Core>
 __device__ __forceinline__ void put_query(const Core&, float* heads, int number, int d,
                                           float value) {
-  float* const head = heads + number * HEAD_DIM;
-  if constexpr (Core::TENSOR_SCAN) {
-    Core::TileScan::store_query(head, number % GROUP, d, value);
+  using Cached = typename Core::template Cached<S>;
+  float* const head = heads + number * S::HEAD_DIM;
+  if constexpr (Cached::TENSOR_SCAN) {
+    Cached::TileScan::store_query(head, number % S::GROUP, d, value);
   } else {
     head[d] = value;
   }
@@ -154,14 +164,15 @@ struct Together {
   int first;  // kv head of the block's items: each head has its own weights
 };
 
+template <class S>
 __device__ __forceinline__ bool norm_together(Block& b, int index, const Stage& stage,
                                               Together& by) {
   const Read& read = b.plan.reads_at(stage.first_read + 1);
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
-  const int queries = b.plan.heads * HEAD_DIM, keys = b.plan.kv_heads * HEAD_DIM;
+  const int queries = S::heads(b.plan) * S::HEAD_DIM, keys = S::kv_heads(b.plan) * S::HEAD_DIM;
   // with one word under way at a time OLMo-2-7B's blocks waited 8 us a layer
-  constexpr int QUAD = HEAD_DIM % 4 ? 1 : 4, AT_ONCE = 4;
+  constexpr int QUAD = S::HEAD_DIM % 4 ? 1 : 4, AT_ONCE = 4;
   const int all = queries + keys, pitch = QUAD * b.core.threads();
   float query = 0, key = 0;
   Patience patience;
@@ -192,7 +203,7 @@ __device__ __forceinline__ bool norm_together(Block& b, int index, const Stage& 
     }
   }
   if (!b.core.agree(good)) return false;
-  by.first = b.plan.owned_of(stage.items, b.block).lo / b.plan.splits;
+  by.first = b.plan.owned_of(stage.items, b.block).lo / S::splits(b.plan);
   by.query = inverse_root(b.core.sum(query) / float(queries) + b.plan.norm_eps);
   by.key = inverse_root(b.core.sum(key) / float(keys) + b.plan.norm_eps);
   return !b.core.gave_up();
@@ -201,11 +212,14 @@ __device__ __forceinline__ bool norm_together(Block& b, int index, const Stage& 
 // The queries, keys and values of a block's items, each head by one warp, which awaits it, norms
 // and turns it: queries into `heads`, keys and values as they are cached into `fresh`,
 // [kv_heads][k, v][HEAD_DIM]. No barrier, as in gather_vector.
+template <class S>
 __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& stage, int kv_heads,
                                               int position, float* heads, u8* fresh) {
+  constexpr int HEAD_DIM = S::HEAD_DIM, GROUP = S::GROUP, HALF = S::HALF, ROW = S::ROW;
+  using Pairs = twin::Pairs<S>;
   Together by = {};
   if constexpr (Family::QK_NORMED_TOGETHER)
-    if (!norm_together(b, index, stage, by)) return false;
+    if (!norm_together<S>(b, index, stage, by)) return false;
   const Read& read = b.plan.reads_at(stage.first_read);
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
@@ -217,7 +231,7 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
   const float* const sine = cosine + (long(b.plan.max_context) * HALF + 15) / 16 * 16;
   Pairs turn;
   TWIN_UNROLL
-  for (int k = 0; k < PAIRS; ++k) {
+  for (int k = 0; k < Pairs::PAIRS; ++k) {
     if (!Pairs::here(b, k)) continue;
     turn.x[k] = load_pack<1, 4>(cosine + Pairs::number(b, k));
     turn.y[k] = load_pack<1, 4>(sine + Pairs::number(b, k));
@@ -236,7 +250,8 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
     } else {
       if (normed) weight.load(b, b.memory.constants + (query ? stage.q_norm : stage.k_norm));
     }
-    int at = h * HEAD_DIM;
+    // values that are keys lie where these do
+    int at = (S::VALUES_ARE_KEYS && value ? h - kv_heads : h) * HEAD_DIM;
     Span span = b.plan.spans_at(row.first);
     TWIN_ONCE
     for (int i = row.first + 1; at >= span.hi - span.lo && i < row.first + row.count; ++i) {
@@ -256,10 +271,12 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
     } else {
       if (normed) head.norm(b, weight);
     }
+    if constexpr (Family::VALUES_NORMED)
+      if (value) head.norm_alone(b);
     if (!value) head.rotate(turn, query ? scale : 1.0f);
     if (query) {
       head.each(b,
-                [&](int d, float element) { put_query(b.core, heads, h, d, element); });
+                [&](int d, float element) { put_query<S>(b.core, heads, h, d, element); });
     } else {
       u8* const to = fresh + ((h - kv_heads * GROUP) % kv_heads * 2 + value) * ROW;
       head.each(b,

@@ -54,11 +54,11 @@ struct CachedRow {
   int slot;
 
   __device__ __forceinline__ CachedRow(const Plan& plan, u8* cache, int position, bool value) {
-    const PagePlace place = place_of(plan, position / plan.page);
+    const PagePlace place = place_of<FirstHeads>(plan, position / plan.page);
     slot = place.page * plan.page + position % plan.page;
     row = cache + (u64(place.split * 2 + value) * u64(plan.item_positions) + u64(slot)) * ROW;
   }
-  __device__ __forceinline__ u8* at(int byte) const { return row + swizzled(slot, byte); }
+  __device__ __forceinline__ u8* at(int byte) const { return row + swizzled<FirstHeads>(slot, byte); }
 };
 // The same of a byte of the key, or ROW behind it of the value.
 __device__ __forceinline__ u8* cached(const Plan& plan, u8* cache, int position, int byte) {
@@ -160,27 +160,29 @@ __device__ __forceinline__ void prepare_tasks(Block& b, const Stage& stage, cons
   b.core.barrier();
 }
 
+using PassCached = Core::Cached<FirstHeads>;
+
 // What a thread looks at together; in shared memory a position costs no wait, so that registers are
 // the limit.
 struct Near {
-  static constexpr int POSITIONS = Core::POSITIONS < 4 ? 4 : Core::POSITIONS;
-  Core::Piece key[POSITIONS], value[POSITIONS];
+  static constexpr int POSITIONS = PassCached::POSITIONS < 4 ? 4 : PassCached::POSITIONS;
+  PassCached::Piece key[POSITIONS], value[POSITIONS];
   bool held[POSITIONS];
 };
 
 // Positions first..first+count-1, whose keys and values lie in shared memory from `rows` on, for
 // the query heads of a warp that sees from..to-1. `share` warps take them in turn.
-__device__ __forceinline__ void scan_rows(Block& b, Partial<Core::HEADS>& partial,
+__device__ __forceinline__ void scan_rows(Block& b, Partial<FirstHeads, Core::HEADS>& partial,
                                           const float* queries, int heads, const u8* rows,
                                           int first, int count, int from, int to, int share) {
-  const int subwarp = b.core.warp_thread() / Core::POSITION_THREADS, end = least(count, to - first);
+  const int subwarp = b.core.warp_thread() / PassCached::POSITION_THREADS, end = least(count, to - first);
   TWIN_ONCE
-  for (int p = (from > first ? from - first : 0) + b.core.warp() % share * SUBWARPS; p < end;
-       p += share * SUBWARPS * Near::POSITIONS) {
+  for (int p = (from > first ? from - first : 0) + b.core.warp() % share * SUBWARPS<FirstHeads>; p < end;
+       p += share * SUBWARPS<FirstHeads> * Near::POSITIONS) {
     Near seen;
     TWIN_UNROLL
     for (int k = 0; k < Near::POSITIONS; ++k) {
-      const int at = p + subwarp + k * share * SUBWARPS;
+      const int at = p + subwarp + k * share * SUBWARPS<FirstHeads>;
       seen.held[k] = at < end;
       if (at < end) {
         Chunk::load(b.core, seen.key[k], rows + at * Attending::PITCH);
@@ -207,15 +209,15 @@ __device__ __forceinline__ void attend_tasks(Block& b, const Stage& stage, const
   constexpr int HEADS = Core::HEADS, TILE = Attending::TILE, TILES = Attending::TILES,
                 PITCH = Attending::PITCH;
   constexpr int COPY = Chunk::COPY_BYTES, COPIED = 2 * ROW / COPY;  // of a position
-  const int sets = (tasks.end - tasks.begin) * HeadSets<HEADS>::COUNT, warps = b.core.warps(),
+  const int sets = (tasks.end - tasks.begin) * HeadSets<FirstHeads, HEADS>::COUNT, warps = b.core.warps(),
             columns = b.plan.heads * HEAD_DIM;
   TWIN_ONCE
   for (int done = 0; done < sets; done += warps) {
     const int together = least(warps, sets - done), share = warps / together,
               mine = b.core.warp() / share;
     const int set = done + least(mine, together - 1),
-              token = tasks.begin + set / HeadSets<HEADS>::COUNT,
-              head = set % HeadSets<HEADS>::COUNT * HEADS;
+              token = tasks.begin + set / HeadSets<FirstHeads, HEADS>::COUNT,
+              head = set % HeadSets<FirstHeads, HEADS>::COUNT * HEADS;
     const float* queries =
         chip.heads +
         (2 * (tasks.end - tasks.oldest) + (token - tasks.begin) * GROUP + head) * HEAD_DIM;
@@ -225,7 +227,7 @@ __device__ __forceinline__ void attend_tasks(Block& b, const Stage& stage, const
     };
     const int heads = least(HEADS, GROUP - head), from = oldest(token),
               to = mine < together ? pass.first + token + 1 : 0;
-    const int begin = oldest(tasks.begin + done / HeadSets<HEADS>::COUNT);
+    const int begin = oldest(tasks.begin + done / HeadSets<FirstHeads, HEADS>::COUNT);
     auto place = [&](int tile) { return chip.tiles + tile % TILES * TILE * PITCH; };
     auto ask = [&](int tile) {
       const int first = begin + tile * TILE;
@@ -237,7 +239,7 @@ __device__ __forceinline__ void attend_tasks(Block& b, const Stage& stage, const
       }
       Chunk::sent();
     };
-    Partial<HEADS> partial;
+    Partial<FirstHeads, HEADS> partial;
     partial.start();
     TWIN_ONCE
     for (int tile = 0; tile < TILES - 1; ++tile) ask(tile);
@@ -252,27 +254,27 @@ __device__ __forceinline__ void attend_tasks(Block& b, const Stage& stage, const
     }
     scan_rows(b, partial, queries, heads, chip.fresh, pass.first, tasks.end, from, to, share);
     partial.meet(b);
-    partial.put(b, chip.merged + b.core.warp() * HEADS * PARTIAL);
+    partial.put(b, chip.merged + b.core.warp() * HEADS * PARTIAL<FirstHeads>);
     b.core.barrier();
     TWIN_ONCE
     TWIN_EACH(i, together * HEADS * HEAD_DIM) {
       const int one = i / (HEADS * HEAD_DIM), h = i / HEAD_DIM % HEADS, d = i % HEAD_DIM;
-      const int query = (done + one) % HeadSets<HEADS>::COUNT * HEADS + h;
+      const int query = (done + one) % HeadSets<FirstHeads, HEADS>::COUNT * HEADS + h;
       // of the set's first warp
-      const float* row = chip.merged + (one * share * HEADS + h) * PARTIAL;
+      const float* row = chip.merged + (one * share * HEADS + h) * PARTIAL<FirstHeads>;
       if (query >= GROUP) continue;
       float top = LOWEST, sum = 0, total = 0;
       if constexpr (Additions::SINKS) top = sink_of(b, stage, tasks.head * GROUP + query);
       for (int w = 0; w < share; ++w)
-        top = row[w * HEADS * PARTIAL + HEAD_DIM] > top ? row[w * HEADS * PARTIAL + HEAD_DIM] : top;
+        top = row[w * HEADS * PARTIAL<FirstHeads> + HEAD_DIM] > top ? row[w * HEADS * PARTIAL<FirstHeads> + HEAD_DIM] : top;
       if constexpr (Additions::SINKS)
         total = softmax_weight(sink_of(b, stage, tasks.head * GROUP + query), top);
       for (int w = 0; w < share; ++w) {
-        const float weight = softmax_weight(row[w * HEADS * PARTIAL + HEAD_DIM], top);
-        sum += weight * row[w * HEADS * PARTIAL + d];
-        total += weight * row[w * HEADS * PARTIAL + HEAD_DIM + 1];
+        const float weight = softmax_weight(row[w * HEADS * PARTIAL<FirstHeads> + HEAD_DIM], top);
+        sum += weight * row[w * HEADS * PARTIAL<FirstHeads> + d];
+        total += weight * row[w * HEADS * PARTIAL<FirstHeads> + HEAD_DIM + 1];
       }
-      Chunk::store(out, columns, tasks.begin + (done + one) / HeadSets<HEADS>::COUNT,
+      Chunk::store(out, columns, tasks.begin + (done + one) / HeadSets<FirstHeads, HEADS>::COUNT,
                    (tasks.head * GROUP + query) * HEAD_DIM + d, sum / total);
     }
     b.core.barrier();
@@ -334,6 +336,7 @@ __device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, cons
   const int sets = (all - begin + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE,
             together = b.plan.blocks * b.core.warps();
   const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
+  using Pairs = twin::Pairs<FirstHeads>;
   Pairs query_norm, key_norm;
   if (!Family::QK_NORMED_TOGETHER && stage.q_norm >= 0)
     query_norm.load(b, b.memory.constants + stage.q_norm),
@@ -346,7 +349,7 @@ __device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, cons
     const float* const cosine = cosines + long(position) * HALF;
     Pairs turn, head[HEADS_AT_ONCE];
     TWIN_UNROLL
-    for (int k = 0; k < PAIRS; ++k) {
+    for (int k = 0; k < Pairs::PAIRS; ++k) {
       if (!Pairs::here(b, k)) continue;
       turn.x[k] = load_pack<1, 4>(cosine + Pairs::number(b, k));
       turn.y[k] = load_pack<1, 4>(cosine + sines + Pairs::number(b, k));

@@ -39,12 +39,21 @@ __device__ __forceinline__ void norm_added(Block& b, Core::Hidden& sum, const We
   }
 }
 
+// The factor of the whole residual, of a stage that brings the end of a layer.
+template <class Stage>
+__device__ __forceinline__ float layer_scalar(const Block& b, const Stage& stage) {
+  if constexpr (Family::LAYER_SCALAR)
+    if (stage.layer_scalar >= 0) return b.memory.constants[stage.layer_scalar];
+  return 1.0f;
+}
+
 // residual += reads, each the sum of its parts in rank order. The last read comes first: delayed
 // parts have long been there. Where lanes' residuals meet before the norm, their sum takes the
 // residual's place. `sum` is for what is read.
 __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& stage,
                                               Core::Hidden& sum) {
   const auto weight = added_weight(b, stage);
+  const float whole = layer_scalar(b, stage);
   TWIN_ONCE
   for (int i = stage.first_read + stage.reads - 1; i >= stage.first_read; --i) {
     const Read& read = b.plan.reads_at(i);
@@ -52,7 +61,8 @@ __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& 
     if (!gather_vector(b, index, read, sum)) return false;
     norm_added(b, sum, weight);
     auto residual = b.residual.open(b.core);
-    residual.add(b.core, b.plan.ranks == 1 || read.residual ? 1.0f : 0.0f, sum, read.scale);
+    residual.add(b.core, b.plan.ranks == 1 || read.residual ? whole : 0.0f, sum,
+                 read.scale * whole);
     b.residual.close(b.core, residual);
   }
   return true;
@@ -238,12 +248,16 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   return true;
 }
 
+template <class S>
 __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stage) {
+  using Scan = twin::Scan<S>;
+  using Outputs = twin::Outputs<S>;
+  constexpr int HEAD_DIM = S::HEAD_DIM, GROUP = S::GROUP, ROW = S::ROW, PARTIAL = twin::PARTIAL<S>;
   float* merged = b.scratch;  // [PARTIALS][PARTIAL]
   // queries of the block's items
   float* heads = merged + (Scan::PARTIALS * PARTIAL + 15) / 16 * 16;
   const Span items = b.plan.owned_of(stage.items, b.block);
-  const int position = position_of(b), splits = b.plan.splits;
+  const int position = position_of(b), splits = S::splits(b.plan);
   // a probe has no queries, and publishes nothing
   const bool any = items.lo < items.hi, probe = b.plan.probe;
   const int first = probe ? 0 : items.lo / splits;  // kv head of the block's items
@@ -261,12 +275,12 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
       scan.prefetch(b);
     }
     b.core.barrier();  // the stage before may still read the scratch
-    if (!probe && !prepare_heads(b, index, stage, kv_heads, position, heads, fresh)) return false;
+    if (!probe && !prepare_heads<S>(b, index, stage, kv_heads, position, heads, fresh)) return false;
     added.put(b, sinks);
   }
   if (probe)
     TWIN_EACH(i, GROUP * HEAD_DIM)
-      put_query(b.core, heads, i / HEAD_DIM, i % HEAD_DIM, 1.0f / HEAD_DIM);
+      put_query<S>(b.core, heads, i / HEAD_DIM, i % HEAD_DIM, 1.0f / HEAD_DIM);
   begin(b, index, stage);
   // blocks without items, too: what they have in its place would be kept
   if (Core::CACHE_IN_RING) scan.open(b, stage, items.lo, position);
@@ -295,9 +309,13 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   return true;
 }
 
+__device__ __forceinline__ bool attention(Block& b, int index, const Stage& stage) {
+  return by_heads(stage, [&](auto heads) { return attention<decltype(heads)>(b, index, stage); });
+}
+
 // The input of an output projection: what attention made, a recurrent state, or channels. A stage
 // that reads one of the latter follows it.
-template <class Vector>
+template <class S, class Vector>
 __device__ __forceinline__ bool take_heads(Block& b, int index, const Stage& stage, Vector& x) {
   if constexpr (Delta::ANY)
     if (b.plan.stages_at(index - 1).kind == int(StageKind::DELTA))
@@ -305,21 +323,27 @@ __device__ __forceinline__ bool take_heads(Block& b, int index, const Stage& sta
   if constexpr (Convolution::ANY)
     if (convolves(b.plan.stages_at(index - 1)))
       return gather_vector(b, index, b.plan.reads_at(stage.first_read), x);
-  if (!combine(b, index, stage, x)) return false;
+  if (!combine<S>(b, index, stage, x)) return false;
   if constexpr (Outgoing::GATED) return gate_heads(b, index, stage, x);
   return true;
 }
 
+template <class S>
 __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) {
-  Core::Heads x = Core::Heads::in(b.input, stage.cols);
+  using Heads = Core::Heads<S>;
+  Heads x = Heads::in(b.input, stage.cols);
   const Work work = work_of(b, stage, 1);
-  auto ahead = b.core.prefetch<Core::Heads>(stage, work.own, true);
+  auto ahead = b.core.template prefetch<Heads>(stage, work.own, true);
   const OutputBias<Additions::OUTPUT_BIAS> bias(b, stage, work.own);
-  if (!take_heads(b, index, stage, x)) return false;
+  if (!take_heads<S>(b, index, stage, x)) return false;
   begin(b, index, stage);
   return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) {
     publish(b, work.out, row, bias.added(row, sum));
   });
+}
+
+__device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) {
+  return by_heads(stage, [&](auto heads) { return o_proj<decltype(heads)>(b, index, stage); });
 }
 
 __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {

@@ -458,6 +458,7 @@ __device__ __forceinline__ int nearest(float x) {
 
 }  // namespace twin
 
+#include "head_shapes.h"
 #include "coded.h"
 #include "coded_values.h"
 #include "cuda_copies.cuh"

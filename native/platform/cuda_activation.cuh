@@ -161,7 +161,8 @@ struct TeamLayout {
   // all threads of a team hold columns of a whole tile
   static constexpr bool FULL = TILE == FOLDS * FOLD;
   static constexpr bool EXACT = COLS % TILE == 0 && FULL && !RAGGED && !UNEVEN;
-  static constexpr int PACK = HEAD_DIM % VECTOR != 0 ? 4 : VECTOR < 8 ? VECTOR : 8;
+  static constexpr bool WHOLE = HEAD_DIM % VECTOR == 0 && OtherShape::HEAD_DIM % VECTOR == 0;
+  static constexpr int PACK = !WHOLE ? 4 : VECTOR < 8 ? VECTOR : 8;
   static_assert(CONSUMER_WARPS % TEAM == 0 && (!FOLDED || SLICES == 1), "a team covers a tile");
 
   // Of thread `me`:
@@ -518,13 +519,21 @@ struct Activation<Layout_, InRegisters<REACH>> : Elements<Layout_> {
 
   // make(first columns, which of them to look at, where they go) of all packs of a thread; next to
   // low-bit weights those of one portion after the other: with all of them under way steps spilled
-  // up to 1,260 bytes.
+  // up to 1,260 bytes. Of wide vectors those of a few portions: with 16 under way Gemma-4-31B's
+  // steps spilled 3,736 bytes, with four 104, with two 152.
   template <class Core, class Make>
   __device__ __forceinline__ bool packs(Core& core, Make make) {
-    constexpr int ROUND = CODED ? 1 : PORTIONS;
+    constexpr bool WIDE_HEADS = PORTIONS * VECTOR > 32 && PORTIONS % 4 == 0;
+    constexpr int ROUND = CODED ? 1 : WIDE_HEADS ? 4 : PORTIONS;
     bool good = true;
 #pragma unroll
-    for (int c = 0; c < PORTIONS; c += ROUND) good = good && packs_of<ROUND>(core, c, make);
+    for (int c = 0; c < PORTIONS; c += ROUND) {
+      if constexpr (CODED) {
+        good = good && packs_of<ROUND>(core, c, make);
+      } else {  // all threads of a warp make all of them: they meet
+        good = packs_of<ROUND>(core, c, make) && good;
+      }
+    }
     return good;
   }
   template <int ROUND, class Core, class Make>

@@ -4,7 +4,9 @@
 namespace twin {
 
 // A thread's part of a cached key or value. THREADS threads share a position.
+template <class S>
 struct CachedPiece {
+  static constexpr int HEAD_DIM = S::HEAD_DIM;
   static constexpr int THREADS = HEAD_DIM <= facts::NARROW_HEAD   ? 8
                                  : HEAD_DIM <= facts::MIDDLE_HEAD ? 16
                                                                   : 32;

@@ -61,6 +61,34 @@ using Rolled = Coding<C, (Coding<C>::PAIR == 1 ? 4 : Vector::PORTIONS > 1 ? 2 : 
   TeamLayout<Plan::name##_cols, Plan::name##_tile, Plan::name##_vector, Plan::name##_team,       \
              Plan::name##_ahead_chunks, Plan::name##_ahead_groups, each>
 
+// How a block looks at cached rows of heads of a shape.
+template <class S>
+struct CachedRows {
+  using Piece = CachedPiece<S>;
+  static constexpr int POSITIONS = Piece::WORDS <= 4 ? 4 : 1;
+  static constexpr int SCAN_HEADS = S::OTHER ? Plan::other_scan_heads : Plan::scan_heads;
+  static constexpr int POSITION_THREADS = Piece::THREADS;
+  // positions of a tile of the ring
+  static constexpr int CACHE_TILE = S::OTHER ? Plan::other_cache_tile : Plan::cache_tile;
+  // they are looked at by TileScan
+  static constexpr bool TENSOR_SCAN = S::OTHER ? Plan::other_tensor_scan : Plan::tensor_scan;
+  using TileScan = twin::TileScan<S, (SCAN_HEADS > facts::TENSOR_HEADS)>;
+
+  template <class Core>
+  __device__ static float subwarp_sum(const Core&, float v) {
+#pragma unroll
+    for (int mask = POSITION_THREADS / 2; mask; mask /= 2) v += Core::shuffle_xor(v, mask);
+    return v;
+  }
+  template <int N>
+  __device__ static float piece_dot(const float (&a)[N], const float (&b)[N]) {
+    float sum = 0;
+#pragma unroll
+    for (int d = 0; d < N; ++d) sum += a[d] * b[d];
+    return sum;
+  }
+};
+
 struct Core {
   using HiddenTeams = TWIN_LAYOUT(hidden, Plan::hidden_cols);
   using FfnTeams = TWIN_LAYOUT(ffn, EXPERTS ? Experts::WIDTH : Plan::ffn_cols);
@@ -73,7 +101,11 @@ struct Core {
       Plan::residual_by_fours,
       Activation<FoursLayout<HiddenTeams, Plan::hidden_cols>, InRegisters<RESIDUAL_READS>>, Normed>;
   using Residual = BetweenStages<Hidden, Plan::residual_shared>;
-  using Heads = Near<TWIN_LAYOUT(heads, Plan::heads_cols)>;
+  using FirstOutputs = Near<TWIN_LAYOUT(heads, Plan::heads_cols)>;
+  using OtherOutputs =
+      Either<OtherShape::ANY, Near<TWIN_LAYOUT(other, Plan::other_cols)>, FirstOutputs>;
+  template <class S>  // the outputs of heads of a shape
+  using Heads = Either<S::OTHER, OtherOutputs, FirstOutputs>;
   using Ffn = Either<
       Plan::wide_ffn, Activation<FfnTeams, Quantised<only_code(FFN_CODES)>>,
       Either<(Plan::ffn_at_once < FfnTeams::PORTIONS),
@@ -81,8 +113,8 @@ struct Core {
              Near<FfnTeams>>>;
   using Shared = Either<NonRouted::SHARED, Near<TWIN_LAYOUT(shared, Plan::shared_cols)>, Ffn>;
   using Dense = Either<NonRouted::DENSE, Near<TWIN_LAYOUT(dense, Plan::dense_cols)>, Ffn>;
-  using Piece = CachedPiece;
-  using TileScan = twin::TileScan<(Plan::scan_heads > facts::TENSOR_HEADS)>;
+  template <class S>
+  using Cached = CachedRows<S>;
 
   Ring ring;
   Signals& signals;
@@ -93,17 +125,12 @@ struct Core {
   bool naps = false;  // its warps stop for a while at random, behind what a stage reads
 #endif
 
-  static constexpr int POSITIONS = CachedPiece::WORDS <= 4 ? 4 : 1;
   static constexpr int HEADS = 1;  // query heads that share one read of a key in a prompt pass
-  static constexpr int SCAN_HEADS = Plan::scan_heads;   // and in a step
   static constexpr int SPLITS = facts::SPLITS_AT_ONCE;  // of a head, looked at together
-  static constexpr int POSITION_THREADS = CachedPiece::THREADS;
   static constexpr bool SCHEDULER = true;      // a warp of its own makes the resets
   static constexpr bool CACHE_IN_RING = true;  // loaders bring cached keys and values
   static constexpr bool EXPERTS_IN_RING = true;
-  static constexpr int CACHE_TILE = Plan::cache_tile;     // positions of a tile
   static constexpr bool OWN_GPUS = PEERS;  // ranks have GPUs of their own
-  static constexpr bool TENSOR_SCAN = Plan::tensor_scan;  // they are looked at by TileScan
 
   // Where a block's scratch begins, behind its ring; a probe's behind its input as well. Models
   // keep vectors in registers.
@@ -176,11 +203,6 @@ struct Core {
     for (int mask = 16; mask; mask /= 2) v += shuffle_xor(v, mask);
     return v;
   }
-  __device__ static float subwarp_sum(float v) {
-#pragma unroll
-    for (int mask = POSITION_THREADS / 2; mask; mask /= 2) v += shuffle_xor(v, mask);
-    return v;
-  }
 
   template <class T>
   __device__ __forceinline__ T sum(T v) {
@@ -220,14 +242,6 @@ struct Core {
     for (int w = 0; w < CONSUMER_WARPS; ++w)
       if (wins(met[w], mine)) mine = met[w];
     return mine;
-  }
-
-  template <int N>
-  __device__ static float piece_dot(const float (&a)[N], const float (&b)[N]) {
-    float sum = 0;
-#pragma unroll
-    for (int d = 0; d < N; ++d) sum += a[d] * b[d];
-    return sum;
   }
 
   // Adds to a word that the block's threads share in shared memory; what it held.
@@ -430,7 +444,9 @@ struct Core {
   // The codes of matrices that multiply such a vector; inputs of the same shape are of one type.
   template <class Vector>
   __device__ static constexpr u32 codes_by() {
-    return (SAME<Vector, Normed> ? HIDDEN_CODES : 0u) | (SAME<Vector, Heads> ? HEADS_CODES : 0u) |
+    return (SAME<Vector, Normed> ? HIDDEN_CODES : 0u) |
+           (SAME<Vector, FirstOutputs> ? HEADS_CODES : 0u) |
+           (OtherShape::ANY && SAME<Vector, OtherOutputs> ? OTHER_CODES : 0u) |
            (SAME<Vector, Ffn> ? FFN_CODES : 0u) |
            (NonRouted::SHARED && SAME<Vector, Shared> ? SHARED_CODES : 0u) |
            (NonRouted::DENSE && SAME<Vector, Dense> ? DENSE_CODES : 0u);

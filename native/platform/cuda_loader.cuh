@@ -26,6 +26,13 @@ struct CacheStream {
     }
   }
   __device__ __forceinline__ bool operator()(const Stage& stage, int step, bool follows) {
+    return by_heads(stage, [&](auto heads) {
+      return of_heads<decltype(heads)>(stage, step, follows);
+    });
+  }
+  template <class S>
+  __device__ __forceinline__ bool of_heads(const Stage& stage, int step, bool follows) {
+    constexpr int TILE = Core::Cached<S>::CACHE_TILE, ROW = S::ROW;
     const Plan& plan = launch.plan;
     const Span items = plan.owned_of(stage.items, block);
     if (items.lo >= items.hi) return true;
@@ -34,19 +41,19 @@ struct CacheStream {
     const u64 policy = read_again();
     for (int i = items.lo; i < items.hi; ++i) {
       // no Item, which knows the newest position, too: registers are scarce
-      const int position = position_at(plan, launch.request, step), split = i % plan.splits;
+      const int position = position_at(plan, launch.request, step), split = i % S::splits(plan);
       int first = 0, end = 0;
       TWIN_ONCE
       for (int k = 0; k < 2; ++k) {
         first = end;
-        end = held(plan, k ? position + plan.probe : oldest(stage, position), split);
+        end = held<S>(plan, k ? position + plan.probe : oldest(stage, position), split);
       }
       u64 bytes;
-      const u8* const keys = Item::keys_of(plan, memory, stage, i, bytes);
-      for (; first < end; first += Core::CACHE_TILE) {
-        const int count = least(Core::CACHE_TILE, end - first);
+      const u8* const keys = Item<S>::keys_of(plan, memory, stage, i, bytes);
+      for (; first < end; first += TILE) {
+        const int count = least(TILE, end - first);
         const u8* const at = keys + u64(first) * ROW;
-        if (!loader.fill(at, count * ROW, at + bytes, Core::CACHE_TILE * ROW, policy))
+        if (!loader.fill(at, count * ROW, at + bytes, TILE * ROW, policy))
           return false;
       }
     }

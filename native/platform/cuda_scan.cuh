@@ -29,8 +29,9 @@ struct CacheTile {
 // twice. Of up to 8 (WIDE) a second product adds what rounding loses: each key and value is still
 // loaded once, and a thread keeps as many scores and outputs. These are of positions thread / 4 and
 // 8 more, and of heads 2 * (thread % 4), of four 2 * (thread % 2), and one more.
-template <bool WIDE>
+template <class S, bool WIDE>
 struct TileScan {
+  static constexpr int HEAD_DIM = S::HEAD_DIM;
   static constexpr int WARPS = facts::TENSOR_WARPS;          // that share an item's positions
   static constexpr int POSITIONS = facts::TENSOR_POSITIONS;  // of a product
   static constexpr int STEPS = (HEAD_DIM + 15) / 16, HEADS = (WIDE ? 2 : 1) * facts::TENSOR_HEADS;

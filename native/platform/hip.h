@@ -194,6 +194,7 @@ __device__ __forceinline__ u64 now_ns() { return __builtin_readsteadycounter() *
 
 #include "coded.h"
 #include "coded_values.h"
+#include "head_shapes.h"
 #include "memory_vector.h"
 #include "memory_prompt.h"
 
@@ -227,7 +228,9 @@ __device__ __forceinline__ T moved(T v) {
   return bits_as<T>(__builtin_amdgcn_update_dpp(0, bits_as<int>(v), CODE, ROWS, 0xF, false));
 }
 
+template <class S>
 struct Piece {  // a thread's part of a cached key or value
+  static constexpr int HEAD_DIM = S::HEAD_DIM;
   static constexpr int THREADS = HEAD_DIM <= 128 ? 16 : 32,
                        SIZE = (HEAD_DIM + THREADS - 1) / THREADS;
   float at[SIZE];
@@ -258,15 +261,42 @@ struct Piece {  // a thread's part of a cached key or value
 
 namespace twin {
 
+// How a block looks at cached rows of heads of a shape.
+template <class S>
+struct CachedRows {
+  using Piece = twin::Piece<S>;
+  // with 2, eight threads needed 39 registers more than the 256 there are
+  static constexpr int POSITIONS = 1;
+  static constexpr int SCAN_HEADS = 1;
+  static constexpr int POSITION_THREADS = Piece::THREADS;
+  static constexpr int CACHE_TILE = 1;
+  static constexpr bool TENSOR_SCAN = false;
+  struct TileScan {
+    static constexpr int WARPS = 1, PARTIALS = 1, POSITIONS = 1;
+  };
+
+  template <class Core>
+  __device__ static float subwarp_sum(const Core&, float v) {
+    return Core::template threads_sum<POSITION_THREADS>(v);
+  }
+  __device__ static float piece_dot(const float* a, const float* b) {
+    float sum = 0;
+    for (int d = 0; d < Piece::SIZE; ++d) sum += a[d] * b[d];
+    return sum;
+  }
+};
+
 struct Core {
   using Hidden = MemoryVector;
   using Normed = Hidden;
   using Residual = RegisterResidual;
+  template <class S>
   using Heads = MemoryVector;
   using Ffn = InputOf<NARROW>::Type;
   using Shared = MemoryVector;
   using Dense = Ffn;  // of models without experts the same
-  using Piece = twin::Piece;
+  template <class S>
+  using Cached = CachedRows<S>;
 
   Ring ring;
   u64* meeting;  // [WAVES] one value of each wave
@@ -275,20 +305,12 @@ struct Core {
   int me;
   Strips strips;
 
-  // with 2, eight threads needed 39 registers more than the 256 there are
-  static constexpr int POSITIONS = 1;
-  static constexpr int HEADS = 1, SCAN_HEADS = 1;
+  static constexpr int HEADS = 1;
   static constexpr int SPLITS = 4;  // of a head, looked at together
-  static constexpr int POSITION_THREADS = Piece::THREADS;
   static constexpr bool SCHEDULER = false;
   static constexpr bool CACHE_IN_RING = false;
   static constexpr bool EXPERTS_IN_RING = false;
-  static constexpr int CACHE_TILE = 1;
   static constexpr bool OWN_GPUS = PEERS;  // ranks have GPUs of their own
-  static constexpr bool TENSOR_SCAN = false;
-  struct TileScan {
-    static constexpr int WARPS = 1, PARTIALS = 1, POSITIONS = 1;
-  };
 
   __device__ int thread() const { return me; }
   __device__ static constexpr int threads() { return THREADS; }
@@ -353,7 +375,8 @@ struct Core {
     return total;
   }
 
-  __device__ static float subwarp_sum(float v) {
+  template <int POSITION_THREADS>
+  __device__ static float threads_sum(float v) {
     v = row_sum(v);
     if constexpr (POSITION_THREADS > 16) v += wave_xor(v, 16);
     return v;
@@ -496,12 +519,6 @@ struct Core {
       const float total = warp_sum(sum);
       if (warp_thread() == 0) sums[r] = total;
     }
-  }
-
-  __device__ static float piece_dot(const float* a, const float* b) {
-    float sum = 0;
-    for (int d = 0; d < Piece::SIZE; ++d) sum += a[d] * b[d];
-    return sum;
   }
 
   // Adds to a word that the block's threads share in LDS; what it held.

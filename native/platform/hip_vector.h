@@ -121,7 +121,7 @@ constexpr bool NARROW =
     !CODED && !Experts::ANY && !Plan::probe && Plan::input_floats > ROOM_FLOATS;
 constexpr int most(int a, int b) { return a > b ? a : b; }
 constexpr int INPUT_FLOATS =
-    NARROW ? most(most(Plan::hidden, Plan::heads * HEAD_DIM), (3 * Plan::input_floats + 3) / 4)
+    NARROW ? most(most(Plan::hidden, Plan::heads_floats), (3 * Plan::input_floats + 3) / 4)
            : Plan::input_floats;
 
 template <bool IS>

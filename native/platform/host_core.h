@@ -18,7 +18,10 @@ struct Ring {
 };
 
 // A thread's part of a cached key or value: here all of it, unpacked when it is used.
+template <class S>
 struct Piece {
+  static constexpr int HEAD_DIM = S::HEAD_DIM;
+
   const u8* row;
   template <class Core>
   void load(const Core&, const u8* from) {
@@ -38,15 +41,46 @@ struct Piece {
   }
 };
 
+// How a block looks at cached rows of heads of a shape.
+template <class S>
+struct CachedRows {
+  using Piece = twin::Piece<S>;
+  // cached positions scored before the running maximum moves
+  static constexpr int POSITIONS = 16;
+  static constexpr int SCAN_HEADS = S::GROUP;   // query heads that share one read of a key
+  static constexpr int POSITION_THREADS = 1;    // threads that share a cached position
+  static constexpr int CACHE_TILE = 1;
+  static constexpr bool TENSOR_SCAN = false;
+  struct TileScan {
+    static constexpr int WARPS = 1, PARTIALS = 1, POSITIONS = 1;
+  };
+
+  template <class Core>
+  static float subwarp_sum(const Core&, float v) {
+    return v;
+  }
+  static float piece_dot(const float* a, const float* b) {
+    vfloat sum = {};
+    int d = 0;
+    for (; d + VECTOR <= S::HEAD_DIM; d += VECTOR)
+      sum += *reinterpret_cast<const vfloat*>(a + d) * *reinterpret_cast<const vfloat*>(b + d);
+    float total = sum_elements(sum);
+    for (; d < S::HEAD_DIM; ++d) total += a[d] * b[d];
+    return total;
+  }
+};
+
 struct Core {
   using Hidden = MemoryVector;
   using Normed = Hidden;
   using Residual = MemoryResidual;
+  template <class S>
   using Heads = MemoryVector;
   using Ffn = MemoryVector;
   using Shared = MemoryVector;
   using Dense = MemoryVector;
-  using Piece = twin::Piece;
+  template <class S>
+  using Cached = CachedRows<S>;
 
   Ring ring;
   Parking* parking;  // more blocks than cores: some may sleep; null when each has a core
@@ -54,22 +88,13 @@ struct Core {
   int seen = 0;      // publications before the last poll
   u64 began = 0;     // of the present wait
 
-  // cached positions scored before the running maximum moves
-  static constexpr int POSITIONS = 16;
   // query heads that share one read of a key in a prompt pass
   static constexpr int HEADS = GROUP;
-  static constexpr int SCAN_HEADS = GROUP;      // and in a step
   static constexpr int SPLITS = 4;              // of a head, looked at together
-  static constexpr int POSITION_THREADS = 1;    // threads that share a cached position
   static constexpr bool SCHEDULER = false;         // no scheduler warp makes the resets
   static constexpr bool CACHE_IN_RING = false;  // cached keys and values are read where they lie
   static constexpr bool EXPERTS_IN_RING = false;
-  static constexpr int CACHE_TILE = 1;
   static constexpr bool OWN_GPUS = false;  // ranks have GPUs of their own
-  static constexpr bool TENSOR_SCAN = false;
-  struct TileScan {
-    static constexpr int WARPS = 1, PARTIALS = 1, POSITIONS = 1;
-  };
 
   static constexpr int thread() { return 0; }
   static constexpr int threads() { return 1; }
@@ -82,7 +107,6 @@ struct Core {
   void warp_sync() {}
   void settle() {}
   float warp_sum(float v) { return v; }
-  float subwarp_sum(float v) { return v; }
   template <class T>
   T shuffle_xor(T v, int) {
     return v;
@@ -191,16 +215,6 @@ struct Core {
                   zero, part, ring.ahead);
         for (int i = 0; i < count; ++i) sums[r + i] += part[i] * scales.of(r + i, at);
       }
-  }
-
-  static float piece_dot(const float* a, const float* b) {
-    vfloat sum = {};
-    int d = 0;
-    for (; d + VECTOR <= HEAD_DIM; d += VECTOR)
-      sum += *reinterpret_cast<const vfloat*>(a + d) * *reinterpret_cast<const vfloat*>(b + d);
-    float total = sum_elements(sum);
-    for (; d < HEAD_DIM; ++d) total += a[d] * b[d];
-    return total;
   }
 
   // Between two polls. A block that shares its core lets the others run, then sleeps until somebody

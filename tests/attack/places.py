@@ -480,7 +480,7 @@ def shape_of_scan(plan: Plan, chance: random.Random) -> Plan | None:
         )
         value = getattr(own, field)
         new = chance.choice((value + 1, value - 1, 2 * value, value // 2))
-        return replace(plan, attention=replace(own, **{field: new}))
+        return replace(plan, attentions=(replace(own, **{field: new}), *plan.attentions[1:]))
     fields = ("dim", "page", "splits", "held_bytes", "heads", "entries", "group", "written_bytes")
     field, by = chance.choice(fields), chance.choice((-4, -1, 1, 4))
     return _stages(

@@ -17,6 +17,7 @@ from twin.plan.types import CollectiveKind, Limits, Options, Plan, Sampling
 from twin.schedule.plans import build
 
 SEED = 2024
+AROUND_ONE = ("norm", "layer_scalar")  # names of vectors that multiply
 POSITIONS = 20  # more than the sliding windows below
 TOLERANCE = 2e-5  # logits are about 4; the largest difference seen in FP32 is 5e-6
 
@@ -171,6 +172,30 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window_pattern": 3,
         "rope_local_base_freq": 100.0,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "gemma4": {
+        "model_type": "gemma4_text",
+        **{key: value for key, value in _SIZES.items() if key != "rope_theta"},
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "head_dim": 16,
+        "global_head_dim": 24,
+        "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True,
+        "sliding_window": 7,
+        "hidden_size_per_layer_input": 0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": 3.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1000.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
     },
     "qwen3-moe": {
         "model_type": "qwen3_moe",
@@ -380,7 +405,7 @@ def _values(spec: ModelSpec) -> dict[str, Array]:
     for name in tensors(spec):
         shape = canonical_shape(spec, name)
         scale = 0.1 if len(shape) == 1 else shape[1] ** -0.5
-        values[name] = (name.endswith("norm") + scale * random.standard_normal(shape)).astype(
+        values[name] = (name.endswith(AROUND_ONE) + scale * random.standard_normal(shape)).astype(
             np.float32
         )
         values[name].flags.writeable = False  # they are shared

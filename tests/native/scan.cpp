@@ -147,7 +147,10 @@ void multiply_add(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1)
 namespace {
 
 using namespace twin;
-using Scan = TileScan<WIDE_SCAN>;
+struct Heads {
+  static constexpr int HEAD_DIM = HEADDIM;
+};
+using Scan = TileScan<Heads, WIDE_SCAN>;
 constexpr int ROW = 2 * HEAD_DIM;
 constexpr int WIDTH = HEAD_DIM + 2;
 

@@ -8,10 +8,12 @@
 #define Core HostCore
 #define Ring HostRing
 #define Piece HostPiece
+#define CachedRows HostCachedRows
 #include "../../native/platform/host.h"
 #undef Core
 #undef Ring
 #undef Piece
+#undef CachedRows
 
 namespace twin {
 
@@ -50,7 +52,9 @@ struct Ring {
   void rewind() { cursor = 0; }
 };
 
+template <class S>
 struct Piece {  // a thread's part of a cached key or value; two threads share a position
+  static constexpr int HEAD_DIM = S::HEAD_DIM;
   static constexpr int THREADS = 2, SIZE = (HEAD_DIM + THREADS - 1) / THREADS;
   float at[SIZE];
 
@@ -98,15 +102,41 @@ struct SharedVector : MemoryVector {
   }
 };
 
+template <class S>
+struct CachedRows {
+  using Piece = twin::Piece<S>;
+  static constexpr int POSITIONS = 3;
+  // what a group of more than 4 leaves over is passed by
+  static constexpr int SCAN_HEADS = S::GROUP < 4 ? S::GROUP : 4;
+  static constexpr int POSITION_THREADS = Piece::THREADS;
+  static constexpr int CACHE_TILE = 1;
+  static constexpr bool TENSOR_SCAN = false;
+  struct TileScan {
+    static constexpr int WARPS = 1, PARTIALS = 1, POSITIONS = 1;
+  };
+
+  template <class Core>
+  static float subwarp_sum(Core& core, float v) {
+    return core.template threads_sum<POSITION_THREADS>(v);
+  }
+  static float piece_dot(const float* a, const float* b) {
+    float sum = 0;
+    for (int d = 0; d < Piece::SIZE; ++d) sum += a[d] * b[d];
+    return sum;
+  }
+};
+
 struct Core {
   using Hidden = MemoryVector;
   using Normed = Hidden;
   using Residual = MemoryResidual;
+  template <class S>
   using Heads = SharedVector;
   using Ffn = MemoryVector;
   using Shared = MemoryVector;
   using Dense = MemoryVector;
-  using Piece = twin::Piece;
+  template <class S>
+  using Cached = CachedRows<S>;
 
   Ring ring;
   Parking* parking;
@@ -114,21 +144,12 @@ struct Core {
   Team* team = nullptr;
   int me = 0;
 
-  static constexpr int POSITIONS = 3;
   static constexpr int HEADS = GROUP < 2 ? GROUP : 2;
-  // what a group of more than 4 leaves over is passed by
-  static constexpr int SCAN_HEADS = GROUP < 4 ? GROUP : 4;
   static constexpr int SPLITS = 4;  // of a head, looked at together
-  static constexpr int POSITION_THREADS = Piece::THREADS;
   static constexpr bool SCHEDULER = false;
   static constexpr bool CACHE_IN_RING = false;
   static constexpr bool EXPERTS_IN_RING = false;
-  static constexpr int CACHE_TILE = 1;
   static constexpr bool OWN_GPUS = false;  // ranks have GPUs of their own
-  static constexpr bool TENSOR_SCAN = false;
-  struct TileScan {
-    static constexpr int WARPS = 1, PARTIALS = 1, POSITIONS = 1;
-  };
 
   int thread() const { return me; }
   static constexpr int threads() { return TEAM; }
@@ -166,7 +187,8 @@ struct Core {
     return fold(v, 0, TEAM, [](T a, T b) { return a + b; }, team->all);
   }
   bool any(bool mine) { return sum(int(mine)) != 0; }
-  float subwarp_sum(float v) {
+  template <int POSITION_THREADS>
+  float threads_sum(float v) {
     return fold(
         v, me / POSITION_THREADS * POSITION_THREADS, POSITION_THREADS,
         [](float a, float b) { return a + b; }, team->warps[warp()]);
@@ -210,11 +232,6 @@ struct Core {
       const float total = warp_sum(part);
       if (warp_thread() == r % THREADS) sums[r] = total;
     }
-  }
-  static float piece_dot(const float* a, const float* b) {
-    float sum = 0;
-    for (int d = 0; d < Piece::SIZE; ++d) sum += a[d] * b[d];
-    return sum;
   }
   static void appended() {}
   static void scanned() {}

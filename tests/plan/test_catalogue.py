@@ -15,7 +15,7 @@ from twin.models.feeds import DenseFeed, Feed
 from twin.models.formats import FP8_BLOCK_E8M0, Role
 from twin.models.layers import Layer
 from twin.models.mixers import GroupedAttention, Mixer
-from twin.plan.catalogue import ROWS, Input, Spent, kinds_by_input
+from twin.plan.catalogue import ROWS, Input, Spent, input_of
 from twin.plan.types import CollectiveKind, Options, StageKind
 from twin.proof.prove import violations
 from twin.schedule.probe import attention_probe, stream_probe
@@ -37,13 +37,14 @@ def test_the_engine_runs_what_the_kernel_has_code_for() -> None:
 
 def test_only_what_the_engine_runs_has_an_input_or_a_norm_of_it() -> None:
     assert all(row.engine for row in ROWS.values() if row.input or row.norm)
-    assert {row.input for row in ROWS.values()} == {None, *Input} - {Input.DENSE}
+    assert {row.input for row in ROWS.values()} == {None, *Input} - {Input.DENSE, Input.OTHER}
 
 
 def test_a_down_projection_has_another_input_where_other_layers_have_experts() -> None:
-    assert kinds_by_input(routed=False)["ffn"] == (StageKind.DOWN, StageKind.ROUTED_DOWN)
-    assert kinds_by_input(routed=True)["ffn"] == (StageKind.ROUTED_DOWN,)
-    assert kinds_by_input(routed=True)["dense"] == (StageKind.DOWN,)
+    assert input_of(StageKind.DOWN, routed=False) is Input.FFN
+    assert input_of(StageKind.ROUTED_DOWN, routed=True) is Input.FFN
+    assert input_of(StageKind.DOWN, routed=True) is Input.DENSE
+    assert input_of(StageKind.O_PROJ, routed=False, heads=1) is Input.OTHER
 
 
 def test_every_row_names_a_cause_of_the_twin() -> None:
@@ -123,16 +124,15 @@ def test_a_plan_with_another_attention_than_its_models_is_refused() -> None:
     plan = plan_of(tiny(2), blocks=2)
     own = plan.kernel_attention()
     assert any(
-        "describes no attention" in str(found)
-        for found in violations(replace(plan, attention=None))
+        "describes no attention" in str(found) for found in violations(replace(plan, attentions=()))
     )
     for changes in ({"heads": 8}, {"kv_heads": 4}, {"head_dim": 16}, {"kv_replicas": 2}):
         assert any(
             "is not 1/1 of tiny" in str(found)
-            for found in violations(replace(plan, attention=replace(own, **changes)))
+            for found in violations(replace(plan, attentions=(replace(own, **changes),)))
         )
     several = plan_of(tiny(2), blocks=2, batch=2)
     assert any(
         "the kernel's is that of dense layers" in str(found)
-        for found in violations(replace(several, attention=own))
+        for found in violations(replace(several, attentions=(own,)))
     )

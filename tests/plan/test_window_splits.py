@@ -57,7 +57,7 @@ def test_both_divisions_hold_all_positions() -> None:
 @pytest.mark.parametrize(("name", "to"), [("window_splits", 2), ("window_positions", 64)])
 def test_the_proof_refuses_another_division_than_the_stages_have(name: str, to: int) -> None:
     plan = divided()
-    wrong = replace(plan, attention=replace(plan.kernel_attention(), **{name: to}))
+    wrong = replace(plan, attentions=(replace(plan.kernel_attention(), **{name: to}),))
     assert violations(wrong)
 
 

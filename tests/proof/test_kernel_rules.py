@@ -241,7 +241,7 @@ def test_options_out_of_range_are_refused_by_name(changes: dict[str, int]) -> No
 def test_a_cache_without_room_is_refused(changes: dict[str, int]) -> None:
     plan = planned()
     refused(
-        replace(plan, attention=replace(plan.kernel_attention(), **changes)),
+        replace(plan, attentions=(replace(plan.kernel_attention(), **changes),)),
         "positions in pages of",
     )
 
@@ -259,7 +259,7 @@ def test_splits_take_their_first_pages_in_an_order_that_they_hold(
     changes: dict[str, int], message: str
 ) -> None:
     plan = planned()
-    refused(replace(plan, attention=replace(plan.kernel_attention(), **changes)), message)
+    refused(replace(plan, attentions=(replace(plan.kernel_attention(), **changes),)), message)
 
 
 def test_every_layer_has_a_window() -> None:
@@ -365,7 +365,7 @@ def _stream(**changes: Any) -> Plan:
 
 
 def _sized(plan: Plan, **sizes: int) -> Plan:
-    return replace(plan, attention=replace(plan.kernel_attention(), **sizes))
+    return replace(plan, attentions=(replace(plan.kernel_attention(), **sizes),))
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,8 @@ def test_a_turn_on_tensor_cores_takes_longer_in_layers() -> None:
     layer = replace(layer, limits=replace(layer.limits, teams=True))
     assert schedule_of(layer).scan.tensor
     warps = warps_of(warped(unit_s=1e-6))
-    turns = [ps / 1e6 for _, ps in cache_tiles(warps, layer, schedule_of(layer).scan, 64 << 10)]
+    own, scan = layer.kernel_attention(), schedule_of(layer).scan
+    turns = [ps / 1e6 for _, ps in cache_tiles(warps, layer, own, scan, 64 << 10)]
     longer = warps.attention.in_layers_ratio.value
     assert turns == [0.0, longer, 0.0, longer]
 
@@ -137,7 +138,7 @@ def test_an_items_start_and_end_grow_with_its_outputs() -> None:
             max_context=256,
         )
         layer = replace(layer, limits=replace(layer.limits, teams=teams))
-        scan = schedule_of(layer).scan
+        own, scan = layer.kernel_attention(), schedule_of(layer).scan
         assert scan.tensor is teams
-        starts[teams].append(next(cache_tiles(warps, layer, scan, 64 << 10))[1] / 1e6)
+        starts[teams].append(next(cache_tiles(warps, layer, own, scan, 64 << 10))[1] / 1e6)
     assert starts == {False: [2.0, 2.5, 3.5], True: [2.0, 2.0, 2.5]}

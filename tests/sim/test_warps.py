@@ -254,7 +254,7 @@ def test_a_normed_input_costs_more_behind_prefetched_weights() -> None:
         for stage in plan.stages
         if stage.vector_elements
         and stage.kind is not StageKind.O_PROJ
-        and (prefetch := taken.prefetch(stage.kind))
+        and (prefetch := taken.prefetch(stage))
         and prefetch.portions
     ]
     assert {stage.kind for stage in behind} >= {StageKind.QKV, StageKind.GATE_UP}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from twin.cost.terms import QUAD_BYTES, requests, transfer_ps
 from twin.hardware.kernel import KernelCosts, WarpKernel
 from twin.models.spec import DType
-from twin.plan.types import Options, Plan, Scan, Span, Stage
+from twin.plan.types import Attention, Options, Plan, Scan, Span, Stage
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.scan import TENSOR_WARPS, CacheScan, position_threads
 from twin.schedule.splits import TENSOR_HEADS, TENSOR_POSITIONS
@@ -66,7 +66,7 @@ def positions_of_a_thread(dim: int, dtype: DType) -> int:
 
 
 def cache_tiles(
-    warps: WarpKernel, plan: Plan, scan: CacheScan, size: int
+    warps: WarpKernel, plan: Plan, own: Attention, scan: CacheScan, size: int
 ) -> Iterator[tuple[int, int]]:
     """(bytes, time) of the ring slots in which an item's `size` cached bytes reach a block, as
     attention.cuh scans them.
@@ -76,7 +76,6 @@ def cache_tiles(
     publish its outputs, or, where a probe has no queries, put down ones of its own.
     Warps that meet in shared memory await each other as they do for a tile.
     """
-    own = plan.kernel_attention()
     position = own.position_bytes(plan.options.kv_dtype)
     tile = scan.positions * position
     met = picoseconds(warps.slice_s.value * scan.meetings)
@@ -89,15 +88,17 @@ def cache_tiles(
         ),
     )
     turns = (
-        _tensor_turns(warps, plan, scan, size, tile)
+        _tensor_turns(warps, plan, own, scan, size, tile)
         if scan.tensor
-        else _rounds(warps, plan, scan, size, tile)
+        else _rounds(warps, plan, own, scan, size, tile)
     )
     for number, (request, turn) in enumerate(zip(requests(size, tile), turns, strict=True)):
         yield request, wait + turn + (0 if number else fixed + met)
 
 
-def _rounds(warps: WarpKernel, plan: Plan, scan: CacheScan, size: int, tile: int) -> Iterator[int]:
+def _rounds(
+    warps: WarpKernel, plan: Plan, own: Attention, scan: CacheScan, size: int, tile: int
+) -> Iterator[int]:
     """Of a tile after the other.
 
     Each query head of a warp takes its time in a round, of which three eighths do not depend on the
@@ -105,7 +106,7 @@ def _rounds(warps: WarpKernel, plan: Plan, scan: CacheScan, size: int, tile: int
     it), and a tenth more where twice the threads share a position, whose dot product is summed over
     them.
     """
-    own, heads, position = plan.kernel_attention(), scan.heads, tile // scan.positions
+    heads, position = scan.heads, tile // scan.positions
     at_once = entries_at_once(own.head_dim, -(-own.group // heads), plan.options.kv_dtype)
     held = positions_of_a_thread(own.head_dim, plan.options.kv_dtype)
     laws, parts = warps.attention, warps.attention.sum_parts.value
@@ -122,7 +123,7 @@ def _rounds(warps: WarpKernel, plan: Plan, scan: CacheScan, size: int, tile: int
 
 
 def _tensor_turns(
-    warps: WarpKernel, plan: Plan, scan: CacheScan, size: int, tile: int
+    warps: WarpKernel, plan: Plan, own: Attention, scan: CacheScan, size: int, tile: int
 ) -> Iterator[int]:
     """Of a tile after the other, on tensor cores.
 
@@ -131,7 +132,7 @@ def _tensor_turns(
     which nothing hides, bears one.
     """
     longer = 1.0 if plan.spec is None else warps.attention.in_layers_ratio.value
-    a_turn = picoseconds(longer * unit_s(warps, plan, scan))
+    a_turn = picoseconds(longer * unit_s(warps, own, scan))
     unit = tile // scan.positions * TENSOR_POSITIONS
 
     def turns(left: int) -> int:
@@ -142,14 +143,14 @@ def _tensor_turns(
         yield (turns(size - start) - turns(max(0, size - start - tile))) * a_turn
 
 
-def unit_s(warps: WarpKernel, plan: Plan, scan: CacheScan) -> float:
+def unit_s(warps: WarpKernel, own: Attention, scan: CacheScan) -> float:
     """In which a warp compares a unit of cached positions with a set of query heads, and sums
     values. Sets have warps of their own, which share the tensor cores and the chip's memory. A warp
     that takes eight heads makes the products of two sets, whether it has all eight or not: groups
     of 9 to 16 heads are counted as four sets. InternLM-3-8B, with 16, comes out 3 % too slow at 96
     positions, as other models of its size, and 6 % at 3,964.
     """
-    own, heads = plan.kernel_attention(), scan.heads
+    heads = scan.heads
     sets = -(-own.group // heads) * -(-heads // TENSOR_HEADS)
     further = warps.attention.further_set_ratio.value
     return turn_s(warps, own.head_dim) * (1 + further * (sets - 1))
@@ -170,7 +171,7 @@ def attended(options: Options, window: int) -> Span:
 def item_kv_bytes(plan: Plan, stage: Stage, item: int) -> int:
     """Cached bytes of one (kv head, split). Over all items of a rank they sum up to the plan's."""
     lo, hi = attended(plan.options, stage.window)
-    own, page = plan.kernel_attention(), plan.options.kv_page
+    own, page = plan.attention_of(stage), plan.options.kv_page
     split = item % own.splits_of(stage.window)
 
     def below(position: int) -> int:

@@ -117,7 +117,7 @@ class Forms:
             if scan:
                 yield tuple(scan.item_bytes(item) for item in range(lo, hi))
                 continue
-            splits = plan.kernel_attention().splits_of(stage.window)
+            splits = plan.attention_of(stage).splits_of(stage.window)
             heads = (hi - 1) // splits - lo // splits
             sizes = (attention.item_kv_bytes(plan, stage, item) for item in range(lo, hi))
             yield (heads, *sizes)

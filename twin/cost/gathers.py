@@ -86,7 +86,7 @@ class Gathers(ABC):
             return producer.scan.splits
         # others hold no position yet
         pages = self.plan.options.context // self.plan.options.kv_page + 1
-        return self.plan.kernel_attention().splits_below(pages, producer.window)
+        return self.plan.attention_of(producer).splits_below(pages, producer.window)
 
     def _read(self, stage: Stage, read: Read, block: int, experts: Chosen) -> ReadWork:
         plan, value = self.plan, self.plan.values[read.value]

@@ -59,7 +59,9 @@ def _of_machine(plan: Plan, device: Device) -> dict[str, bool]:
 def _of_kernel(plan: Plan, device: Device) -> dict[str, bool]:
     kernel, kinds = device.kernel, plan.kinds
     attends = StageKind.ATTENTION in kinds
-    tensor = attends and schedule_of(plan).scan.tensor
+    scans = schedule_of(plan).scans
+    tensor = attends and any(scan.tensor for scan in scans)
+    threads = attends and not all(scan.tensor for scan in scans)
     # of stages with entries of their own: does a block of warps multiply these on tensor cores?
     scanned = {
         attention.by_tensor_cores(stage.scan, stage.scan.group * (plan.options.draft + 1))
@@ -74,7 +76,7 @@ def _of_kernel(plan: Plan, device: Device) -> dict[str, bool]:
         "sample_element_s": not samples,
         "kv_bytes_per_s": not attends or isinstance(kernel, WarpKernel),
         "item_s": not attends,
-        "round_s": False not in scanned and (not attends or tensor),
+        "round_s": False not in scanned and not threads,
         "unit_s": True not in scanned and not tensor,
         "state_passes": StageKind.DELTA not in kinds,
         **{

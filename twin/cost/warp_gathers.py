@@ -55,7 +55,7 @@ class WarpGathers(Gathers):
         """Does each thread gather four elements of its input that no other loads
         (cuda_activation.cuh)?
         """
-        return self.by_fours and stage.kind in self.plan.kinds_by_input["hidden"]
+        return self.by_fours and self.plan.input_of(stage) == "hidden"
 
     def _of_filled(self, stage: Stage, read: Read, words: int) -> int:
         """Of partial outputs those that are loaded, and a word of each item that holds nothing."""
@@ -63,7 +63,7 @@ class WarpGathers(Gathers):
         producer = self.plan.stages[self.plan.values[read.value].stage]
         if not filled or producer.scan:
             return words
-        own = self.plan.kernel_attention()
+        own = self.plan.attention_of(producer)
         splits = own.splits_of(producer.window)
         return words * filled // splits + own.kv_heads * (splits - filled)
 
@@ -131,7 +131,7 @@ class WarpGathers(Gathers):
         if producer.scan:
             items = producer.scan.items
         else:
-            items = self.plan.kernel_attention().items_of(producer.window)
+            items = self.plan.attention_of(producer).items_of(producer.window)
         return vectors.partial_alignment(value.elements // items)
 
     def _partial_bytes(self) -> int:
@@ -167,7 +167,7 @@ class WarpGathers(Gathers):
                 together=self._parts_together(stage.matrix),
             )
             rounds *= self._latencies_of_a_round(stage)
-            if stage.kind in plan.kinds_by_input["ffn"]:
+            if plan.input_of(stage) == "ffn":
                 rounds += self.ffn_rounds - 1
         else:
             parts = part_count(plan, plan.values[read.value], read.parts)
@@ -178,7 +178,7 @@ class WarpGathers(Gathers):
 
     def _latencies_of_a_round(self, stage: Stage) -> int:
         """In which a thread gathers some of attention's splits."""
-        prefetch = self.schedule.prefetch(stage.kind)
+        prefetch = self.schedule.prefetch(stage)
         if stage.kind is not StageKind.O_PROJ or prefetch is None or not prefetch.several:
             return 1
         team = stage.matrix and team_for(stage.matrix, self.plan.options.weight_dtype)

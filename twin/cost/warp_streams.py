@@ -66,12 +66,13 @@ class WarpStreams(Streams):
         sizes = tuple(
             attention.item_kv_bytes(self.plan, stage, item) for item in range(*stage.items[block])
         )
-        key = (stage.kind, sizes)
+        key = (stage.kind, stage.heads, sizes)
         if key not in self.known:
+            own, scan = self.plan.attention_of(stage), self.schedule.scans[stage.heads]
             slots = [
                 slot
                 for size in sizes
-                for slot in attention.cache_tiles(self.kernel, self.plan, self.schedule.scan, size)
+                for slot in attention.cache_tiles(self.kernel, self.plan, own, scan, size)
             ]
             self.known[key] = Weights(
                 tuple(ps for _, ps in slots), tuple(size for size, _ in slots)
@@ -151,7 +152,7 @@ class WarpStreams(Streams):
         """
         if stage.matrix is None or self.device.block.loading == "on-demand":
             return ()
-        prefetch = self.schedule.prefetch(stage.kind)
+        prefetch = self.schedule.prefetch(stage)
         if prefetch is None:
             return ()
         waits = not self.plan.options.handoff.meets and self.plan.options.resident
@@ -169,14 +170,14 @@ class WarpStreams(Streams):
         )
 
     def group(self, stage: Stage) -> int:
-        prefetch = self.schedule.prefetch(stage.kind)
+        prefetch = self.schedule.prefetch(stage)
         return prefetch.group if prefetch else 1
 
     def may_prefetch(self, stage: Stage) -> bool:
         return not self.warps.prefetch or self.prefetches(stage)
 
     def holds_group(self, stage: Stage) -> bool:
-        prefetch = self.schedule.prefetch(stage.kind)
+        prefetch = self.schedule.prefetch(stage)
         if prefetch is None or not self.prefetches(stage):
             return False
         if stage.kind is StageKind.O_PROJ:
@@ -184,7 +185,7 @@ class WarpStreams(Streams):
         return stage.kind is StageKind.DOWN and prefetch.whole
 
     def prefetches(self, stage: Stage) -> bool:
-        prefetch = self.schedule.prefetch(stage.kind)
+        prefetch = self.schedule.prefetch(stage)
         return prefetch is not None and prefetch.portions > 0
 
     def _kv(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:

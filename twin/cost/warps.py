@@ -120,7 +120,7 @@ class WarpCosts(Costs):
         return self.plan.tokens * picoseconds(looks * self.kernel.compare_s.value)
 
     def _input_in_memory(self, stage: Stage) -> bool:
-        return self.gathers.ffn_in_memory and stage.kind in self.plan.kinds_by_input["ffn"]
+        return self.gathers.ffn_in_memory and self.plan.input_of(stage) == "ffn"
 
     def _heads(self, stage: Stage, block: int) -> int:
         """New tokens' heads on their way to the scans of a block's items; one round of them where a
@@ -130,7 +130,7 @@ class WarpCosts(Costs):
             # a head of the size that the model shows: judged, no kernel of ours does such scans
             assert self.plan.spec is not None
             return attention.heads_ps(self.kernel, self.plan.spec.head_dim, 1)
-        own, (lo, hi) = self.plan.kernel_attention(), stage.items[block]
+        own, (lo, hi) = self.plan.attention_of(stage), stage.items[block]
         splits = own.splits_of(stage.window)
         keys = (hi - 1) // splits - lo // splits + 1
         heads, in_step = keys * (own.group + 2), self.gathers.by_fours

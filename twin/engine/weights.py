@@ -476,7 +476,7 @@ def _distribution(spec: ModelSpec, name: str) -> tuple[float, float]:
     """
     leaf = name.rpartition(".")[2]
     shape = canonical_shape(spec, name)
-    if leaf.endswith("norm"):
+    if leaf.endswith("norm") or leaf == "layer_scalar":
         return 1.0, 0.1
     if leaf.endswith("_bias"):
         return 0.0, 0.1

@@ -35,7 +35,7 @@ class Constants:
     floats: int
     # by stage and vector name; the rotary tables, cos then sin of each rotation, are at stage -1
     offsets: dict[int, dict[str, int]]
-    rope_floats: int  # of one rotary table
+    rope_floats: tuple[int, ...]  # of one rotary table of each rotation
 
     def pack(self, weights: Weights, rank: int) -> NDArray[np.float32]:
         """Norm scales, biases and rotary tables of a rank, at their offsets. Where teams of warps
@@ -67,10 +67,11 @@ class Constants:
         spec = self.schedule.plan.spec
         assert spec is not None
         at = self.offsets[-1]["rope"]
-        for tables in shards.rope_tables(spec, positions, present=present):
-            for table in tables:
+        tables = shards.rope_tables(spec, positions, present=present)
+        for floats, both in zip(self.rope_floats, tables, strict=True):
+            for table in both:
                 yield at, table
-                at += self.rope_floats
+                at += floats
 
 
 def constants_of(schedule: Schedule) -> Constants:
@@ -82,10 +83,12 @@ def constants_of(schedule: Schedule) -> Constants:
         plan.kernel_recurs,
         *(2 * (bool(plan.delta_stages),)),
         plan.kernel_experts is not None and plan.kernel_experts.choice_bias,
+        spec is not None and spec.variant.layer_scalar,
+        len(plan.attentions) > 1,
     )
     extras = tuple(name for name, wanted in zip(STAGE_EXTRAS, used, strict=True) if wanted)
     if spec is None:
-        return Constants(schedule, extras, 1, {}, 0)
+        return Constants(schedule, extras, 1, {}, ())
     total = 0
     offsets: dict[int, dict[str, int]] = {}
     for stage in plan.stages:
@@ -93,14 +96,17 @@ def constants_of(schedule: Schedule) -> Constants:
             offsets.setdefault(stage.index, {})[name] = total
             total += up(size, VECTOR_FLOATS)
     offsets[-1] = {"rope": total}
-    angles = plan.options.max_context * plan.kernel_attention().head_dim // 2
-    table = up(angles, VECTOR_FLOATS)
+    reach = plan.options.max_context
+    tables = tuple(
+        up(reach * spec.rotated_dim(number) // 2, VECTOR_FLOATS)
+        for number in range(len(spec.rotations))
+    )
     if "rope" in extras:
         for stage in plan.stages:
             if stage.kind is StageKind.ATTENTION:
-                at = total + 2 * spec.rotation(stage.layer) * table
+                at = total + 2 * sum(tables[: spec.rotation(stage.layer)])
                 offsets.setdefault(stage.index, {})["rope"] = at
-    return Constants(schedule, extras, total + 2 * table * len(spec.rotations), offsets, table)
+    return Constants(schedule, extras, total + 2 * sum(tables), offsets, tables)
 
 
 def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
@@ -113,16 +119,19 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
             yield "norm", plan.shard.hidden
         if plan.spec.variant.norms.after and stage.reads:
             yield "post_norm", plan.shard.hidden
+    ends = stage.kind is StageKind.QKV or stage.kind is StageKind.LM_HEAD
+    if ends and stage.reads and plan.spec.variant.layer_scalar:
+        yield "layer_scalar", 1
     if shape := bias_shape(plan.spec, stage):
         yield "bias", math.prod(shape)
     if ROWS[stage.kind].sinks and plan.spec.sinks:
-        yield "sinks", plan.kernel_attention().heads
+        yield "sinks", plan.attention_of(stage).heads
     yield from delta_sizes(plan, stage).items()
     kind = plan.kernel_experts
     if stage.kind is StageKind.ROUTE and kind is not None and kind.choice_bias:
         yield "choice_bias", kind.experts
     if stage.kind is StageKind.ATTENTION and plan.spec.qk_norm:
-        own, together = plan.kernel_attention(), plan.spec.whole_qk_norm
+        own, together = plan.attention_of(stage), plan.spec.whole_qk_norm
         yield "q_norm", own.head_dim * (own.heads if together else 1)
         yield "k_norm", own.head_dim * (own.kv_heads if together else 1)
 
@@ -134,6 +143,8 @@ def _vector(
         found = shards.stage_norm(stage, weights)
     elif name == "post_norm":
         found = shards.stage_post_norm(stage, weights)
+    elif name == "layer_scalar":
+        found = shards.layer_scalar(stage, weights)
     elif name == "bias":
         found = stage_bias(plan, stage, rank, weights)
     elif name == "sinks":

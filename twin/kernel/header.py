@@ -18,6 +18,7 @@ import numpy as np
 from twin.kernel import experts
 from twin.kernel.fields import CODED_FIELDS, FIELDS, FLOATS, STAGE_EXTRAS
 from twin.kernel.runs import runs
+from twin.kernel.sizes import OTHER
 from twin.kernel.tables import Layout, layout
 from twin.kernel.traits import (
     SHAPE_FIELDS,
@@ -48,13 +49,14 @@ MOST_LISTED = 4096
 BY_ROW = {"Span", "SpanRow"}  # structs whose fields follow each other in a table's words
 # What plans without the like have nothing to say of; constants of the kernel then.
 ABSENT_FIELDS = dict.fromkeys(STAGE_EXTRAS, -1) | dict.fromkeys(
-    (*CODED_FIELDS, *experts.FIELDS, *experts.CODED_FIELDS), 0
+    ("heads", *CODED_FIELDS, *experts.FIELDS, *experts.CODED_FIELDS), 0
 )
 ABSENT_SIZES = (
     *("choice", "kept", "channels", "held", "whole", "whole_units"),
+    *(f"other_{name}" for name in (*OTHER, "kv_items", "scan_heads", "cache_tile", "tensor_scan")),
     *(
         f"{name}_{what}"
-        for name in ("shared", "dense")
+        for name in ("shared", "dense", "other")
         for what in ("cols", "tile", "vector", "team", "ahead_chunks", "ahead_groups")
     ),
 )

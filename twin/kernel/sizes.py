@@ -38,6 +38,7 @@ def sizes_of(schedule: Schedule, prompt: Prompt) -> dict[str, int | float]:
             "resident": int(options.resident),
             "hidden": shard.hidden,
             "heads": own.heads if own else 0,
+            "heads_floats": max((one.heads * one.head_dim for one in plan.attentions), default=0),
             "kv_heads": own.kv_heads if own else 0,
             "shard_vocab": shard.vocab,
             "vocab": spec.vocab if spec else shard.vocab,
@@ -68,9 +69,23 @@ def sizes_of(schedule: Schedule, prompt: Prompt) -> dict[str, int | float]:
             "block_logits": block_logits(plan),
             "logits_buffer_floats": logits_buffer_floats(plan),
         }
+        | _others(plan)
         | dict(schedule.warp_sizes)
         | _prompt_sizes(schedule, prompt)
     )
+
+
+OTHER = ("heads", "kv_heads", "splits", "together", "first_pages", "item_positions")
+
+
+def _others(plan: Plan) -> dict[str, int]:
+    """Of the heads of a second shape, and of their caches."""
+    if len(plan.attentions) < 2:
+        return {}
+    other = plan.attentions[1]
+    return {f"other_{name}": getattr(other, name) for name in OTHER} | {
+        "other_kv_items": other.items
+    }
 
 
 def _pieces_inside(plan: Plan, scratch: Scratch) -> bool:

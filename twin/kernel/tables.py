@@ -95,7 +95,8 @@ def layout(plan: Plan) -> Layout:
     codes = CODED_FIELDS if plan.coded else ()
     routed = (experts.FIELDS + (experts.CODED_FIELDS if codes else ())) if weights.experts else ()
     fields = (*FIELDS["stages"][1], *extras, *codes, *routed)
-    kv = states = 0
+    kv = [0] * len(plan.attentions)  # stages of attention so far, by shape of heads
+    states = 0
     for stage, matrix in zip(plan.stages, schedule.matrices, strict=True):
         at = vectors.get(stage.index, {})
         stages.append(
@@ -113,17 +114,21 @@ def layout(plan: Plan) -> Layout:
                     owned=sets.own(matrix.owned) if matrix else -1,
                     items=sets.own(stage.items) if stage.items else -1,
                     window=stage.window,
-                    kv=states if stage.kind in CARRYING else kv,
+                    kv=states if stage.kind in CARRYING else sum(kv[stage.heads :][:1]),
                     **{name: at.get(name, -1) for name in ("norm", "bias", "q_norm", "k_norm")},
                     pushes=int(_pushes(plan, stage)),
                     next=_next_stage(plan, stage),
-                    **{name: at.get(name, -1) for name in extras},
+                    **{
+                        name: stage.heads if name == "heads" else at.get(name, -1)
+                        for name in extras
+                    },
                     **(coded_fields(plan, matrix) if codes else {}),
                     **experts.fields(weights.experts.get(stage.index), routed),
                 ),
             )
         )
-        kv += stage.kind is StageKind.ATTENTION
+        if stage.kind is StageKind.ATTENTION:
+            kv[stage.heads] += 1
         states += stage.kind in CARRYING
         reads += [
             record(
@@ -142,15 +147,15 @@ def layout(plan: Plan) -> Layout:
             record("resets", value=r.value, previous_step=int(r.previous_step))
             for r in stage.resets
         ]
-    own, cache_bytes = plan.attention, 0
-    if own and kv:
+    cache_bytes = 0
+    for own, count in zip(plan.attentions, kv, strict=True):
         position = own.position_bytes(plan.options.kv_dtype)
-        cache_bytes = kv * own.items * own.item_positions * position
+        cache_bytes += count * own.items * own.item_positions * position
     if plan.kernel_recurs:
         cache_bytes += STATE_ALIGNED + plan.kernel_state_bytes
     values, exchange, counters = _values(plan, sets, prompt.values)
     sizes = sizes_of(schedule, prompt) | {
-        "kv_stages": kv,
+        "kv_stages": kv[0] if kv else 0,
         "exchange_floats": exchange,
         "counters": counters + 3,
         "grid_counter": counters,

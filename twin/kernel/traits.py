@@ -14,6 +14,7 @@ from twin.models.codes import CODES
 from twin.models.feeds import ExpertFeed, Scoring
 from twin.models.spec import ModelSpec
 from twin.models.variant import Activation
+from twin.plan.catalogue import INPUTS
 from twin.plan.types import Plan, Stage, StageKind
 
 Constant = bool | int | float | Activation
@@ -29,6 +30,17 @@ TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
         "SCORE": (0.0, "factor of query times key; 0: 1 / sqrt(HEAD_DIM)"),
         "SCORE_CAP": (0.0, "cap * tanh(score / cap); 0: none"),
         "LOGIT_CAP": (0.0, "the same of logits"),
+        "VALUES_NORMED": (False, "each value head, without weights"),
+        "LAYER_SCALAR": (False, "the residual is multiplied at the end of a layer"),
+    },
+    "FirstShape": {  # of heads, besides HEAD_DIM and GROUP
+        "VALUES_ARE_KEYS": (False, "before norm and rotation"),
+    },
+    "OtherShape": {  # of the heads of a second kind of layers; where there are none, the first's
+        "ANY": (False, "there are some"),
+        "HEAD_DIM": (1, "elements"),
+        "GROUP": (1, "query heads that share a key head"),
+        "VALUES_ARE_KEYS": (False, "before norm and rotation"),
     },
     "Additions": {  # to the layers of Llama and of plain experts
         "SINKS": (False, "each head's softmax has a logit without a value"),
@@ -77,6 +89,8 @@ TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
 def traits(plan: Plan) -> dict[str, dict[str, Constant]]:
     """The value of every member of TRAITS for a plan."""
     spec, routed, found = plan.spec, plan.kernel_experts, dict[str, dict[str, Constant]]()
+    for name, own in zip(("FirstShape", "OtherShape"), _shapes_of(plan), strict=False):
+        found[name] = own
     if spec:
         found["Family"] = _family(spec)
         found["Outgoing"] = {"GATED": spec.output_gate and plan.attention is not None}
@@ -113,6 +127,21 @@ def traits(plan: Plan) -> dict[str, dict[str, Constant]]:
     }
 
 
+def _shapes_of(plan: Plan) -> list[dict[str, Constant]]:
+    """Of the plan's first heads, and of others or of the first once more."""
+    several = len(plan.attentions) > 1
+    both = plan.attentions if several else 2 * plan.attentions
+    return [
+        {
+            "ANY": several,
+            "HEAD_DIM": own.head_dim,
+            "GROUP": own.group,
+            "VALUES_ARE_KEYS": own.values_are_keys,
+        }
+        for own in both
+    ]
+
+
 def _family(spec: ModelSpec) -> dict[str, Constant]:
     variant = spec.variant
     return {
@@ -125,6 +154,8 @@ def _family(spec: ModelSpec) -> dict[str, Constant]:
         "SCORE": variant.score or 0.0,
         "SCORE_CAP": variant.score_cap or 0.0,
         "LOGIT_CAP": variant.logit_cap or 0.0,
+        "VALUES_NORMED": spec.value_norm,
+        "LAYER_SCALAR": variant.layer_scalar,
     }
 
 
@@ -157,7 +188,6 @@ def _experts(kind: ExpertFeed, down: Stage) -> dict[str, Constant]:
 
 # ---- low-bit weights -----------------------------------------------------------------------------
 
-INPUTS = ("hidden", "heads", "ffn", "shared", "dense")  # what matrices multiply
 PLAIN_BIT = 1
 
 
@@ -171,8 +201,8 @@ def codes(plan: Plan, embedded: bool) -> dict[str, int]:
         return {"CODES": PLAIN_BIT} | by_input
     if not embedded:
         return {"CODES": (2 << len(CODES)) - 1} | by_input
-    for name, kinds in plan.kinds_by_input.items():
-        multiplied = bits_of(s.matrix for s in plan.stages if s.matrix and s.kind in kinds)
+    for name in INPUTS:
+        multiplied = bits_of(s.matrix for s in plan.stages if s.matrix and plan.input_of(s) == name)
         by_input[f"{name.upper()}_CODES"] = multiplied or PLAIN_BIT
     return {"CODES": bits_of(m for s in plan.stages for m in s.matrices)} | by_input
 

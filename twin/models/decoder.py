@@ -166,6 +166,8 @@ def canonical_shape(spec: ModelSpec, name: str) -> tuple[int, ...]:
     leaf = name.rpartition(".")[2]
     if leaf in ("embed", "lm_head"):
         return (spec.vocab, spec.hidden)
+    if leaf == "layer_scalar":
+        return (1,)
     if spec.layout and name.startswith("layers."):
         _, layer, inner = name.split(".", 2)
         parts = spec.layer(int(layer))

@@ -20,22 +20,37 @@ SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID)  # of a router, for which the kern
 def runs(layout: Sequence[Layer]) -> bool:
     """Has the kernel code for these layers? Some have experts, and all that are alike are equal.
 
-    Their attention is grouped, with one cache for all layers: only windows differ. Some layers may
-    have gated DeltaNet instead, or short convolutions.
+    Their attention is grouped. Only windows differ, and the shapes of heads between two kinds of
+    layers. Some layers may have gated DeltaNet instead, or short convolutions.
     """
     states = {layer.mixer for layer in layout if isinstance(layer.mixer, RECURRENT)}
-    mixers = {_plain(layer.mixer) for layer in layout if not isinstance(layer.mixer, RECURRENT)}
+    attending = [layer.mixer for layer in layout if not isinstance(layer.mixer, RECURRENT)]
+    mixers = {_plain(mixer) for mixer in attending}
+    shapes = {mixer.shape for mixer in attending if isinstance(mixer, GroupedAttention)}
     feeds = {layer.feed for layer in layout}
     routed = {feed for feed in feeds if isinstance(feed, ExpertFeed)}
     # a kernel has one kind of gate
     gates = {_gate(feed) for feed in feeds if isinstance(feed, ExpertFeed)} | (
         {_PLAIN_GATE} if len(feeds) > len(routed) else set()
     )
-    # without experts only where another mixer makes the layers differ
-    counted = len(routed) == 1 or (not routed and len(states) == 1 and len(feeds) == 1)
+    # without experts only where the layers' mixers differ
+    differ = len(states) == 1 or len(shapes) == MOST_SHAPES
+    counted = len(routed) == 1 or (not routed and differ and len(feeds) == 1)
     alike = None not in mixers and len(mixers) == len(gates) == 1 and counted
     known = len(states) < 2 and all(map(linear.runs, states))
-    return alike and known and all(map(_feed_runs, feeds))
+    several = len(shapes) == 1 or not (states or any(map(_adds, attending)))
+    whole = len(shapes) <= MOST_SHAPES and several
+    return alike and known and whole and all(map(_feed_runs, feeds))
+
+
+MOST_SHAPES = 2  # of heads, each with caches of its own
+
+
+def _adds(mixer: object) -> bool:
+    """Has an attention what no family has next to heads of several shapes?"""
+    return isinstance(mixer, GroupedAttention) and (
+        mixer.sinks or mixer.qkv_bias or mixer.o_bias or mixer.output_gate or mixer.whole_qk_norm
+    )
 
 
 _PLAIN_GATE = (False, None, 1.0, 0.0)
@@ -51,7 +66,9 @@ def experts_of(layout: Sequence[Layer]) -> ExpertFeed | None:
 
 
 def _plain(mixer: object) -> GroupedAttention | None:
-    """An attention without its window; None of one that the kernel has no code for."""
+    """An attention without its window and the shape of its heads; None of one that the kernel has
+    no code for.
+    """
     if not isinstance(mixer, GroupedAttention):
         return None
     known = GroupedAttention(
@@ -63,12 +80,19 @@ def _plain(mixer: object) -> GroupedAttention | None:
         o_bias=mixer.o_bias,
         qk_norm=mixer.qk_norm,
         whole_qk_norm=mixer.whole_qk_norm,
+        value_norm=mixer.value_norm,
         sinks=mixer.sinks,
+        values_are_keys=mixer.values_are_keys,
         output_gate=mixer.output_gate,
     )
     # no family has biases, or norms of all heads together, next to gates of the outputs
     gated = mixer.output_gate and (mixer.qkv_bias or mixer.whole_qk_norm)
-    return replace(mixer, window=0) if mixer == known and not gated else None
+    # nor values that are keys, or normed, next to any of these
+    added = mixer.output_gate or mixer.qkv_bias or mixer.whole_qk_norm
+    odd = (mixer.values_are_keys or mixer.value_norm) and added
+    if mixer != known or gated or odd:
+        return None
+    return replace(mixer, window=0, heads=1, kv_heads=1, head_dim=1, values_are_keys=False)
 
 
 def _feed_runs(feed: Feed) -> bool:

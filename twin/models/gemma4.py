@@ -12,15 +12,19 @@ from dataclasses import replace
 
 from twin.errors import ConfigError
 from twin.models.config import Config, rope
+from twin.models.decoder import Tensor, canonical_shape
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
 from twin.models.gemma import embedding
 from twin.models.gemma2 import cap
 from twin.models.layered import check_experts, kinds_of_layers, layered, layout
+from twin.models.layers import Layer
 from twin.models.mixers import GroupedAttention, Mixer
 from twin.models.modules import GEMMA4
 from twin.models.spec import ModelSpec, Rope
 from twin.models.variant import Activation, Norms, Variant
 
+VISION = ("model.vision_tower.", "model.embed_vision.")  # of what sees images
+_INNER = "language_model."  # of a text model within one that sees images
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _PROPORTIONAL = "proportional"
 
@@ -194,3 +198,43 @@ def _parameters(config: Config, kind: str) -> Config:
             "the model's config.json"
         )
     return parameters
+
+
+# ---- tensors -------------------------------------------------------------------------------------
+
+_NORMS = {
+    "attn_norm": "input_layernorm",
+    "attn_post_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm",
+}
+
+
+def tensors(spec: ModelSpec) -> dict[str, Tensor]:
+    """Canonical name -> tensor of a checkpoint."""
+    found = {
+        "embed": Tensor("model.embed_tokens.weight", (spec.vocab, spec.hidden)),
+        "final_norm": Tensor("model.norm.weight", (spec.hidden,)),
+    }
+    if not spec.tied:
+        found["lm_head"] = Tensor("lm_head.weight", (spec.vocab, spec.hidden))
+    for layer in range(spec.layers):
+        for name, called in _names(spec.layer(layer)).items():
+            own = f"layers.{layer}.{name}"
+            found[own] = Tensor(f"model.layers.{layer}.{called}", canonical_shape(spec, own))
+    inner = "" if spec.family.endswith("_text") else _INNER
+    return {
+        name: replace(tensor, name=tensor.name.replace("model.", f"model.{inner}", 1))
+        for name, tensor in found.items()
+    }
+
+
+def _names(parts: Layer) -> dict[str, str]:
+    found = {name: f"{stored}.weight" for name, stored in _NORMS.items()}
+    found["layer_scalar"] = "layer_scalar"
+    assert isinstance(parts.mixer, GroupedAttention)
+    for name in "qko" if parts.mixer.values_are_keys else "qkvo":
+        found[name] = f"self_attn.{name}_proj.weight"
+    for name in ("q_norm", "k_norm"):
+        found[name] = f"self_attn.{name}.weight"
+    return found | {name: f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}

@@ -27,7 +27,9 @@ def convolution_of(layout: Sequence[Layer]) -> ShortConvolution | None:
 
 
 def attention_of(layout: Sequence[Layer]) -> GroupedAttention | None:
-    """The first softmax attention of a layout; all are alike where the engine runs it."""
+    """The first softmax attention of a layout; where the engine runs it all are alike, but for
+    windows and the shapes of their heads.
+    """
     found = (layer.mixer for layer in layout if isinstance(layer.mixer, GroupedAttention))
     return next(found, None)
 
@@ -43,8 +45,16 @@ def runs(mixer: DeltaNet | ShortConvolution) -> bool:
 def mixer_shape(mixer: Mixer, hidden: int, name: str) -> tuple[int, ...] | None:
     """Shape of a layer's tensor `name`; None: as in a dense model, or not the mixer's."""
     if isinstance(mixer, GroupedAttention):
-        gated = name == "q" and mixer.output_gate
-        return (2 * mixer.heads * mixer.head_dim, hidden) if gated else None
+        q, kv = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
+        together = mixer.whole_qk_norm
+        return {
+            "q": (q * (2 if mixer.output_gate else 1), hidden),
+            "k": (kv, hidden),
+            "v": (kv, hidden),
+            "o": (hidden, q),
+            "q_norm": (q if together else mixer.head_dim,),
+            "k_norm": (kv if together else mixer.head_dim,),
+        }.get(name)
     if isinstance(mixer, ShortConvolution):
         return {
             "conv_in": (3 * mixer.channels, hidden),

@@ -4,11 +4,22 @@ short convolutions. Sizes are those of the whole model.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from twin.frozen import frozen
 from twin.models.formats import Formats, Role
 from twin.models.weight import Traffic, Weight
 
 STATE_BYTES = 4  # a recurrent state is kept in FP32
+
+
+class HeadShape(NamedTuple):
+    """The heads of grouped attention in one kind of layers."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    values_are_keys: bool
 
 
 @frozen(kw_only=True)
@@ -30,6 +41,11 @@ class GroupedAttention:
     # no matrix v: values are the keys before norm and rotation; the cache still holds both
     values_are_keys: bool = False
     output_gate: bool = False  # sigmoid(gate) * output, the gate projected with q
+
+    @property
+    def shape(self) -> HeadShape:
+        """What layers have in common whose heads are alike."""
+        return HeadShape(self.heads, self.kv_heads, self.head_dim, self.values_are_keys)
 
     def positions(self, context: int) -> int:
         """Cached positions that a step reads."""

@@ -16,6 +16,7 @@ from twin.models.mixers import (
     CompressedAttention,
     DeltaNet,
     GroupedAttention,
+    HeadShape,
     LatentAttention,
     ShortConvolution,
 )
@@ -154,6 +155,25 @@ class ModelSpec:
     def rotation(self, layer: int) -> int:
         """Which of `rotations` a layer uses."""
         return self.rotations.index(self.ropes[layer]) if self.ropes else 0
+
+    @property
+    def head_shapes(self) -> tuple[HeadShape, ...]:
+        """The distinct shapes of heads of grouped attention, in the order of their first layers."""
+        return tuple(dict.fromkeys(self._head_shapes()))
+
+    def _head_shapes(self) -> Iterator[HeadShape]:
+        if not self.layout:
+            yield HeadShape(self.heads, self.kv_heads, self.head_dim, False)
+        for layer in self.layout:
+            if isinstance(layer.mixer, GroupedAttention):
+                yield layer.mixer.shape
+
+    def rotated_dim(self, rotation: int) -> int:
+        """Elements of the heads that one of `rotations` turns."""
+        if not self.layout or not self.ropes:
+            return self.head_dim
+        mixer = self.layout[self.ropes.index(self.rotations[rotation])].mixer
+        return mixer.head_dim if isinstance(mixer, GroupedAttention) else self.head_dim
 
     @property
     def q_size(self) -> int:
@@ -330,6 +350,11 @@ class ModelSpec:
         return self.variant.whole_qk_norm or self._of_attention("whole_qk_norm")
 
     @property
+    def value_norm(self) -> bool:
+        """The same: is each value head normed, as queries and keys are, but without weights?"""
+        return self._of_attention("value_norm")
+
+    @property
     def output_gate(self) -> bool:
         """The same: are the outputs of attention gated?"""
         return self._of_attention("output_gate")
@@ -360,6 +385,8 @@ class ModelSpec:
             type(part) for layer in self.layout for part in (layer.feed, layer.mixer)
         )
         found = [_WORDS[kind] for kind in kinds if kind in _WORDS]
+        beside = any(getattr(layer.feed, "parallel", False) for layer in self.layout)
+        found += ["experts next to a dense MLP: enable_moe_block"] if beside else []
         corrected = self.experts is not None and self.experts.choice_bias
         found += ["biases of the choice of experts"] if corrected else []
         found += ["hyper-connections"] if self.hyper else []

@@ -132,6 +132,7 @@ def attend(
     *,
     scan: Scan | None = None,
     window: int = 0,
+    heads: int = 0,
 ) -> Value:
     """A stage that publishes `width` words of each item."""
     owned = tuple((lo * width, hi * width) for lo, hi in items)
@@ -154,6 +155,7 @@ def attend(
         items=items,
         scan=scan,
         window=window,
+        heads=heads,
     )
     return value
 
@@ -193,6 +195,7 @@ def output_projection(
     *,
     vector: int = 0,
     scanned: tuple[Span, ...] = (),
+    heads: int = 0,
 ) -> Value:
     """The output projection's rows over this rank's columns. `scanned`: items of the blocks that
     scan before it.
@@ -205,6 +208,7 @@ def output_projection(
         vector=b.options.tokens * vector,
         operations=("o_proj",),
         scanned=scanned,
+        heads=heads,
     )
 
 

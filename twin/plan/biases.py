@@ -70,6 +70,6 @@ def stage_sinks(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Vector
     """[heads] of the rank: logits that join the softmax's sum; None where the model has none."""
     if not ROWS[stage.kind].sinks or not weights.spec.sinks:
         return None
-    heads = plan.kernel_attention().heads
+    heads = plan.attention_of(stage).heads
     own = weights[f"layers.{stage.layer}.sinks"][rank * heads : (rank + 1) * heads]
     return own.astype(np.float32)

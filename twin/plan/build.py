@@ -34,13 +34,13 @@ HEAD_STEP = 4  # elements of a head that a thread gathers at once
 
 
 class Attend(Protocol):
-    """How a rank's blocks divide the kernel's attention, which the schedule chooses; None where a
-    model's layers need caches that the kernel does not know.
+    """How a rank's blocks divide the kernel's attention of each of `ModelSpec.head_shapes`, which
+    the schedule chooses; empty where a model's layers need caches that the kernel does not know.
     """
 
     def __call__(
         self, spec: ModelSpec, options: Options, *, ranks: int, blocks: int
-    ) -> Attention | None: ...
+    ) -> tuple[Attention, ...]: ...
 
 
 def outline(spec: ModelSpec, options: Options, limits: Limits, attend: Attend) -> Plan:
@@ -54,9 +54,9 @@ def outline(spec: ModelSpec, options: Options, limits: Limits, attend: Attend) -
     ranks_per_gpu = ranks // options.gpus
     blocks = options.blocks // ranks_per_gpu
     shard = Shard(spec.hidden, -(-spec.vocab // ranks))
-    attention = attend(spec, options, ranks=ranks, blocks=blocks)
+    attentions = attend(spec, options, ranks=ranks, blocks=blocks)
     coding = coding_of(spec.coded, ranks) if as_stored(spec, options) else None
-    builder = Builder(spec, options, ranks, blocks, shard, attention, coding=coding)
+    builder = Builder(spec, options, ranks, blocks, shard, attentions, coding=coding)
     step(builder)
     if any(ROWS[stage.kind].in_pass is InPass.NO_CODE for stage in builder.stages):
         options = replace(options, prompt_chunk=1)
@@ -69,7 +69,7 @@ def outline(spec: ModelSpec, options: Options, limits: Limits, attend: Attend) -
         ranks_per_gpu=ranks_per_gpu,
         blocks=blocks,
         shard=shard,
-        attention=attention,
+        attentions=attentions,
         buffers=tuple(builder.buffers.values()),
         values=tuple(builder.values),
         stages=tuple(builder.stages),
@@ -145,11 +145,12 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
     _check_windows(spec, options)
     _check_lanes(spec, options)
     _check_several(spec, options, ranks)
-    if spec.head_dim % HEAD_STEP:
-        raise PlanError(
-            f"{spec.name}: head_dim={spec.head_dim}: the kernel exchanges heads {HEAD_STEP} "
-            "elements at a time"
-        )
+    for dim in (spec.head_dim, *(shape.head_dim for shape in spec.head_shapes)):
+        if dim % HEAD_STEP:
+            raise PlanError(
+                f"{spec.name}: head_dim={dim}: the kernel exchanges heads {HEAD_STEP} elements at "
+                "a time"
+            )
     if options.slot_bytes % 16:
         raise PlanError(
             f"slot_bytes={options.slot_bytes}: must be a multiple of 16, the bulk copy's grain"

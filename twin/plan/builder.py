@@ -12,6 +12,7 @@ from functools import lru_cache
 from twin.errors import PlanError
 from twin.frozen import frozen
 from twin.models.formats import Format
+from twin.models.mixers import GroupedAttention
 from twin.models.spec import LaneHead, Lanes, ModelSpec
 from twin.plan.catalogue import ROWS
 from twin.plan.coding import Coding
@@ -76,7 +77,8 @@ class Builder:
     ranks: int
     blocks: int
     shard: Shard
-    attention: Attention | None  # the kernel's, if it runs the layers
+    # the kernel's, of each shape of heads; empty where it does not run the layers
+    attentions: tuple[Attention, ...]
     buffers: dict[str, Buffer] = field(default_factory=dict)
     values: list[Value] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
@@ -86,6 +88,15 @@ class Builder:
     modules: dict[tuple[StageKind, int], Value] = field(default_factory=dict)
     # of late parts, by the value that they are parts of
     sums: dict[int, Value] = field(default_factory=dict)
+
+    @property
+    def attention(self) -> Attention | None:
+        """Of the first layers; None where the kernel does not run them."""
+        return self.attentions[0] if self.attentions else None
+
+    def heads_of(self, kind: GroupedAttention) -> int:
+        """Which of `attentions` a layer has."""
+        return self.spec.head_shapes.index(kind.shape) if self.attentions else 0
 
     # ---- stages ----------------------------------------------------------------------------------
 
@@ -106,6 +117,7 @@ class Builder:
         routed: Routed | None = None,
         gate: int | None = None,
         kept: bool = False,
+        heads: int = 0,
     ) -> None:
         self.stages.append(
             Stage(
@@ -125,6 +137,7 @@ class Builder:
                 routed,
                 gate,
                 kept,
+                heads,
             )
         )
 
@@ -142,6 +155,7 @@ class Builder:
         routed: Routed | None = None,
         gate: int | None = None,
         scanned: tuple[Span, ...] = (),
+        heads: int = 0,
     ) -> Value:
         """A stage that multiplies one or more matrices with the same input; their elements follow
         each other in one value. `scanned`: items of the blocks, of which those that have some own
@@ -180,6 +194,7 @@ class Builder:
             more=tuple(more),
             routed=routed,
             gate=gate,
+            heads=heads,
         )
         value = self.collected(value)
         if ROWS[kind].summed:

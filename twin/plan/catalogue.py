@@ -61,6 +61,7 @@ class Input(Enum):
 
     HIDDEN = "hidden"  # the residual, or a probe's constant
     HEADS = "heads"  # the outputs of all heads
+    OTHER = "other"  # the same of heads of a second shape
     FFN = "ffn"  # the feed-forward's activations, of the chosen experts where there are some
     SHARED = "shared"  # those of shared experts
     DENSE = "dense"  # those of layers without experts, where others have some
@@ -177,18 +178,18 @@ ROWS: dict[StageKind, Row] = {
 ALWAYS = (Input.HIDDEN.value, Input.HEADS.value, Input.FFN.value)  # each kernel has their vectors
 
 
-def input_of(kind: StageKind, *, routed: bool) -> Input | None:
-    """What a stage's matrix multiplies. `routed`: of a plan with chosen experts."""
-    return Input.DENSE if routed and kind is StageKind.DOWN else ROWS[kind].input
+INPUTS = tuple(each.value for each in Input)
 
 
 @cache
-def kinds_by_input(*, routed: bool) -> dict[str, tuple[StageKind, ...]]:
-    """The stages whose matrices multiply each input."""
-    return {
-        each.value: tuple(kind for kind in ROWS if input_of(kind, routed=routed) is each)
-        for each in Input
-    }
+def input_of(kind: StageKind, *, routed: bool, heads: int = 0) -> Input | None:
+    """What a stage's matrix multiplies. `routed`: of a plan with chosen experts; `heads`: which
+    shape of them the stage has.
+    """
+    if routed and kind is StageKind.DOWN:
+        return Input.DENSE
+    found = ROWS[kind].input
+    return Input.OTHER if found is Input.HEADS and heads else found
 
 
 # What the engine runs of options that plans may have more of.

@@ -65,25 +65,31 @@ def _grouped(
 ) -> Value:
     heads, dim = share(b.spec.name, b.ranks, "attention heads", kind.heads), kind.head_dim
     kv_heads = kv_share(b.spec.name, b.ranks, kind.kv_heads)
-    q, kv, gate = heads * dim, kv_heads * dim, heads * dim if kind.output_gate else 0
+    q, gate = heads * dim, heads * dim if kind.output_gate else 0
+    made = q + (1 if kind.values_are_keys and b.attentions else 2) * kv_heads * dim
+    which = b.heads_of(kind)
     qkv = b.rows(
         StageKind.QKV,
         layer,
-        [Piece(q + 2 * kv + gate, b.shard.hidden, stored(b, weights["q"]))],
+        [Piece(made + gate, b.shard.hidden, stored(b, weights["q"]))],
         reads=reads,
         vector=vector(b),
         operations=("add_norm", "qkv_proj", "rope_append"),
+        heads=which,
     )
-    if b.attention:
-        partials = _attend_cache(b, layer, b.attention, qkv, kind)
+    own = b.attentions[which] if b.attentions else None
+    if own:
+        partials = _attend_cache(b, layer, own, qkv, kind)
     else:
         partials = _attend_scan(b, layer, kind, qkv, heads=heads, kv_heads=kv_heads)
-    gated = [b.span(qkv, q + 2 * kv, q + 2 * kv + gate)] if gate else []
+    gated = [b.span(qkv, made, made + gate)] if gate else []
     # in the last layer the proof needs what blocks say that scan: nothing follows that would
     last = layer + 1 == b.spec.layers
-    scanned = scanned_first(b.attention, kind.window, b.blocks) if b.attention and not last else ()
+    scanned = scanned_first(own, kind.window, b.blocks) if own and not last else ()
     reads = [b.whole(partials), *gated]
-    return output_projection(b, layer, weights["o"], reads, q, vector=q + gate, scanned=scanned)
+    return output_projection(
+        b, layer, weights["o"], reads, q, vector=q + gate, scanned=scanned, heads=which
+    )
 
 
 def _attend_cache(
@@ -100,7 +106,15 @@ def _attend_cache(
         reads.append(
             Read(qkv.id, Parts.OWN, tuple((normed,) if lo < hi else () for lo, hi in items))
         )
-    return attend(b, layer, items, reads, width + -width % ITEM_WORDS, window=kind.window)
+    return attend(
+        b,
+        layer,
+        items,
+        reads,
+        width + -width % ITEM_WORDS,
+        window=kind.window,
+        heads=b.heads_of(kind),
+    )
 
 
 @lru_cache(maxsize=64)
@@ -129,10 +143,11 @@ def _head_spans(own: Attention, splits: int, items: Span) -> tuple[Span, ...]:
         return ()
     first, last, one = items[0] // splits, (items[1] - 1) // splits + 1, own.head_dim
     k, v = own.heads * one, (own.heads + own.kv_heads) * one
+    values = () if own.values_are_keys else ((v + first * one, v + last * one),)
     return (
         (first * own.group * one, last * own.group * one),
         (k + first * one, k + last * one),
-        (v + first * one, v + last * one),
+        *values,
     )
 
 

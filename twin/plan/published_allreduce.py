@@ -55,7 +55,7 @@ def allreduce_probe(options: Options, limits: Limits, *, elements: int, stages: 
         1,
         blocks,
         Shard(0, 0),
-        None,
+        (),
         (Buffer(0, "sum", elements, copies, ranks),),
         values,
         chain,

@@ -58,9 +58,11 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
             return np.concatenate(
                 [
                     _turning(
-                        weights, name, weights[f"{layer}.{leaf}"][_head_rows(plan, name, rank)]
+                        weights,
+                        name,
+                        weights[f"{layer}.{leaf}"][_head_rows(plan, stage, name, rank)],
                     )
-                    for name, leaf in _qkv(weights.spec)
+                    for name, leaf in _qkv(plan, stage)
                 ]
             )
         case StageKind.DELTA_IN:
@@ -97,12 +99,13 @@ def _share(stage: Stage, matrix: Matrix, rank: int, tables: list[Array]) -> Arra
     return np.stack(rows, axis=1).reshape(matrix.rows, matrix.cols)
 
 
-def _qkv(spec: ModelSpec) -> tuple[tuple[str, str], ...]:
+def _qkv(plan: Plan, stage: Stage) -> tuple[tuple[str, str], ...]:
     """(what a rank's rows are, the tensor that has them): of gated attention queries and gates take
-    turns in one.
+    turns in one; values that are keys have no rows.
     """
-    rows = (("q", "q"), ("k", "k"), ("v", "v"))
-    return (*rows, ("gate", "q")) if spec.output_gate else rows
+    names = "qk" if plan.attention_of(stage).values_are_keys else "qkv"
+    rows = tuple((name, name) for name in names)
+    return (*rows, ("gate", "q")) if plan.spec and plan.spec.output_gate else rows
 
 
 def _delta(weights: Weights) -> DeltaNet:
@@ -160,12 +163,12 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Enco
         return _named(weights, code, leaf if stage.layer < 0 else f"layers.{stage.layer}.{leaf}")
 
     def turned(name: str, leaf: str) -> Encoded:
-        rows = np.arange(plan.ranks * matrix.rows)[_head_rows(plan, name, rank)]
+        rows = np.arange(plan.ranks * matrix.rows)[_head_rows(plan, stage, name, rank)]
         return coded(leaf).rows(_turning(weights, name, rows))
 
     match stage.kind:
         case StageKind.QKV:
-            return joined([turned(name, leaf) for name, leaf in _qkv(weights.spec)])
+            return joined([turned(name, leaf) for name, leaf in _qkv(plan, stage)])
         case StageKind.DELTA_IN:
             parts = projected_rows(_delta(weights), plan.ranks, rank)
             return joined([coded(name).rows(rows) for name, rows in parts])
@@ -282,7 +285,7 @@ def padded(table: Array, first: int, count: int) -> Array:
 def qkv_bias(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Vector:
     """[rows] of q, k and v on this rank."""
     biases = {
-        name: weights[f"layers.{stage.layer}.{name}_bias"][_head_rows(plan, name, rank)]
+        name: weights[f"layers.{stage.layer}.{name}_bias"][_head_rows(plan, stage, name, rank)]
         for name in "qkv"
     }
     return np.concatenate([_turning(weights, name, bias) for name, bias in biases.items()]).astype(
@@ -326,6 +329,23 @@ def stage_post_norm(stage: Stage, weights: Weights) -> Vector | None:
     return None if name is None else weights[name].astype(np.float32)
 
 
+def layer_scalar(stage: Stage, weights: Weights) -> Vector | None:
+    """[1] What the residual is multiplied by once the stage has added the end of a layer to it;
+    None where the family has no such factor.
+    """
+    spec = weights.spec
+    if not spec.variant.layer_scalar or not stage.reads:
+        return None
+    match stage.kind:
+        case StageKind.QKV:
+            layer = stage.layer - 1
+        case StageKind.LM_HEAD:
+            layer = spec.layers - 1
+        case _:
+            return None
+    return weights[f"layers.{layer}.layer_scalar"].astype(np.float32)
+
+
 def query_key_norms(stage: Stage, weights: Weights) -> tuple[Vector, Vector] | None:
     """Scales of q and k in an attention stage, [head_dim] or of all heads, None when the model has
     none.
@@ -341,32 +361,37 @@ def query_key_norms(stage: Stage, weights: Weights) -> tuple[Vector, Vector] | N
 
 def rope_tables(spec: ModelSpec, positions: int, *, present: int) -> list[RopeTable]:
     """The tables of `spec.rotations`, in order, for a sequence of `present` tokens."""
-    return [
-        rope_table(spec, positions, rope, present=present) if rope else _standing(spec, positions)
-        for rope in spec.rotations
-    ]
+    found = []
+    for number, rope in enumerate(spec.rotations):
+        dim = spec.rotated_dim(number)
+        table = rope_table(spec, positions, rope, present=present, dim=dim) if rope else None
+        found.append(table or _standing(positions, dim))
+    return found
 
 
 def rope_table(
-    spec: ModelSpec, positions: int, rope: Rope | None = None, *, present: int = 1
+    spec: ModelSpec,
+    positions: int,
+    rope: Rope | None = None,
+    *,
+    present: int = 1,
+    dim: int | None = None,
 ) -> RopeTable:
-    """(cos, sin), each [positions, head_dim / 2], pair i in column i for both pairing styles.
-    `rope`: the model's own unless given. `present`: tokens of the sequence, which choose LongRoPE's
+    """(cos, sin), each [positions, dim / 2], pair i in column i for both pairing styles. `rope`,
+    `dim`: the model's own unless given. `present`: tokens of the sequence, which choose LongRoPE's
     factors.
 
     Pairs that are not rotated stand still: cosine one, sine zero.
     """
-    rope = rope or spec.rope
-    rotated = rope.rotated or spec.head_dim
+    rope, dim = rope or spec.rope, dim or spec.head_dim
+    rotated = rope.rotated or dim
     pairs = np.arange(0, rotated, 2, dtype=np.float64)
-    frequencies = _scaled(rope.theta ** (-pairs / rotated), rope, present)
+    frequencies = _scaled(rope.theta ** (-pairs / rotated), rope, present)[: rope.pairs]
     angles = np.outer(np.arange(positions, dtype=np.float64), frequencies)
     factor = _magnitude(rope.scaling)
-    cos, sin = _standing(spec, positions)
-    cos[:, : rotated // 2], sin[:, : rotated // 2] = (
-        factor * np.cos(angles),
-        factor * np.sin(angles),
-    )
+    cos, sin = _standing(positions, dim)
+    turned = len(frequencies)
+    cos[:, :turned], sin[:, :turned] = factor * np.cos(angles), factor * np.sin(angles)
     return cos, sin
 
 
@@ -389,8 +414,8 @@ def factors_change(spec: ModelSpec) -> int | None:
     return min(ends, default=None)
 
 
-def _standing(spec: ModelSpec, positions: int) -> RopeTable:
-    shape = (positions, spec.head_dim // 2)
+def _standing(positions: int, dim: int) -> RopeTable:
+    shape = (positions, dim // 2)
     return np.ones(shape, np.float32), np.zeros(shape, np.float32)
 
 
@@ -413,11 +438,11 @@ def _turning(weights: Weights, name: str, rows: Array) -> Array:
     return rows.reshape(-1, spec.head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)
 
 
-def _head_rows(plan: Plan, name: str, rank: int) -> slice | Rows:
+def _head_rows(plan: Plan, stage: Stage, name: str, rank: int) -> slice | Rows:
     """Rows of q, k, v or the outputs' gates on this rank; ranks that share a KV head hold the same
     rows.
     """
-    own = plan.kernel_attention()
+    own = plan.attention_of(stage)
     if name in ("q", "gate") and plan.spec is not None and plan.spec.output_gate:
         begins = (2 * (rank * own.heads + np.arange(own.heads)) + (name == "gate")) * own.head_dim
         return (begins[:, None] + np.arange(own.head_dim)).reshape(-1)

@@ -24,7 +24,7 @@ from twin.frozen import frozen
 from twin.models.feeds import ExpertFeed
 from twin.models.formats import Format
 from twin.models.spec import RUN, DType, ModelSpec
-from twin.plan.catalogue import ENGINE_OPTIONS, ROWS, kinds_by_input
+from twin.plan.catalogue import ENGINE_OPTIONS, ROWS, input_of
 from twin.plan.catalogue import StageKind as StageKind
 
 STAGGERED_LANES = 4  # lane 4 begins a step with lane 0
@@ -411,6 +411,7 @@ class Stage:
     gate: int | None = None
     # the rows' sums stay in the block, for the next stage that owns the same rows
     kept: bool = False
+    heads: int = 0  # which of `Plan.attentions` has the heads that it makes, attends or multiplies
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -456,8 +457,8 @@ class Turn(NamedTuple):
 
 @frozen(kw_only=True)
 class Attention:
-    """The attention that the kernel has code for, alike in all layers but for windows: a rank's
-    heads and its paged cache.
+    """The attention that the kernel has code for, alike in all layers of a kind but for windows: a
+    rank's heads and its paged cache.
 
     A page of a KV head, `Options.kv_page` positions, belongs to one split, so a block reads only
     what it wrote. The first `together` splits take pages in turn until each has `first_pages`, then
@@ -468,6 +469,8 @@ class Attention:
     heads: int
     kv_heads: int
     head_dim: int
+    # the values are the keys before norm and rotation; a schedule's id has it in the rows of QKV
+    values_are_keys: bool = field(default=False, repr=False)
     kv_replicas: int  # ranks that share one KV head
     splits: int  # of each KV head
     item_positions: int  # capacity of one (kv head, split), a whole number of pages
@@ -480,6 +483,11 @@ class Attention:
     def group(self) -> int:
         """Query heads that share a KV head."""
         return self.heads // self.kv_heads
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of q, k and v that make its heads."""
+        return (self.heads + (1 if self.values_are_keys else 2) * self.kv_heads) * self.head_dim
 
     @property
     def items(self) -> int:
@@ -537,8 +545,9 @@ class Plan:
     ranks_per_gpu: int
     blocks: int  # per rank
     shard: Shard
-    # None: no stage runs it; caches that only the twin knows are their stages' scans
-    attention: Attention | None
+    # one for each shape of heads; empty: no stage runs it, and caches that only the twin knows are
+    # their stages' scans
+    attentions: tuple[Attention, ...]
     # A notebook that shows a plan shows none of these: half a million characters.
     buffers: tuple[Buffer, ...] = field(repr=False)
     values: tuple[Value, ...] = field(repr=False)
@@ -559,6 +568,11 @@ class Plan:
     def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
         """Without the hash: another process hashes texts differently."""
         return Plan, tuple(getattr(self, f.name) for f in fields(self))
+
+    @property
+    def attention(self) -> Attention | None:
+        """That of the first layers; all others' where heads have one shape."""
+        return self.attentions[0] if self.attentions else None
 
     def gpu_of_rank(self, rank: int) -> int:
         return rank // self.ranks_per_gpu
@@ -653,10 +667,10 @@ class Plan:
         """Pushes of a step that somebody waits for at once."""
         return 0 if self.options.delay else sum(value.pushed for value in self.values)
 
-    @cached_property
-    def kinds_by_input(self) -> dict[str, tuple[StageKind, ...]]:
-        """The stages whose matrices multiply each input of the kernel."""
-        return kinds_by_input(routed=self.routed)
+    def input_of(self, stage: Stage) -> str | None:
+        """Which of the kernel's inputs a stage's matrix multiplies."""
+        found = input_of(stage.kind, routed=self.routed, heads=stage.heads)
+        return found.value if found else None
 
     @cached_property
     def coded(self) -> bool:
@@ -669,6 +683,18 @@ class Plan:
         """`attention` of a plan with a stage that runs it."""
         assert self.attention is not None, f"{self.name} has no attention of the kernel's"
         return self.attention
+
+    def attention_of(self, stage: Stage) -> Attention:
+        """That whose heads a stage makes, attends or multiplies."""
+        assert self.attentions, f"{self.name} has no attention of the kernel's"
+        return self.attentions[stage.heads]
+
+    def attended(self, stage: Stage) -> Stage | None:
+        """The attention whose heads' outputs an output projection multiplies; None: others make
+        them.
+        """
+        maker = self.stages[self.values[stage.reads[0].value].stage] if stage.reads else stage
+        return maker if maker.kind is StageKind.ATTENTION else None
 
     def weight_bytes(self) -> int:
         """Weights that one step streams, all ranks together; of routed experts what uniform routing
@@ -733,7 +759,7 @@ class Plan:
         positions = (
             min(self.options.context, stage.window) if stage.window else self.options.context
         )
-        own = self.kernel_attention()
+        own = self.attention_of(stage)
         return own.position_bytes(self.options.kv_dtype) * own.kv_heads * positions
 
     def bytes_per_step(self) -> int:
@@ -769,7 +795,7 @@ class Plan:
             return weights + scan.held_bytes
         if stage.kind is not StageKind.ATTENTION:
             return weights + self.history_bytes(stage)
-        own, window = self.kernel_attention(), stage.window
+        own, window = self.attention_of(stage), stage.window
         position = own.position_bytes(self.options.kv_dtype)
         return weights + own.items_of(window) * own.positions_of(window) * position
 
@@ -777,13 +803,14 @@ class Plan:
         """Why the engine cannot run this plan; None: it can."""
         if reason := self.without_code():
             return reason
-        own = self.attention
-        if own is None or own.window_splits == own.splits or not any(s.window for s in self.stages):
-            return None
-        return (
-            f"window_splits={own.window_splits} with attention_splits={own.splits} can be "
-            f"planned and simulated only; the engine runs window_splits={own.splits}"
-        )
+        attending = (s for s in self.stages if s.window and s.kind is StageKind.ATTENTION)
+        for own in map(self.attention_of, attending if self.attentions else ()):
+            if own.window_splits != own.splits:
+                return (
+                    f"window_splits={own.window_splits} with attention_splits={own.splits} can "
+                    f"be planned and simulated only; the engine runs window_splits={own.splits}"
+                )
+        return None
 
     def without_code(self) -> str | None:
         """What the kernel has nothing like, by the options and the catalogue's rows of the plan's
@@ -807,7 +834,7 @@ class Plan:
                 "together, can be planned and simulated only; the engine runs it on one GPU"
             )
         stage = next((stage for stage in self.stages if not stage.has_code), None)
-        if stage is None and (self.spec is None or self.attention is not None):
+        if stage is None and (self.spec is None or self.attentions):
             return None
         model = self.spec.runnable_reason() if self.spec else None
         stage = stage or self.stages[0]

@@ -37,6 +37,7 @@ HEAD_STEP = 4  # elements of a head that a thread gathers at once
 MOST_INDEX = 2**24
 SUMMARY = 4  # words of what a block publishes of its logits for the full sampler
 BLOCK_THREADS = 256  # of an NVIDIA block, that multiply
+MOST_SHAPES = 2  # of heads, for which a kernel has code
 MOST_NUMBER = 2**31 - 1  # tables hold 4-byte fields
 # (a matrix, reads, a publication); None: either
 PROBE_STAGES: dict[StageKind, tuple[bool | None, ...]] = {
@@ -106,16 +107,18 @@ def _limits(plan: Plan) -> Iterator[Violation]:
                 f"buffer {buffer.name} has {buffer.words} words an element; a step of one token "
                 "has 1",
             )
-    own = plan.attention
-    if own is None:
-        return
-    whole = min(own.heads, own.kv_heads, own.head_dim) > 0 and own.heads % own.kv_heads == 0
-    if not whole or own.head_dim % HEAD_STEP:
-        has = f"{own.heads} heads on {own.kv_heads} KV heads of {own.head_dim} elements"
-        message = (
-            f"{has}: the kernel takes whole groups, and heads of a multiple of {HEAD_STEP} elements"
-        )
+    if len(plan.attentions) > MOST_SHAPES:
+        message = f"heads of {len(plan.attentions)} shapes; the kernel has {MOST_SHAPES}"
         yield Violation("kernel", THE_PLAN, message)
+    for own in plan.attentions:
+        whole = min(own.heads, own.kv_heads, own.head_dim) > 0 and own.heads % own.kv_heads == 0
+        if not whole or own.head_dim % HEAD_STEP:
+            has = f"{own.heads} heads on {own.kv_heads} KV heads of {own.head_dim} elements"
+            message = (
+                f"{has}: the kernel takes whole groups, and heads of a multiple of {HEAD_STEP} "
+                "elements"
+            )
+            yield Violation("kernel", THE_PLAN, message)
 
 
 def _experts(plan: Plan) -> Iterator[Violation]:
@@ -134,13 +137,15 @@ def _experts(plan: Plan) -> Iterator[Violation]:
 
 def _heads(plan: Plan) -> Iterator[Violation]:
     """An NVIDIA block's warps are divided for one width of what output projections multiply."""
-    wide = {s.matrix.cols: s.name for s in plan.stages if s.matrix and s.kind is StageKind.O_PROJ}
-    if len(wide) > 1:
-        message = (
-            f"{' and '.join(f'{cols} columns in {name}' for cols, name in wide.items())}; an "
-            "NVIDIA block's warps are divided for one width of heads' outputs"
-        )
-        yield Violation("kernel", THE_PLAN, message)
+    outputs = [s for s in plan.stages if s.matrix and s.kind is StageKind.O_PROJ]
+    for which in {stage.heads for stage in outputs}:
+        wide = {s.matrix.cols: s.name for s in outputs if s.matrix and s.heads == which}
+        if len(wide) > 1:
+            message = (
+                f"{' and '.join(f'{cols} columns in {name}' for cols, name in wide.items())}; an "
+                "NVIDIA block's warps are divided for one width of a shape of heads' outputs"
+            )
+            yield Violation("kernel", THE_PLAN, message)
 
 
 def _states(plan: Plan) -> Iterator[Violation]:
@@ -273,7 +278,9 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
         elif pack and (cols % pack or tile % pack):
             message = f"{cols} columns in tiles of {tile}: must be multiples of {pack}, a load"
             yield Violation("kernel", stage.name, message)
-        first = shapes.setdefault(input_of(stage.kind, routed=routed), (stage.name, cols, tile))
+        first = shapes.setdefault(
+            input_of(stage.kind, routed=routed, heads=stage.heads), (stage.name, cols, tile)
+        )
         if pack and first[1:] != (cols, tile):
             message = (
                 f"tiles of {tile} of {cols} columns; {first[0]}, of the same input, has {first[2]}"
@@ -343,7 +350,8 @@ def _teams(plan: Plan) -> Iterator[Violation]:
         if matrix is None:
             continue
         has = (matrix.cols, matrix.tile_cols, matrix.folded)
-        name, first = shapes.setdefault(input_of(stage.kind, routed=plan.routed), (stage.name, has))
+        read = input_of(stage.kind, routed=plan.routed, heads=stage.heads)
+        name, first = shapes.setdefault(read, (stage.name, has))
         if has != first:
             message = f"(columns, of a tile, folded) {has}; {name}, of the same input, has {first}"
             yield Violation("kernel", stage.name, message)
@@ -420,7 +428,7 @@ def _ring(plan: Plan) -> Iterator[Violation]:
     """
     schedule, seen = schedule_of(plan), set()
     for stage in plan.stages:
-        prefetch = schedule.prefetch(stage.kind)
+        prefetch = schedule.prefetch(stage)
         if stage.matrix is None or prefetch is None or (stage.kind, stage.matrix) in seen:
             continue
         seen.add((stage.kind, stage.matrix))

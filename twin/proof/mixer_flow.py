@@ -56,16 +56,33 @@ def _grouped(layer: LayerWalk, kind: GroupedAttention, reads: list[Need]) -> Val
         kind.head_dim,
     )
     q, kv, gate = heads * dim, cached * dim, heads * dim * kind.output_gate
-    qkv = layer.rows(StageKind.QKV, reads, [(q + 2 * kv + gate, "q")])
+    # the engine has no rows for values that are the keys
+    kvs = kv if kind.values_are_keys and layer.plan.attentions else 2 * kv
+    _same_heads(layer, kind, StageKind.QKV)
+    qkv = layer.rows(StageKind.QKV, reads, [(q + kvs + gate, "q")])
     partials = (
         _cached(layer, kind, qkv, heads, cached)
         if layer.plan.attention
         else _scanned(layer, kind, qkv, heads, cached)
     )
-    gated = [Need(qkv, layer.every((q + 2 * kv, q + 2 * kv + gate)))] if gate else []
+    gated = [Need(qkv, layer.every((q + kvs, q + kvs + gate)))] if gate else []
+    _same_heads(layer, kind, StageKind.O_PROJ)
     return layer.rows(
         StageKind.O_PROJ, [layer.all(partials), *gated], [(layer.walk.spec.hidden, "o")], cols=q
     )
+
+
+def _same_heads(layer: LayerWalk, kind: GroupedAttention, next_kind: StageKind) -> None:
+    """Is the next stage said to have the heads of the layer's kind?"""
+    plan = layer.plan
+    if not plan.attentions:
+        return
+    stage = layer.walk.peek(next_kind, layer.index)
+    own = plan.attentions[stage.heads] if 0 <= stage.heads < len(plan.attentions) else None
+    wanted = (layer.share(kind.heads), max(1, kind.kv_heads // layer.ranks), kind.head_dim)
+    has = own and (own.heads, own.kv_heads, own.head_dim)
+    if own is None or has != wanted or own.values_are_keys != kind.values_are_keys:
+        layer.walk.say(stage, f"has heads {stage.heads}, {own}; the layer's are {wanted}")
 
 
 def _cached(layer: LayerWalk, kind: GroupedAttention, qkv: Value, heads: int, cached: int) -> Value:
@@ -73,11 +90,14 @@ def _cached(layer: LayerWalk, kind: GroupedAttention, qkv: Value, heads: int, ca
     four words.
     """
     stage = layer.walk.peek(StageKind.ATTENTION, layer.index)
+    _same_heads(layer, kind, StageKind.ATTENTION)
     if stage.window != kind.window:
         layer.walk.say(stage, f"window {stage.window}, the model has {kind.window}")
-    own = layer.plan.kernel_attention()
+    own = layer.plan.attentions[min(stage.heads, len(layer.plan.attentions) - 1)]
     splits = own.window_splits if kind.window else own.splits
-    needs = [Need(qkv, _item_vectors(stage.items, splits, heads, cached, kind.head_dim))]
+    shared = kind.values_are_keys
+    vectors = _item_vectors(stage.items, splits, heads, cached, kind.head_dim, shared)
+    needs = [Need(qkv, vectors)]
     if kind.whole_qk_norm:  # their sums of squares
         normed = (0, (heads + cached) * kind.head_dim)
         needs.append(Need(qkv, tuple((normed,) if lo < hi else () for lo, hi in stage.items)))
@@ -343,15 +363,16 @@ def _delta_rows(layer: LayerWalk, stage: Stage, kind: DeltaNet) -> int:
 
 @lru_cache(maxsize=1024)
 def _item_vectors(
-    items: tuple[Span, ...], splits: int, heads: int, cached: int, size: int
+    items: tuple[Span, ...], splits: int, heads: int, cached: int, size: int, shared: bool
 ) -> tuple[tuple[Span, ...], ...]:
     """q of the query heads, k and v of the cached heads that each block's items touch, each a
-    vector of `size` elements.
+    vector of `size` elements. `shared`: k is v, too.
     """
     group, found = heads // cached, []
     for span in items:
         order = sorted({item // splits for item in range(*span)})
         vectors = [head * group + i for head in order for i in range(group)]
-        vectors += [heads + head for head in order] + [heads + cached + head for head in order]
+        vectors += [heads + head for head in order]
+        vectors += [] if shared else [heads + cached + head for head in order]
         found.append(tuple(nth(vector, size) for vector in vectors))
     return tuple(found)

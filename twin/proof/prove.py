@@ -16,6 +16,7 @@ from twin.errors import InvalidPlan
 from twin.frozen import frozen
 from twin.plan.types import (
     MOST_STAGGER_NS,
+    Attention,
     CollectiveKind,
     Execution,
     HandOffKind,
@@ -123,12 +124,13 @@ def _structure(plan: Plan) -> Iterator[Violation]:
         most = MOST_STAGGER_NS if name == "lane_stagger_ns" else MOST_NUMBER
         if not least <= getattr(options, name) <= most:
             yield wrong(f"{name}={getattr(options, name)} is not between {least} and {most}")
-    for splits, positions in _divisions(plan):
-        if min(splits, positions) < 1:
-            yield wrong(f"{splits} splits of {positions} positions in pages of {options.kv_page}")
-    own = plan.attention
-    if own is not None and (own.together < 1 or own.first_pages < 0):
-        yield wrong(f"{own.together} splits take {own.first_pages} pages each before others do")
+    for own in plan.attentions:
+        for splits, positions in _divisions(own):
+            if min(splits, positions) < 1:
+                held = f"{splits} splits of {positions} positions"
+                yield wrong(f"{held} in pages of {options.kv_page}")
+        if own.together < 1 or own.first_pages < 0:
+            yield wrong(f"{own.together} splits take {own.first_pages} pages each before others do")
     layers = plan.spec.layers if plan.spec else 0
     if options.delay is not None and not 0 <= options.delay <= layers:
         yield wrong(f"delay={options.delay} is not between 0 and the {layers} layers")
@@ -161,6 +163,8 @@ def _structure(plan: Plan) -> Iterator[Violation]:
     for value in plan.values:
         yield from (wrong(f"{value.name}: {message}") for message in _value_faults(plan, value))
     for stage in plan.stages:
+        if not 0 <= stage.heads < max(1, len(plan.attentions)):
+            yield wrong(f"heads {stage.heads} of {len(plan.attentions)} attentions", stage.name)
         yield from (wrong(message, stage.name) for message in _stage_faults(plan, stage))
 
 
@@ -209,7 +213,7 @@ def _stage_faults(plan: Plan, stage: Stage) -> Iterator[str]:
             f"uses chosen experts, which only {' and '.join(kind.value for kind in ROUTED_KINDS)} "
             "do"
         )
-    if stage.kind is StageKind.ATTENTION and stage.scan is None and plan.attention is None:
+    if stage.kind is StageKind.ATTENTION and stage.scan is None and not plan.attentions:
         yield "attends with no scan of its own, and the plan describes no attention"
     if stage.scan and stage.window:
         yield f"window {stage.window}, although the entries that it scans are counted already"
@@ -471,12 +475,13 @@ def _budgets(plan: Plan) -> Iterator[Violation]:
             f"{limits.dies} dies"
         )
         yield Violation("structure", THE_PLAN, message)
-    for splits, positions in _divisions(plan):
+    divided = [(own, *each) for own in plan.attentions for each in _divisions(own)]
+    for own, splits, positions in divided:
         if positions % options.kv_page or splits * positions < options.max_context:
             held = f"{splits} splits x {positions} positions in pages of {options.kv_page}"
             message = f"{held} hold no {options.max_context} positions"
             yield Violation("budget", THE_PLAN, message)
-        first = plan.attention.first_pages * options.kv_page if plan.attention else 0
+        first = own.first_pages * options.kv_page
         if first > positions:
             message = f"the first {first} positions of a split, which holds {positions}"
             yield Violation("budget", THE_PLAN, message)
@@ -500,15 +505,12 @@ def item_count(plan: Plan, stage: Stage) -> int:
     """Items of a stage that scans caches."""
     if stage.scan:
         return stage.scan.items
-    own = plan.attention
-    if own is None:
+    if not plan.attentions:
         return 0
+    own = plan.attentions[min(stage.heads, len(plan.attentions) - 1)]
     return own.kv_heads * (own.window_splits if stage.window else own.splits)
 
 
-def _divisions(plan: Plan) -> tuple[tuple[int, int], ...]:
+def _divisions(own: Attention) -> tuple[tuple[int, int], ...]:
     """Splits of a KV head and their capacity: of layers that attend all positions, of others."""
-    own = plan.attention
-    if own is None:
-        return ()
     return (own.splits, own.item_positions), (own.window_splits, own.window_positions)

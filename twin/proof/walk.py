@@ -31,6 +31,7 @@ from twin.plan.types import (
 from twin.proof.stored import PLAIN, multiplied, streams
 from twin.proof.violation import Violation
 
+MOST_SHAPES = 2  # of heads
 SUMMED = (  # of which every rank has a share
     StageKind.O_PROJ,
     StageKind.DOWN,
@@ -314,22 +315,32 @@ class Walk:
             raise Wrong("the plan", f"{ranks} ranks for {spec.name}")
         if not spec.layout and len(spec.windows) < spec.layers:
             raise Wrong("the plan", f"{len(spec.windows)} windows for {spec.layers} layers")
-        shard, attention = Shard(spec.hidden, -(-spec.vocab // ranks)), plan.attention
+        shard = Shard(spec.hidden, -(-spec.vocab // ranks))
         if plan.shard != shard:
             raise Wrong("the plan", f"{plan.shard} is not 1/{ranks} of {spec.name}: {shard}")
-        if (attention is not None) != _alike(plan, spec):
+        if bool(plan.attentions) != _alike(plan, spec):
             raise Wrong(
                 "the plan",
-                f"its attention is {attention}; the kernel's is that of dense layers, or of "
+                f"its attention is {plan.attention}; the kernel's is that of dense layers, or of "
                 "experts', gated DeltaNet's or short convolutions', and steps of one token",
             )
-        if attention is None:
+        shapes = _shapes(spec)
+        if not plan.attentions:
             return
-        heads, replicas = max(1, spec.kv_heads // ranks), max(1, ranks // spec.kv_heads)
-        has = (attention.heads, attention.kv_heads, attention.head_dim, attention.kv_replicas)
-        wanted = (spec.heads // ranks, heads, spec.head_dim, replicas)
-        if has != wanted or spec.heads % ranks or heads * ranks != spec.kv_heads * replicas:
-            raise Wrong("the plan", f"{attention} is not 1/{ranks} of {spec.name}: {wanted}")
+        if len(plan.attentions) != len(shapes):
+            raise Wrong(
+                "the plan",
+                f"{len(plan.attentions)} attentions; {spec.name} has heads of {len(shapes)} shapes",
+            )
+        for attention, (heads, kv_heads, head_dim, shared) in zip(
+            plan.attentions, shapes, strict=True
+        ):
+            own, replicas = max(1, kv_heads // ranks), max(1, ranks // kv_heads)
+            has = (attention.heads, attention.kv_heads, attention.head_dim, attention.kv_replicas)
+            wanted = (heads // ranks, own, head_dim, replicas)
+            whole = heads % ranks == 0 and own * ranks == kv_heads * replicas
+            if has != wanted or attention.values_are_keys != shared or not whole:
+                raise Wrong("the plan", f"{attention} is not 1/{ranks} of {spec.name}: {wanted}")
 
     def say(self, stage: Stage, message: str) -> None:
         self.found.append(Violation("data flow", stage.name, message))
@@ -409,9 +420,10 @@ def _alike(plan: Plan, spec: ModelSpec) -> bool:
     several = options.tokens > 1 or options.expert_ranks > 1 or options.residual is Residual.SLICED
     odd = any(isinstance(layer.feed, ExpertFeed) or not _attends(layer) for layer in spec.layout)
     known = not spec.layout or (
-        odd
+        (odd or 0 < len(_shapes(spec)) <= MOST_SHAPES)
         and all(map(_known, spec.layout))
-        and len({_cache(layer) for layer in spec.layout if _attends(layer)}) == 1
+        and len({_has(layer) for layer in spec.layout if _attends(layer)}) == 1
+        and (len(_shapes(spec)) == 1 or all(map(_only_shaped, spec.layout)))
         and len({layer.mixer for layer in spec.layout if not _attends(layer)}) < 2
     )
     return known and multiplied(spec) and not (spec.hyper or several)
@@ -424,7 +436,8 @@ def _known(layer: Layer) -> bool:
     mixer, feed = layer.mixer, layer.feed
     if isinstance(mixer, GroupedAttention):
         added = mixer.qkv_bias or mixer.whole_qk_norm
-        if mixer.values_are_keys or (mixer.output_gate and added):
+        odd = (mixer.values_are_keys or mixer.value_norm) and (mixer.output_gate or added)
+        if odd or (mixer.output_gate and added):
             return False
     elif isinstance(mixer, ShortConvolution):
         if mixer.conv < 2:  # it looks back
@@ -452,13 +465,31 @@ def _recurs(mixer: DeltaNet) -> bool:
     return whole and mixer.conv > 1 and mixer.value_heads % mixer.key_heads == 0
 
 
-def _cache(layer: Layer) -> tuple[object, ...]:
-    """What all layers must have in common."""
+def _shapes(spec: ModelSpec) -> list[tuple[int, int, int, bool]]:
+    """The distinct (query heads, key heads, elements, are keys the values) of its layers."""
+    if not spec.layout:
+        return [(spec.heads, spec.kv_heads, spec.head_dim, False)]
+    found: list[tuple[int, int, int, bool]] = []
+    for layer in spec.layout:
+        mixer = layer.mixer
+        if isinstance(mixer, GroupedAttention):
+            one = (mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.values_are_keys)
+            found += [one] if one not in found else []
+    return found
+
+
+def _only_shaped(layer: Layer) -> bool:
+    """Attention without what no family has next to heads of several shapes."""
+    return _attends(layer) and not any(_has(layer)[2:])
+
+
+def _has(layer: Layer) -> tuple[bool, ...]:
+    """What all layers must have in common: norms first, then what heads of one shape alone have."""
     mixer = layer.mixer
     assert isinstance(mixer, GroupedAttention)
-    has = (mixer.qkv_bias, mixer.o_bias, mixer.sinks, mixer.output_gate)
-    normed = (mixer.qk_norm, mixer.whole_qk_norm)
-    return mixer.heads, mixer.kv_heads, mixer.head_dim, has, normed
+    norms = (mixer.qk_norm, mixer.value_norm)
+    added = (mixer.qkv_bias, mixer.o_bias, mixer.sinks, mixer.output_gate)
+    return (*norms, *added, mixer.whole_qk_norm)
 
 
 def first_hole(spans: set[Span] | tuple[Span, ...], needed: Span) -> int | None:

@@ -57,7 +57,6 @@ class Reference:
             raise PlanError(f"{plan.name} is a probe: the reference computes plans of models")
         self.plan = plan
         self._check_rows()
-        self.attention = own = plan.kernel_attention()
         self.spec: ModelSpec = plan.spec
         self.weights = weights
         self.dtype = dtype
@@ -67,11 +66,12 @@ class Reference:
         self.logits = np.empty(self.spec.vocab, dtype)
         chosen = plan.options.kv_dtype if isinstance(kv_dtype, EllipsisType) else kv_dtype
         stored = KV_TYPES[chosen] if chosen else dtype
-        windows = {s.layer: s.window for s in plan.stages if s.kind is StageKind.ATTENTION}
-        shapes = {
-            layer: (plan.ranks, own.items_of(window), own.positions_of(window), own.head_dim)
-            for layer, window in windows.items()
-        }
+        shapes = {}
+        for stage in plan.stages:
+            if stage.kind is StageKind.ATTENTION:
+                own, window = plan.attention_of(stage), stage.window
+                items, positions = own.items_of(window), own.positions_of(window)
+                shapes[stage.layer] = (plan.ranks, items, positions, own.head_dim)
         # by layer, [ranks][items][positions][head_dim]
         self.keys = {layer: np.zeros(shape, stored) for layer, shape in shapes.items()}
         self.values = {layer: np.zeros(shape, stored) for layer, shape in shapes.items()}
@@ -277,6 +277,11 @@ class Reference:
                 made if after is None else rms_norm(made, after, self.spec.norm_eps)
             )
             self.residual[rank] = self.residual[rank] + total if read.residual else total
+        scalar = self._vector(
+            "layer_scalar", stage, 0, lambda: shards.layer_scalar(stage, self.weights)
+        )
+        if scalar is not None:
+            self.residual[rank] = self.residual[rank] * scalar.astype(self.dtype)
         x, lanes = self.residual[rank], self.spec.lanes
         if stage.kind is StageKind.LM_HEAD and lanes and lanes.head is LaneHead.MEAN:
             x = x / self.dtype(lanes.count)
@@ -307,7 +312,8 @@ class Reference:
 
         `qk`: all heads of q and k, of a model that norms them together.
         """
-        own, group = self.attention, self.attention.group
+        own = self.plan.attention_of(stage)
+        group = own.group
         splits, items = own.splits_of(stage.window), own.items_of(stage.window)
         out = np.full((items, group, own.head_dim + 2), np.nan, self.dtype)
         sinks = self._vector(
@@ -332,13 +338,16 @@ class Reference:
         self, stage: Stage, qkv: Array, qk: Array | None, block: int
     ) -> tuple[Array, Array, Array]:
         """[heads, head_dim] of q, k and v as a block sees them, q and k at the current position."""
-        own = self.attention
+        own = self.plan.attention_of(stage)
         view = qkv[block if len(qkv) > 1 else 0]
         if qk is not None:
             view = self._normed_together(stage, qk[block if len(qk) > 1 else 0], view)
         # behind them lie the gates of the outputs, if any
-        heads = view[: (own.heads + 2 * own.kv_heads) * own.head_dim].reshape(-1, own.head_dim)
-        q, k, v = heads[: own.heads], heads[own.heads : -own.kv_heads], heads[-own.kv_heads :]
+        heads = view[: own.head_rows].reshape(-1, own.head_dim)
+        q, k = heads[: own.heads], heads[own.heads : own.heads + own.kv_heads]
+        v = heads[-own.kv_heads :]  # the keys themselves where these are the values
+        if self.spec.value_norm:
+            v = rms_norm(v, np.ones(own.head_dim), self.spec.norm_eps)
         return self._rotated(stage, q, 0), self._rotated(stage, k, 1), v
 
     def _worded(self, stage: Stage, items: Array) -> Array:
@@ -360,7 +369,7 @@ class Reference:
         item's positions.
         """
         own, page_size, newest, variant = (
-            self.attention,
+            self.plan.attention_of(stage),
             self.plan.options.kv_page,
             self.position,
             self.spec.variant,
@@ -437,7 +446,8 @@ class Reference:
         """[n, heads * head_dim]: the splits of each head, weighed by their maxima and sums, in
         split order.
         """
-        own, group = self.attention, self.attention.group
+        own = self.plan.attention_of(stage)
+        group = own.group
         attended = self.plan.stages[self.plan.values[stage.reads[0].value].stage]
         splits = own.splits_of(attended.window)
         numbers = partials.shape[2] if partials.ndim > 2 else 1

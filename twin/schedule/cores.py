@@ -12,7 +12,7 @@ from twin.schedule.homes import Home, NormOrder, Residual
 from twin.schedule.memory import simulated_memory, threads_memory
 from twin.schedule.pass_memory import TOKENS
 from twin.schedule.passes import passes_of
-from twin.schedule.scan import cache_scan
+from twin.schedule.scan import cache_scans
 from twin.schedule.tiles import Cutter, cutter_of
 from twin.schedule.types import BlockOfWarps, Schedule
 from twin.schedule.warp_memory import NO_WARPS
@@ -74,8 +74,8 @@ def _schedule(plan: Plan) -> Schedule:
         memory = simulated_memory(plan, in_registers=False)
     else:
         memory = threads_memory(plan, matrices)
-    scan, passes = cache_scan(plan, CORES), passes_of(plan, CORES)
-    return Schedule(plan, matrices, scan, passes, memory, NO_WARPS, NormOrder(), spare_warp=False)
+    scans, passes = cache_scans(plan, CORES), passes_of(plan, CORES)
+    return Schedule(plan, matrices, scans, passes, memory, NO_WARPS, NormOrder(), spare_warp=False)
 
 
 @lru_cache(maxsize=64)

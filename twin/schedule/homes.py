@@ -97,8 +97,7 @@ def feed_forward(plan: Plan, team: Team) -> FeedForward:
 
 def _too_wide(plan: Plan, team: Team) -> bool:
     """Is the input of low-bit down projections, all of one format, too wide for registers?"""
-    kinds = plan.kinds_by_input["ffn"]
-    found = [s.matrix for s in plan.stages if s.matrix and s.kind in kinds]
+    found = [s.matrix for s in plan.stages if s.matrix and plan.input_of(s) == "ffn"]
     forms = {matrix.format for matrix in found}
     if len(forms) != 1 or not all(form and form.coded for form in forms):
         return False

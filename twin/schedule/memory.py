@@ -52,7 +52,8 @@ INPUT_SHARE = 4  # judged
 class OfWarps:
     """What NVIDIA's warps need of the scratch; the defaults are those of blocks without them."""
 
-    partials: int = MOST_WARPS  # of heads, that attention merges
+    # of heads, that attention merges, by their shape; all alike of blocks without warps
+    partials: tuple[int, ...] = (MOST_WARPS,)
     exchange: int = 0  # where threads hand over their fours, behind the sums of rows
     combined: int = 0  # where threads that hold the same columns combine attention's splits
     # the residual between the stages that use it, where low-bit weights leave it no registers (Held
@@ -205,7 +206,11 @@ def _stages_floats(plan: Plan, half: int, needs: OfWarps) -> int:
     for stage in plan.stages:
         match stage.kind:
             case StageKind.ATTENTION:
-                wanted.append(_attention_floats(plan, stage, needs.partials, widths))
+                wanted.append(
+                    _attention_floats(
+                        plan, stage, needs.partials[stage.heads % len(needs.partials)], widths
+                    )
+                )
             case StageKind.O_PROJ:
                 wanted.append(needs.combined)
             case StageKind.DELTA:
@@ -224,13 +229,15 @@ def _stages_floats(plan: Plan, half: int, needs: OfWarps) -> int:
 
 
 def _attention_floats(plan: Plan, stage: Stage, partials: int, widths: dict[object, int]) -> int:
-    own = plan.kernel_attention()
+    own = plan.attention_of(stage)
     merge = up(max(partials, own.group) * (own.head_dim + PARTIAL_EXTRA), VECTOR_FLOATS)
     heads = (own.group + 2) * own.head_dim  # without reads, one constant head
     for read in stage.reads:
         if read.spans not in widths:
             widths[read.spans] = max(sum(hi - lo for lo, hi in spans) for spans in read.spans)
     gathered = max([heads, *(widths[read.spans] for read in stage.reads)])
+    if own.values_are_keys and stage.reads:  # which stand next to them once they are normed
+        gathered += gathered // (own.group + 1)
     # behind them the sinks of their queries
     sinks = gathered // heads * own.group if plan.spec is not None and plan.spec.sinks else 0
     return merge + gathered + sinks

@@ -176,10 +176,11 @@ def _prompt_chunk(spec: ModelSpec, node: Node, options: Options, ranks: int) -> 
     limits, blocks = limits_of(node), max(1, options.blocks // max(1, ranks // options.gpus))
     chooser = chooser_of(limits)
     own = attention_of(chooser, spec, options, ranks=ranks, blocks=blocks)
-    if own is None:  # what the kernel does not run reads prompts by ordinary steps
+    if not own:  # what the kernel does not run reads prompts by ordinary steps
         return 1
     room = limits.on_chip_bytes - SIGNAL_BYTES
-    return chooser.prompt_chunk(spec, own, options, blocks=blocks, room=room)
+    # plans with heads of several shapes have no passes
+    return chooser.prompt_chunk(spec, own[0], options, blocks=blocks, room=room)
 
 
 def _blocks(spec: ModelSpec, node: Node, options: Options, ranks: int) -> int:

@@ -8,7 +8,7 @@ from functools import partial
 from twin.errors import PlanError
 from twin.models.spec import ModelSpec
 from twin.plan.build import outline
-from twin.plan.types import Limits, Options, Plan
+from twin.plan.types import Attention, Limits, Options, Plan
 from twin.schedule.choose import chooser_of
 from twin.schedule.coded_tiles import SmallSlot
 from twin.schedule.splits import attention_of
@@ -35,14 +35,17 @@ def resized(plan: Plan, slot_bytes: int) -> Plan:
     options = replace(plan.options, slot_bytes=slot_bytes)
     chooser = chooser_of(plan.limits)
     own = attention_of(chooser, plan.spec, options, ranks=plan.ranks, blocks=plan.blocks)
-    was = plan.attention
-    if own and was and (own.splits, own.window_splits) != (was.splits, was.window_splits):
+    if _divided(own) != _divided(plan.attentions):
         return build(plan.spec, options, plan.limits)
     try:
-        other = replace(plan, options=options, attention=own)
+        other = replace(plan, options=options, attentions=own)
         return tiled(other, chooser.cutter(other))
     except SmallSlot:
         return build(plan.spec, options, plan.limits)
+
+
+def _divided(attentions: tuple[Attention, ...]) -> list[tuple[int, int]]:
+    return [(own.splits, own.window_splits) for own in attentions]
 
 
 def _build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
@@ -62,7 +65,7 @@ def _least_slot(spec: ModelSpec, options: Options, limits: Limits, refusal: Smal
     """
     while True:
         try:
-            own = _build(spec, replace(options, slot_bytes=refusal.need), limits).attention
+            made = _build(spec, replace(options, slot_bytes=refusal.need), limits).attentions
         except SmallSlot as more:
             if more.need <= refusal.need:  # a slot of that size is refused, too
                 raise
@@ -70,4 +73,6 @@ def _least_slot(spec: ModelSpec, options: Options, limits: Limits, refusal: Smal
         except PlanError:  # what else is wrong with the options is said once the slot is not
             return refusal.need
         else:
-            return max(refusal.need, chooser_of(limits).cached_slot_bytes(own, options))
+            chooser = chooser_of(limits)
+            cached = [chooser.cached_slot_bytes(own, options) for own in made]
+            return max([refusal.need, *cached])

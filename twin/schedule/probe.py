@@ -274,7 +274,7 @@ def _plan(
         1,
         options.blocks,
         shard,
-        own,
+        (own,) if own else (),
         (),
         (),
         stages,

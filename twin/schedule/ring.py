@@ -204,9 +204,8 @@ def _whole_rows_bytes(plan: Plan) -> int:
 
 def _cached_bytes(plan: Plan) -> int:
     """Of a layer, at the last position."""
-    own = plan.attention
-    position = own.position_bytes(plan.options.kv_dtype) * own.kv_heads if own else 0
-    return position * plan.options.max_context
+    each = [own.position_bytes(plan.options.kv_dtype) * own.kv_heads for own in plan.attentions]
+    return max(each, default=0) * plan.options.max_context
 
 
 def _layer_bytes(plan: Plan) -> float:

@@ -37,9 +37,14 @@ class CacheScan:
     positions: int  # cached positions of a ring slot, keys and the values behind them
 
 
-def cache_scan(plan: Plan, chooser: Chooser) -> CacheScan:
+def cache_scans(plan: Plan, chooser: Chooser) -> tuple[CacheScan, ...]:
+    """Of each of the plan's attentions; of a plan without one of none."""
+    return tuple(_scan(plan, chooser, own) for own in plan.attentions or (None,))
+
+
+def _scan(plan: Plan, chooser: Chooser, own: Attention | None) -> CacheScan:
     """One head where a plan has no attention of the kernel's, and where no warps share an item."""
-    own, options = plan.attention, plan.options
+    options = plan.options
     if own is None:
         return CacheScan(
             tensor=False,
@@ -85,7 +90,11 @@ def check_cache_tiles(plan: Plan) -> None:
     """
     if not any(stage.kind is StageKind.ATTENTION for stage in plan.stages):
         return
-    head_dim = plan.kernel_attention().head_dim
+    for own in plan.attentions:
+        _check_tiles(plan, own.head_dim)
+
+
+def _check_tiles(plan: Plan, head_dim: int) -> None:
     row = head_dim * plan.options.kv_dtype.bytes
     if row % COPY_BYTES:
         raise PlanError(

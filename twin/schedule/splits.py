@@ -28,27 +28,26 @@ KEPT_HEAD = 128  # most elements of a head whose queries stay in registers
 
 def attention_of(
     chooser: Chooser, spec: ModelSpec, options: Options, *, ranks: int, blocks: int
-) -> Attention | None:
-    """Of a model on ranks of `blocks` blocks; None where its layers need caches that the kernel
-    does not know. Raises PlanError.
+) -> tuple[Attention, ...]:
+    """Of a model on ranks of `blocks` blocks, one for each of its shapes of heads; empty where its
+    layers need caches that the kernel does not know. Raises PlanError.
     """
     if not on_kernel(spec, options):
-        return None
-    heads, kv_heads = (
-        share(spec.name, ranks, "attention heads", spec.heads),
-        kv_share(spec.name, ranks, spec.kv_heads),
-    )
-    replicas = max(1, ranks // spec.kv_heads)
+        return ()
     slides = any(window < options.max_context for window in windows_of(spec))
-    return attention(
-        chooser,
-        options,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=spec.head_dim,
-        blocks=blocks,
-        kv_replicas=replicas,
-        most=chooser.most_splits(slides=slides),
+    return tuple(
+        attention(
+            chooser,
+            options,
+            heads=share(spec.name, ranks, "attention heads", shape.heads),
+            kv_heads=kv_share(spec.name, ranks, shape.kv_heads),
+            head_dim=shape.head_dim,
+            values_are_keys=shape.values_are_keys,
+            blocks=blocks,
+            kv_replicas=max(1, ranks // shape.kv_heads),
+            most=chooser.most_splits(slides=slides),
+        )
+        for shape in spec.head_shapes
     )
 
 
@@ -59,6 +58,7 @@ def attention(
     heads: int,
     kv_heads: int,
     head_dim: int,
+    values_are_keys: bool = False,
     blocks: int,
     kv_replicas: int = 1,
     most: int | None = None,
@@ -85,6 +85,7 @@ def attention(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
+        values_are_keys=values_are_keys,
         kv_replicas=kv_replicas,
         splits=splits,
         item_positions=capacities[0],

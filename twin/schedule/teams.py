@@ -18,6 +18,7 @@ from twin.errors import PlanError
 from twin.frozen import frozen
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
+from twin.plan.catalogue import INPUTS
 from twin.plan.types import Matrix, Plan
 from twin.schedule.block import FOLD_COLUMNS, FOLDED_ROWS, ROWS_AT_ONCE, TEAM_WARPS, WARP
 
@@ -156,11 +157,10 @@ def teams_by_input(plan: Plan, matrices: tuple[Matrix | None, ...]) -> Mapping[s
     than a team of several slices takes.
     """
     shapes: dict[str, Matrix] = {}
-    by_input = plan.kinds_by_input
     for stage, matrix in zip(plan.stages, matrices, strict=True):
-        for name, kinds in by_input.items():
-            if matrix and stage.kind in kinds:
-                shapes[name] = matrix
+        name = plan.input_of(stage)
+        if matrix and name:
+            shapes[name] = matrix
     dtype = plan.options.weight_dtype
     made = {name: team_for(matrix, dtype) for name, matrix in shapes.items()}
     if None in made.values():
@@ -178,4 +178,4 @@ def teams_by_input(plan: Plan, matrices: tuple[Matrix | None, ...]) -> Mapping[s
                 f"block takes {most} rows of a matrix of {matrix.cols} columns at once; use "
                 f"tile_rows={ROWS_AT_ONCE}"
             )
-    return {name: made.get(name) or NO_TEAM for name in by_input}
+    return {name: made.get(name) or NO_TEAM for name in INPUTS}

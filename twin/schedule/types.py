@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from twin.frozen import frozen
-from twin.plan.catalogue import input_of
-from twin.plan.types import Matrix, Plan, Stage, StageKind
+from twin.plan.types import Matrix, Plan, Stage
 from twin.schedule.homes import FeedForward, Home, NormOrder, Residual
 from twin.schedule.memory import SharedMemory
 from twin.schedule.passes import Passes
@@ -49,7 +48,7 @@ class Schedule:
 
     plan: Plan
     matrices: tuple[Matrix | None, ...]  # [stages] as a block multiplies them for one token
-    scan: CacheScan
+    scans: tuple[CacheScan, ...]  # of each of the plan's attentions, at least one
     passes: Passes | None  # None: prompts are read by ordinary steps
     memory: SharedMemory  # of a block
     # what the generated header says of the warps; zeros of blocks without them
@@ -80,14 +79,21 @@ class Schedule:
         content = (
             sorted(tiles),
             plan.attention,
+            *plan.attentions[1:],
             ring,
             self.scan,
+            *self.scans[1:],
             self._work,
             in_passes,
             self.memory,
             sorted(self.warp_sizes.items()),
         )
         return hashlib.sha256(repr(content).encode()).hexdigest()[:ID_DIGITS]
+
+    @property
+    def scan(self) -> CacheScan:
+        """Of the first layers' heads."""
+        return self.scans[0]
 
     @property
     def block_bytes(self) -> int:
@@ -118,8 +124,8 @@ class Schedule:
         """Of warps that share the matrices of an input; NO_TEAM where none do."""
         return NO_TEAM
 
-    def prefetch(self, kind: StageKind) -> Prefetch | None:
-        """What warps prefetch for a stage of this kind; None where nobody knows."""
+    def prefetch(self, stage: Stage) -> Prefetch | None:
+        """What warps prefetch for a stage; None where nobody knows."""
         return None
 
     @property
@@ -144,6 +150,6 @@ class BlockOfWarps(Schedule):
     def _work(self) -> WarpSchedule | None:
         return self.warps
 
-    def prefetch(self, kind: StageKind) -> Prefetch | None:
-        read = input_of(kind, routed=self.plan.routed)
-        return self.warps.prefetch.get(read.value) if read else None
+    def prefetch(self, stage: Stage) -> Prefetch | None:
+        read = self.plan.input_of(stage)
+        return self.warps.prefetch.get(read) if read else None

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from twin.models.formats import PACK, UNIT_BYTES
-from twin.plan.catalogue import ALWAYS
-from twin.plan.types import PARTIAL_EXTRA, Matrix, Plan
+from twin.plan.catalogue import ALWAYS, INPUTS
+from twin.plan.types import PARTIAL_EXTRA, Attention, Matrix, Plan
 from twin.schedule.block import LINE_FLOATS, TEAM_WARPS, WARP, up
 from twin.schedule.homes import Home
 from twin.schedule.memory import OfWarps
 from twin.schedule.products import tensor_products
 from twin.schedule.scan import CacheScan
+from twin.schedule.teams import Team
 from twin.schedule.types import WarpSchedule
 
 HEAD_PACK, NARROW_PACK = 8, 4  # of one attention head: PACK in cuda_activation.cuh
 
 
 def needs_of(
-    plan: Plan, matrices: tuple[Matrix | None, ...], warps: WarpSchedule, scan: CacheScan
+    plan: Plan, matrices: tuple[Matrix | None, ...], warps: WarpSchedule, scans: Sequence[CacheScan]
 ) -> OfWarps:
     """`matrices`: [stages] as a block multiplies them."""
     hidden, units = warps.teams["hidden"], _tensor_units(matrices)
     in_memory = warps.residual.home is Home.SHARED
     return OfWarps(
-        partials=scan.partials,
+        partials=tuple(scan.partials for scan in scans),
         exchange=warps.residual.exchange_floats,
         combined=_combined_floats(plan, warps),
         held=hidden.portions * hidden.vector * hidden.warps * WARP if in_memory else 0,
@@ -35,8 +38,12 @@ def _combined_floats(plan: Plan, warps: WarpSchedule) -> int:
     """Where threads that hold the same columns meet when they have combined attention's splits
     (combine.cuh).
     """
-    team, own = warps.teams["heads"], plan.attention
-    if own is None or team.slices == 0 or team.groups == 1:
+    makers = zip(("heads", "other"), plan.attentions, strict=False)
+    return max((_combined_by(warps.teams[name], own) for name, own in makers), default=0)
+
+
+def _combined_by(team: Team, own: Attention) -> int:
+    if team.slices == 0 or team.groups == 1:
         return 0
     pack = min(team.vector, HEAD_PACK) if own.head_dim % team.vector == 0 else NARROW_PACK
     record = team.vector // pack * (pack + PARTIAL_EXTRA)
@@ -62,8 +69,7 @@ def _wide_units(plan: Plan, warps: WarpSchedule) -> int:
     """
     if not warps.ffn.in_memory:
         return 0
-    kinds = plan.kinds_by_input["ffn"]
-    ffn = (s.matrix for s in plan.stages if s.matrix and s.kind in kinds)
+    ffn = (s.matrix for s in plan.stages if s.matrix and plan.input_of(s) == "ffn")
     if any(map(tensor_products, ffn)):
         return 0
     team = warps.teams["ffn"]
@@ -78,9 +84,9 @@ def _tensor_units(matrices: tuple[Matrix | None, ...]) -> int:
     return up(max(wide, default=0), UNIT_BYTES // 4)
 
 
-def warp_sizes(plan: Plan, warps: WarpSchedule, scan: CacheScan) -> dict[str, int]:
+def warp_sizes(plan: Plan, warps: WarpSchedule, scans: Sequence[CacheScan]) -> dict[str, int]:
     """Of the generated header: warps that compute, how they share the matrices of each input."""
-    portions = warps.teams["hidden"].portions
+    portions, scan = warps.teams["hidden"].portions, scans[0]
     sizes = {
         "consumer_warps": TEAM_WARPS,
         "scan_heads": scan.heads,
@@ -93,9 +99,15 @@ def warp_sizes(plan: Plan, warps: WarpSchedule, scan: CacheScan) -> dict[str, in
         "residual_by_fours": int(warps.residual.home is Home.BY_FOURS),
         "parts_together": warps.parts_together(portions, coded=plan.coded),
     }
-    kinds = {stage.kind for stage in plan.stages}
-    used = (n for n, its in plan.kinds_by_input.items() if n in ALWAYS or kinds & set(its))
-    for name in used:
+    if len(scans) > 1:
+        other = scans[1]
+        sizes |= {
+            "other_scan_heads": other.heads,
+            "other_cache_tile": other.positions,
+            "other_tensor_scan": int(other.tensor),
+        }
+    used = {plan.input_of(stage) for stage in plan.stages}
+    for name in (name for name in INPUTS if name in ALWAYS or name in used):
         team, prefetch = warps.teams[name], warps.prefetch[name]
         sizes |= {
             f"{name}_cols": team.cols,

@@ -11,7 +11,7 @@ from functools import lru_cache
 from twin.errors import PlanError
 from twin.models.formats import UNIT_BYTES
 from twin.models.spec import ModelSpec
-from twin.plan.catalogue import ENGINE_OPTIONS
+from twin.plan.catalogue import ENGINE_OPTIONS, INPUTS
 from twin.plan.types import Attention, Matrix, Options, Plan
 from twin.schedule import homes
 from twin.schedule.block import TEAM_WARPS
@@ -20,7 +20,7 @@ from twin.schedule.memory import simulated_memory, warps_memory
 from twin.schedule.pass_memory import check_tensor_cores, fitting_chunk
 from twin.schedule.passes import passes_of
 from twin.schedule.prefetch import prefetches
-from twin.schedule.scan import cache_scan, check_cache_tiles
+from twin.schedule.scan import cache_scans, check_cache_tiles
 from twin.schedule.splits import (
     KEPT_HEAD,
     TENSOR_HEADS,
@@ -132,17 +132,17 @@ WARPS = WarpChooser()
 
 @lru_cache(maxsize=64)
 def _schedule(plan: Plan) -> BlockOfWarps:
-    matrices, scan = multiplied(plan), cache_scan(plan, WARPS)
+    matrices, scans = multiplied(plan), cache_scans(plan, WARPS)
     work = work_of_warps(plan, matrices, short_ahead=False)
     sizes, order = NO_WARPS, homes.NormOrder()
     if plan.without_code():
         memory = simulated_memory(plan, in_registers=True)
     else:
-        memory = warps_memory(plan, matrices, needs_of(plan, matrices, work, scan))
-        sizes = NO_WARPS | warp_sizes(plan, work, scan)
+        memory = warps_memory(plan, matrices, needs_of(plan, matrices, work, scans))
+        sizes = NO_WARPS | warp_sizes(plan, work, scans)
         order = homes.norm_order(work.residual, work.teams["hidden"])
     passes, spare = passes_of(plan, WARPS), plan.options.polled
-    return BlockOfWarps(plan, matrices, scan, passes, memory, sizes, order, spare, work)
+    return BlockOfWarps(plan, matrices, scans, passes, memory, sizes, order, spare, work)
 
 
 def work_of_warps(
@@ -168,7 +168,7 @@ def _teams(plan: Plan, matrices: tuple[Matrix | None, ...]) -> Mapping[str, Team
     """No block has to share the tiles of a plan that the kernel has no code for."""
     with suppress(PlanError) if plan.without_code() else nullcontext():
         return teams_by_input(plan, matrices)
-    return dict.fromkeys(plan.kinds_by_input, NO_TEAM)
+    return dict.fromkeys(INPUTS, NO_TEAM)
 
 
 def _several_parts(plan: Plan) -> bool:
