@@ -37,7 +37,8 @@ from twin.sim.run import simulate
 
 
 def prefetched(plan: Plan, kind: StageKind) -> Prefetch:
-    found = priced_schedule(plan).prefetch(kind)
+    stage = next(stage for stage in plan.stages if stage.kind is kind)
+    found = priced_schedule(plan).prefetch(stage)
     assert found
     return found
 
