@@ -161,6 +161,7 @@ __device__ __forceinline__ void prepare_tasks(Block& b, const Stage& stage, cons
 }
 
 using PassCached = Core::Cached<FirstHeads>;
+constexpr int PASS_PARTIAL = PARTIAL<FirstHeads>, PASS_SUBWARPS = SUBWARPS<FirstHeads>;
 
 // What a thread looks at together; in shared memory a position costs no wait, so that registers are
 // the limit.
@@ -177,12 +178,12 @@ __device__ __forceinline__ void scan_rows(Block& b, Partial<FirstHeads, Core::HE
                                           int first, int count, int from, int to, int share) {
   const int subwarp = b.core.warp_thread() / PassCached::POSITION_THREADS, end = least(count, to - first);
   TWIN_ONCE
-  for (int p = (from > first ? from - first : 0) + b.core.warp() % share * SUBWARPS<FirstHeads>; p < end;
-       p += share * SUBWARPS<FirstHeads> * Near::POSITIONS) {
+  for (int p = (from > first ? from - first : 0) + b.core.warp() % share * PASS_SUBWARPS; p < end;
+       p += share * PASS_SUBWARPS * Near::POSITIONS) {
     Near seen;
     TWIN_UNROLL
     for (int k = 0; k < Near::POSITIONS; ++k) {
-      const int at = p + subwarp + k * share * SUBWARPS<FirstHeads>;
+      const int at = p + subwarp + k * share * PASS_SUBWARPS;
       seen.held[k] = at < end;
       if (at < end) {
         Chunk::load(b.core, seen.key[k], rows + at * Attending::PITCH);
@@ -254,25 +255,25 @@ __device__ __forceinline__ void attend_tasks(Block& b, const Stage& stage, const
     }
     scan_rows(b, partial, queries, heads, chip.fresh, pass.first, tasks.end, from, to, share);
     partial.meet(b);
-    partial.put(b, chip.merged + b.core.warp() * HEADS * PARTIAL<FirstHeads>);
+    partial.put(b, chip.merged + b.core.warp() * HEADS * PASS_PARTIAL);
     b.core.barrier();
     TWIN_ONCE
     TWIN_EACH(i, together * HEADS * HEAD_DIM) {
       const int one = i / (HEADS * HEAD_DIM), h = i / HEAD_DIM % HEADS, d = i % HEAD_DIM;
       const int query = (done + one) % HeadSets<FirstHeads, HEADS>::COUNT * HEADS + h;
       // of the set's first warp
-      const float* row = chip.merged + (one * share * HEADS + h) * PARTIAL<FirstHeads>;
+      const float* row = chip.merged + (one * share * HEADS + h) * PASS_PARTIAL;
       if (query >= GROUP) continue;
       float top = LOWEST, sum = 0, total = 0;
       if constexpr (Additions::SINKS) top = sink_of(b, stage, tasks.head * GROUP + query);
       for (int w = 0; w < share; ++w)
-        top = row[w * HEADS * PARTIAL<FirstHeads> + HEAD_DIM] > top ? row[w * HEADS * PARTIAL<FirstHeads> + HEAD_DIM] : top;
+        top = row[w * HEADS * PASS_PARTIAL + HEAD_DIM] > top ? row[w * HEADS * PASS_PARTIAL + HEAD_DIM] : top;
       if constexpr (Additions::SINKS)
         total = softmax_weight(sink_of(b, stage, tasks.head * GROUP + query), top);
       for (int w = 0; w < share; ++w) {
-        const float weight = softmax_weight(row[w * HEADS * PARTIAL<FirstHeads> + HEAD_DIM], top);
-        sum += weight * row[w * HEADS * PARTIAL<FirstHeads> + d];
-        total += weight * row[w * HEADS * PARTIAL<FirstHeads> + HEAD_DIM + 1];
+        const float weight = softmax_weight(row[w * HEADS * PASS_PARTIAL + HEAD_DIM], top);
+        sum += weight * row[w * HEADS * PASS_PARTIAL + d];
+        total += weight * row[w * HEADS * PASS_PARTIAL + HEAD_DIM + 1];
       }
       Chunk::store(out, columns, tasks.begin + (done + one) / HeadSets<FirstHeads, HEADS>::COUNT,
                    (tasks.head * GROUP + query) * HEAD_DIM + d, sum / total);
