@@ -27,8 +27,9 @@ struct ChosenBy {
 
 // The block's choice from its logits, which lie in the scratch; behind them is room for keys.
 __device__ __forceinline__ void choose(Block& b, const Choice& choice, const ChosenBy& by) {
-  TWIN_EACH(i, Experts::VISITED - Experts::TOP_K)
-    choice.expert[Experts::TOP_K + i] = Experts::COUNT + i;
+  if constexpr (Experts::VISITED > Experts::TOP_K)
+    TWIN_EACH(i, Experts::VISITED - Experts::TOP_K)
+      choice.expert[Experts::TOP_K + i] = Experts::COUNT + i;
   if constexpr (Contest::DIVIDED) {
     constexpr int EACH = Contest::EACH, COUNT = Experts::COUNT, TOP_K = Experts::TOP_K,
                   FINAL = Contest::FINAL;
