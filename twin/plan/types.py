@@ -470,7 +470,7 @@ class Attention:
     kv_heads: int
     head_dim: int
     # the values are the keys before norm and rotation; a schedule's id has it in the rows of QKV
-    values_are_keys: bool = field(default=False, repr=False)
+    values_are_keys: bool = False
     kv_replicas: int  # ranks that share one KV head
     splits: int  # of each KV head
     item_positions: int  # capacity of one (kv head, split), a whole number of pages
@@ -540,7 +540,7 @@ class Plan:
     name: str
     spec: ModelSpec | None  # None: a probe
     options: Options
-    limits: Limits
+    limits: Limits = field(repr=False)  # of the node, which shows them
     ranks: int
     ranks_per_gpu: int
     blocks: int  # per rank
