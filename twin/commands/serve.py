@@ -121,7 +121,6 @@ def add_where(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_libraries()
     _check(args)
-    from twin.server.expected import without_twin
     from twin.server.guard import make_guard
     from twin.server.limits import Limits
     from twin.server.listen import bound, server
@@ -158,8 +157,6 @@ def run(args: argparse.Namespace) -> int:
         )
         if model.template is None:
             say("no chat template: /v1/chat/completions is refused; --chat-template FILE gives one")
-        if reason := without_twin():
-            say(reason)
         try:
             server(app).run(sockets=[socket])
         except KeyboardInterrupt:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from twin.models.spec import ModelSpec
 from twin.plan.types import Plan
 
 FEWEST = 16  # tokens of a request whose rate says something
-SIMULATOR = "simpy"  # the library that the twin needs and a server does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +48,6 @@ class Expected:
             "positions": [1, self.last],
             "interval": None if self.low is None else [self.low, self.high],
         }
-
-
-def without_twin() -> str:
-    """Why this server can predict nothing; empty where it can."""
-    if find_spec(SIMULATOR) is not None:
-        return ""
-    return f"no predictions for measured rates: the twin needs {SIMULATOR}: install it"
 
 
 def expect(spec: ModelSpec, node: Node, plan: Plan, chosen: Mapping[str, Any]) -> Expected:
@@ -95,7 +86,9 @@ class Expectation:
         except TwinError as error:
             self.reason = str(error)
         except ImportError as error:
-            self.reason = without_twin() or str(error)
+            self.reason = (
+                f"no predictions for measured rates: the twin needs {error.name}: install it"
+            )
 
     def measured(self, times: NDArray[np.float64], position: float) -> None:
         """Seconds of the steps of a request whose middle position this is."""

@@ -44,8 +44,8 @@ class Store:
         self.folder = folder.absolute()
         self._waiting: list[dict[str, Any]] = []
         try:
-            check_folder(self.folder).mkdir(parents=True, exist_ok=True)
-        except (OSError, OutputError) as error:
+            check_folder(self.folder)  # made with the first file: a refusal leaves nothing
+        except OutputError as error:
             raise ConfigError(
                 f"{error}: results cannot be kept there; name another folder with --store"
             ) from error
@@ -91,6 +91,7 @@ class Store:
         name = f"{time.strftime('%Y%m%dT%H%M%S')}-{uuid.uuid4().hex[:12]}.parquet"
         hidden = self.folder / f".{name}"
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             with hidden.open("xb") as file:
                 parquet.write(self._waiting, file)
             hidden.rename(self.folder / name)
