@@ -385,8 +385,8 @@ class ModelSpec:
             type(part) for layer in self.layout for part in (layer.feed, layer.mixer)
         )
         found = [_WORDS[kind] for kind in kinds if kind in _WORDS]
-        beside = any(getattr(layer.feed, "parallel", False) for layer in self.layout)
-        found += ["experts next to a dense MLP: enable_moe_block"] if beside else []
+        dense = any(getattr(layer.feed, "parallel", False) for layer in self.layout)
+        found += ["experts next to a dense MLP: enable_moe_block"] if dense else []
         corrected = self.experts is not None and self.experts.choice_bias
         found += ["biases of the choice of experts"] if corrected else []
         found += ["hyper-connections"] if self.hyper else []
