@@ -175,10 +175,10 @@ Put = Callable[[Any], Plan]
 def _places(plan: Plan, chance: random.Random) -> Iterator[tuple[str, Any, Put]]:
     """(name, data, how to put it back) of the plan's parts, of each kind one."""
     yield "plan", plan, lambda new: new
-    for name in ("options", "limits", "shard", "attention"):
+    for name in ("options", "limits", "shard"):
         if getattr(plan, name) is not None:
             yield name, getattr(plan, name), partial(_put, plan, name)
-    for name in ("buffers", "values", "stages", "stages", "stages"):
+    for name in ("attentions", "buffers", "values", "stages", "stages", "stages"):
         items = getattr(plan, name)
         if not items:
             continue

@@ -325,13 +325,15 @@ def test_larger_nodes_have_the_interval_of_those_whose_links_they_are_like(
 def test_simulate_says_on_which_node_the_runs_of_its_interval_were(
     fitted: Callable[[], Node], twin: Twin
 ) -> None:
-    said = " ".join(twin("simulate", "llama-3.2-1b", "2xh200").out.split())
+    # by one plan: workers that search would read the fits that are really on file
+    words = ("simulate", "llama-3.2-1b", "2xh200", "--plan", "fixed")
+    said = " ".join(twin(*words).out.split())
     assert f"they ran on 1xh200-sxm, and fewer than {FEWEST} on 2xh200-sxm" in said
     kept("2xh200", {f"two{at}": 101.0 for at in range(FEWEST)}, "record-2")
-    said = " ".join(twin("simulate", "llama-3.2-1b", "2xh200").out.split())
+    said = " ".join(twin(*words).out.split())
     assert "the fit of 2xh200-sxm" in said
     assert "they ran on" not in said
-    stated = json.loads(twin("simulate", "llama-3.2-1b", "2xh200", "--json").out)["held_out"]
+    stated = json.loads(twin(*words, "--json").out)["held_out"]
     assert (stated["node"], stated["record"]) == ("2xh200-sxm", "record-2")
 
 

@@ -262,7 +262,7 @@ def test_planted_faults_of_states_are_refused() -> None:
 def test_what_an_nvidia_block_does_not_do_with_states_is_refused() -> None:
     gpu = replace(LIMITS, teams=True)
     plan = build(recurrent(), planned(recurrent()).options, gpu)
-    assert any("one width of heads' outputs" in str(one) for one in violations(plan))
+    assert any("one width of a shape of heads' outputs" in str(one) for one in violations(plan))
     same = recurrent(replace(DELTA, value_dim=8))
     assert not violations(build(same, planned(same).options, gpu))
     wide = recurrent(DeltaNet(key_heads=1, key_dim=8, value_heads=1, value_dim=512, conv=4))

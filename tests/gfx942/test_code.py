@@ -127,8 +127,8 @@ def caches(code: Code) -> tuple[int, int, int, int]:
 
 @pytest.mark.parametrize("name", SOME)
 def test_caches_are_written_back_and_invalidated_where_a_hand_off_needs_it(name: str) -> None:
-    """Sentinels never: their words pass by the caches. Counters write back once, before the
-    arrivals, and invalidate behind waits.
+    """Sentinels never: their words pass by the caches. Counters write back before the arrivals, on
+    some paths behind a wait too, and invalidate behind waits.
     """
     plan, found = PLANS[name], caches(code_of(PLANS[name]))
     if plan.options.sampling is Sampling.FULL:  # logits and their token are in order for the host
@@ -139,7 +139,7 @@ def test_caches_are_written_back_and_invalidated_where_a_hand_off_needs_it(name:
         return
     near, far, back, back_far = found
     assert near >= 1
-    assert back == 1
+    assert 1 <= back <= 3
     assert (far > 0, back_far > 0) == (plan.options.gpus > 1,) * 2
 
 
