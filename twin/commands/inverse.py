@@ -27,8 +27,8 @@ from twin.units import format_quantity, unit_of
 
 EXAMPLES = """\
   twin inverse llama-3.2-1b 1xh200 --tokens-per-s 1500 --vary memory.stream,kernel.stage,handoff.hop
-  twin inverse llama-3.1-8b 8xh200 --tokens-per-s 2000 --vary link.hop=x8,memory.stream,kernel.stage
-  twin inverse laneformer-2b 8xmi300x --tokens-per-s 5000 --vary structure.cus,kernel.stage=x8"""
+  twin inverse llama-3.1-8b 8xh200 --tokens-per-s 1200 --vary link.hop=x8,memory.stream,kernel.stage
+  twin inverse laneformer-2b 8xmi300x --tokens-per-s 3000 --vary structure.cus,kernel.stage=x8"""
 
 
 def add(commands: Subparsers) -> None:
