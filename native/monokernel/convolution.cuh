@@ -9,7 +9,7 @@ namespace twin {
 
 // Where states lie that are no caches: behind the cached keys and values.
 __device__ __forceinline__ float* first_state(const Block& b) {
-  constexpr u64 ALIGNED = 256;  // bytes; STATE_ALIGNED in twin/kernel/tables.py
+  constexpr u64 ALIGNED = facts::STATE_ALIGNED;
   const u64 cached = u64(b.plan.kv_stages) * u64(b.plan.kv_items) * 2 *
                      u64(b.plan.item_positions) * ROW;
   return reinterpret_cast<float*>(b.memory.kv + (cached + ALIGNED - 1) / ALIGNED * ALIGNED);
@@ -23,7 +23,7 @@ __device__ __forceinline__ bool convolves(const Stage& stage) {
 // stage's inputs are there.
 struct Taps {
   static constexpr int PAST = Convolution::CONV - 1, CHANNELS = Convolution::CHANNELS,
-                       UNIT = 3;  // rows of a channel; CONV_UNIT in twin/plan/types.py
+                       UNIT = facts::CONV_UNIT;
 
   float tap[PAST + 1], past[PAST];
 

@@ -75,11 +75,16 @@ def add(commands: Subparsers) -> None:
     add_engine_options(parser, without=("gpus",))
 
 
-def run(args: argparse.Namespace) -> int:
-    if not 0 < args.tokens_per_s <= MOST_SPEED:
+def check_speed(tokens_per_s: float) -> None:
+    """Raises ConfigError."""
+    if not 0 < tokens_per_s <= MOST_SPEED:
         raise ConfigError(
-            f"--tokens-per-s {shown(args.tokens_per_s)}: above 0 and at most {MOST_SPEED:g}"
+            f"--tokens-per-s {shown(tokens_per_s)}: above 0 and at most {MOST_SPEED:g}"
         )
+
+
+def run(args: argparse.Namespace) -> int:
+    check_speed(args.tokens_per_s)
     if args.draws and not interval.FEWEST <= args.draws <= interval.MOST:
         raise ConfigError(f"--draws {args.draws}: 0, or from {interval.FEWEST} to {interval.MOST}")
     model, options = model_of(args), options_of(args)

@@ -11,18 +11,16 @@ from twin.commands.arguments import (
     add_node,
     command,
 )
-from twin.commands.fit_for import MOST_SPEED
+from twin.commands.fit_for import check_speed
 from twin.commands.inputs import point_of
 from twin.commands.optimise import BINDING
 from twin.commands.output import emit, progress
 from twin.commands.project import add_running, running
-from twin.errors import ConfigError
 from twin.report.step import spoken
 from twin.report.tables import count, percent, table
 from twin.study.inverse import MOST, MOST_VARIED, Found, Machine, factors, inverse, parse_varied
 from twin.study.point import Row
 from twin.study.whatif import with_steps
-from twin.text import shown
 from twin.units import format_quantity, unit_of
 
 EXAMPLES = """\
@@ -62,10 +60,7 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not 0 < args.tokens_per_s <= MOST_SPEED:
-        raise ConfigError(
-            f"--tokens-per-s {shown(args.tokens_per_s)}: above 0 and at most {MOST_SPEED:g}"
-        )
+    check_speed(args.tokens_per_s)
     point = with_steps(point_of(args))
     varied = parse_varied(args.vary, point)
     with running(args, progress()) as runner:

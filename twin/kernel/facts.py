@@ -11,8 +11,9 @@ from __future__ import annotations
 from twin.kernel.coded import NUMBERS
 from twin.kernel.header import LOGITS_TAKEN, PASS_BARRIER, SENTINEL_WORD, START_BARRIER
 from twin.kernel.streams import PAGE_BYTES
+from twin.kernel.tables import STATE_ALIGNED
 from twin.models.formats import BLOCK_ROWS, GGUF, INT4, SCALED_ROWS, UNIT_BYTES
-from twin.plan.types import PARTIAL_EXTRA
+from twin.plan.types import CONV_UNIT, PARTIAL_EXTRA
 from twin.schedule import pass_memory, passes, scan
 from twin.schedule.block import FOLDED_ROWS, LINE_FLOATS, ROWS_AT_ONCE
 from twin.schedule.homes import BANKS, SKEW_FLOATS, WIDE_AT_ONCE
@@ -43,6 +44,8 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "BARRIER_BYTES": (BARRIER_BYTES, "of an mbarrier"),
     "PROGRESS_BYTES": (PROGRESS_BYTES, "of Progress"),
     "STATE_EXTRA": (STATE_EXTRA, "floats that a block keeps between kernels besides its residual"),
+    "STATE_ALIGNED": (STATE_ALIGNED, "bytes: where states begin behind the cache"),
+    "CONV_UNIT": (CONV_UNIT, "rows of a channel of a short convolution: b, c, x"),
     "PARTIAL_EXTRA": (PARTIAL_EXTRA, "of a softmax partial: its maximum, its sum"),
     "PASS_BARRIER": (PASS_BARRIER, "Control.hung_value: the barrier of a prompt pass"),
     "START_BARRIER": (START_BARRIER, "Control.hung_value: the start of GPUs and of their blocks"),

@@ -227,9 +227,11 @@ class ModelSpec:
         feed = self.experts
         if feed is None or not feed.shared_width or feed.shared_width % feed.width:
             return 0
-        for layer in range(self.layers):
+        own = self.formats.layers  # else layers with experts are alike
+        routed = [i for i in range(self.layers) if isinstance(self.layer(i).feed, ExpertFeed)]
+        for layer in routed if own else routed[:1]:
             form = {weight.name: weight.format for weight in self.layer_weights(layer)}
-            halves = ("gate", "up", "down") if "shared_up" in form else ()
+            halves = ("gate", "up", "down")
             if any(form[half] != form[f"shared_{half}"] for half in halves):
                 return 0
             # one's rows and columns are cut out of those of all

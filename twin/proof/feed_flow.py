@@ -124,7 +124,7 @@ def _always(layer: LayerWalk, kind: ExpertFeed) -> int:
     if layer.plan.attention is None or not kind.shared_width or kind.shared_width % kind.width:
         return 0
     count, spec = kind.shared_width // kind.width, layer.walk.spec
-    for at in range(spec.layers):
+    for at in range(spec.layers) if spec.formats.layers else (layer.index,):
         if not isinstance(spec.layer(at).feed, ExpertFeed):
             continue
         forms = {weight.name: weight.format for weight in spec.layer_weights(at)}

@@ -418,8 +418,9 @@ def _alike(plan: Plan, spec: ModelSpec) -> bool:
     """Neither layers described one by one, nor several formats, streams or tokens."""
     options = plan.options
     several = options.tokens > 1 or options.expert_ranks > 1 or options.residual is Residual.SLICED
-    together = any(_attends(one) and _has(one)[-1] for one in spec.layout)  # heads are normed
-    several |= together and options.gpus > 1  # their squares are not exchanged
+    mixers = [layer.mixer for layer in spec.layout]
+    together = any(isinstance(m, GroupedAttention) and m.whole_qk_norm for m in mixers)
+    several |= together and options.gpus > 1  # squares of divided heads are not exchanged
     odd = any(isinstance(layer.feed, ExpertFeed) or not _attends(layer) for layer in spec.layout)
     known = not spec.layout or (
         (odd or 0 < len(_shapes(spec)) <= MOST_SHAPES)
