@@ -24,9 +24,12 @@ struct Outputs {
   static constexpr int ENDS = S::GROUP * S::HEAD_DIM / TOGETHER,
                        WORDS = (ENDS + 2 * S::GROUP + 3) / 4 * 4;
 
-  __device__ __forceinline__ static float word(const float (&element)[TOGETHER], float total) {
+  // `scale`: of cached values.
+  __device__ __forceinline__ static float word(const float (&element)[TOGETHER], float total,
+                                               float scale) {
     if constexpr (!PAIRED) return element[0];
-    const float by = total > 0.0f ? 1.0f / total : 0.0f;  // nothing was looked at
+    float by = total > 0.0f ? 1.0f / total : 0.0f;  // nothing was looked at
+    if constexpr (CACHE_SCALED) by *= scale;
     u16 half[2];
     TWIN_UNROLL
     for (int e = 0; e < TOGETHER; ++e)
@@ -120,7 +123,7 @@ constexpr int SUBWARPS = Core::warp_threads() / Core::Cached<S>::POSITION_THREAD
 // the tensor cores load eight at once.
 template <class S>
 __device__ __forceinline__ int swizzled(int row, int byte) {
-  return Core::Cached<S>::TENSOR_SCAN ? byte ^ (row & 7) << 4 : byte;
+  return Core::Cached<S>::TENSOR_SCAN ? byte ^ int(row_swizzle<S::ROW>(u32(row))) << 4 : byte;
 }
 
 // Sets of HEADS query heads that share one read of a key.
@@ -314,6 +317,7 @@ struct Scan : Item<S> {
   const u8* fresh;  // the newest key and value, in shared memory
   // in shared memory: a logit without a value for each query head of the first split; null: none
   const float* sinks;
+  float value_scale;  // of cached values
   // from memory: to look at next, and after that; of the block's first item requested before the
   // queries were there
   Rows rows, next;
@@ -546,7 +550,7 @@ struct Scan : Item<S> {
       }
       TWIN_UNROLL
       for (int k = 0; k < MERGED_WORDS; ++k)
-        store((head + h) * WORDS + d / TOGETHER + k * EACH, Outputs::word(sum[k], total));
+        store((head + h) * WORDS + d / TOGETHER + k * EACH, Outputs::word(sum[k], total, value_scale));
       TWIN_UNROLL
       for (int rest = Outputs::ENDS + 2 * GROUP; rest < Outputs::WORDS; ++rest)
         if (head + i == 0) store(rest, 0.0f);

@@ -31,6 +31,11 @@ __device__ __forceinline__ void norm_head(Block& b, float* head, const float* we
              inverse_root(b.core.warp_sum(squares) / HEAD_DIM + b.plan.norm_eps));
 }
 
+__device__ __forceinline__ void multiply_head(Block& b, float* head, float by) {
+  for (int d = b.core.warp_thread(); d < HEAD_DIM; d += b.core.warp_threads()) head[d] *= by;
+  b.core.warp_sync();
+}
+
 // Rotary embedding of one head by one warp; pair i holds elements (i, i + HEAD_DIM/2), or (2i, 2i +
 // 1) when interleaved.
 __device__ __forceinline__ void rotate_head(Block& b, float* head, const float* turns,
@@ -49,6 +54,20 @@ __device__ __forceinline__ void rotate_head(Block& b, float* head, const float* 
 __device__ __forceinline__ void store_head(Block& b, const float* head, u8* to) {
   for (int d = b.core.warp_thread(); d < HEAD_DIM; d += b.core.warp_threads())
     store_element<KV>(to + d * type_bytes(KV), head[d]);
+}
+
+// What a KV head's keys and values are multiplied by before they are cached, and behind that
+// (twin/plan/cache_scales.py).
+struct CacheScales {
+  float to_key, of_key, to_value, of_value;
+};
+// `head`: of the rank. Of caches that are not scaled, and of a probe's, ones.
+__device__ __forceinline__ CacheScales cache_scales(const Block& b, const Stage& stage, int head) {
+  if constexpr (CACHE_SCALED) {
+    const float* const at = b.memory.constants + stage.cache_scales + 4 * head;
+    if (!b.plan.probe) return {at[0], at[1], at[2], at[3]};
+  }
+  return {1.0f, 1.0f, 1.0f, 1.0f};
 }
 
 // Where a thread keeps a head while it is awaited, normed and turned: pairs that are turned
@@ -102,9 +121,7 @@ struct Pairs {
   }
   __device__ __forceinline__ void norm(Block& b, const Pairs& weight) { weigh(weight, factor(b)); }
   __device__ __forceinline__ void norm_alone(Block& b) {  // without weights
-    const float by = factor(b);
-    TWIN_UNROLL
-    for (int k = 0; k < PAIRS; ++k) x[k].at[0] *= by, y[k].at[0] *= by;
+    multiply(factor(b));
   }
   // Element by element: of two addresses one would have to be in memory.
   __device__ __forceinline__ static Pairs either(bool first, const Pairs& one, const Pairs& other) {
@@ -132,6 +149,10 @@ struct Pairs {
       x[k].at[0] = (along * cosine - across * sine) * scale;
       y[k].at[0] = (across * cosine + along * sine) * scale;
     }
+  }
+  __device__ __forceinline__ void multiply(float by) {
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) x[k].at[0] *= by, y[k].at[0] *= by;
   }
   template <class Put>
   __device__ __forceinline__ void each(const Block& b, Put put) const {
@@ -250,6 +271,14 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
     } else {
       if (normed) weight.load(b, b.memory.constants + (query ? stage.q_norm : stage.k_norm));
     }
+    float turned = query ? scale : 1.0f, kept = 1.0f;  // what queries and keys, and values, are multiplied by
+    if constexpr (CACHE_SCALED) {
+      const int own = query ? h / GROUP : (h - kv_heads * GROUP) % kv_heads;
+      const CacheScales scales = cache_scales(
+          b, stage, b.plan.owned_of(stage.items, b.block).lo / S::splits(b.plan) + own);
+      turned *= query ? scales.of_key : scales.to_key;
+      kept = scales.to_value;
+    }
     // values that are keys lie where these do
     int at = (S::VALUES_ARE_KEYS && value ? h - kv_heads : h) * HEAD_DIM;
     Span span = b.plan.spans_at(row.first);
@@ -273,7 +302,9 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
     }
     if constexpr (Family::VALUES_NORMED)
       if (value) head.norm_alone(b);
-    if (!value) head.rotate(turn, query ? scale : 1.0f);
+    if (!value) head.rotate(turn, turned);
+    if constexpr (CACHE_SCALED)
+      if (value) head.multiply(kept);
     if (query) {
       head.each(b,
                 [&](int d, float element) { put_query<S>(b.core, heads, h, d, element); });

@@ -107,6 +107,10 @@ __device__ __forceinline__ float factor_together(Block& b, const float* from, in
   return inverse_root(b.core.warp_sum(squares) / float(count) + b.plan.norm_eps);
 }
 
+__device__ __forceinline__ float score_factor() {
+  return Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM));
+}
+
 // The tasks' queries, normed and turned, and the keys and values that they see of the chunk, as
 // they are cached.
 __device__ __forceinline__ void prepare_tasks(Block& b, const Stage& stage, const Pass& pass,
@@ -119,7 +123,7 @@ __device__ __forceinline__ void prepare_tasks(Block& b, const Stage& stage, cons
   const float* const published = pass_row(b.memory, from, 0, 0);
   const float* const angles = b.memory.constants + rope_of(b.plan, stage);
   const long sines = (long(b.plan.max_context) * HALF + 15) / 16 * 16;
-  const float scale = Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM));
+  const float scale = score_factor();
   copy_runs(b, count * HEAD_DIM, chip.heads, [&](int i) {
     // a key, a value, a query
     const int h = i / HEAD_DIM, group = h < keys ? 0 : h < 2 * keys ? 1 : 2, query = h - 2 * keys;
@@ -137,6 +141,7 @@ __device__ __forceinline__ void prepare_tasks(Block& b, const Stage& stage, cons
   TWIN_ONCE
   for (int h = b.core.warp(); h < count; h += b.core.warps()) {
     const bool key = h < keys, query = h >= 2 * keys;
+    const CacheScales scales = cache_scales(b, stage, tasks.head);
     float* at = chip.heads + h * HEAD_DIM;
     if (key || query) {
       const int norm = query ? stage.q_norm : stage.k_norm,
@@ -150,8 +155,12 @@ __device__ __forceinline__ void prepare_tasks(Block& b, const Stage& stage, cons
       } else if (norm >= 0) {
         norm_head(b, at, b.memory.constants + norm);
       }
-      rotate_head(b, at, chip.turns + token * HEAD_DIM, query ? scale : 1.0f);
+      float turned = query ? scale : 1.0f;
+      if constexpr (CACHE_SCALED) turned *= query ? scales.of_key : scales.to_key;
+      rotate_head(b, at, chip.turns + token * HEAD_DIM, turned);
     }
+    if constexpr (CACHE_SCALED)
+      if (!key && !query) multiply_head(b, at, scales.to_value);
     if (!query)
       store_head(
           b, at,
@@ -275,6 +284,7 @@ __device__ __forceinline__ void attend_tasks(Block& b, const Stage& stage, const
         sum += weight * row[w * HEADS * PASS_PARTIAL + d];
         total += weight * row[w * HEADS * PASS_PARTIAL + HEAD_DIM + 1];
       }
+      if constexpr (CACHE_SCALED) sum *= cache_scales(b, stage, tasks.head).of_value;
       Chunk::store(out, columns, tasks.begin + (done + one) / HeadSets<FirstHeads, HEADS>::COUNT,
                    (tasks.head * GROUP + query) * HEAD_DIM + d, sum / total);
     }
@@ -318,10 +328,11 @@ __device__ __forceinline__ void attend_chunk(Block& b, const Stage& stage, const
 
 constexpr int HEADS_AT_ONCE = 4;  // of a token, by a warp: their loads are under way together
 
-// Queries as the tensor cores take them, [tokens][heads][HEAD_DIM].
+// Queries as the tensor cores take them, [tokens][heads][HEAD_DIM], of caches of 8 bits in the order
+// of their columns, times the scores' factor and their keys' scale.
 __device__ __forceinline__ u8* pass_query(const Block& b, int token, int head) {
   return reinterpret_cast<u8*>(b.memory.prompt + b.plan.prompt_queries) +
-         (long(token) * b.plan.heads + head) * ROW;
+         (long(token) * b.plan.heads + head) * HEAD_DIM * type_bytes(MULTIPLIED);
 }
 
 // All heads of the chunk, normed and turned: keys and values into the cache, queries for
@@ -388,10 +399,23 @@ __device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, cons
           b.memory.kv + (u64(stage.kv) * b.plan.kv_items + of * b.plan.splits) * item_bytes;
       const CachedRow row(b.plan, cache, position, h >= keys);
       u8* const query = pass_query(b, token, h < queries ? h : 0);
-      head[i].each(b, [&](int d, float element) {
-        const int byte = d * type_bytes(KV);
-        store_element<KV>(h < queries ? query + byte : row.at(byte), element);
-      });
+      if constexpr (CACHE_SCALED) {
+        const CacheScales scales = cache_scales(b, stage, h < queries ? h / GROUP : of);
+        head[i].multiply(h < queries ? score_factor() * scales.of_key
+                         : h < keys  ? scales.to_key
+                                     : scales.to_value);
+        head[i].each(b, [&](int d, float element) {
+          if (h < queries)
+            store_element<MULTIPLIED>(query + Chunk::query_column(d) * type_bytes(MULTIPLIED), element);
+          else
+            store_element<KV>(row.at(d * type_bytes(KV)), element);
+        });
+      } else {
+        head[i].each(b, [&](int d, float element) {
+          const int byte = d * type_bytes(KV);
+          store_element<KV>(h < queries ? query + byte : row.at(byte), element);
+        });
+      }
     }
   }
 }
@@ -405,8 +429,7 @@ __device__ __forceinline__ void attend_rows(Block& b, const C& chunk, const Stag
   const int sets = (pass.tokens + Scan::TOKENS - 1) / Scan::TOKENS,
             columns = b.plan.heads * HEAD_DIM;
   const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
-  const float scale =
-      Scan::LOG2_E * (Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM)));
+  const float scale = Scan::LOG2_E * (CACHE_SCALED ? 1.0f : score_factor());
   TWIN_ONCE
   for (int set = b.block; set < sets * b.plan.kv_heads; set += b.plan.blocks) {
     const int kv = set / sets, first_token = set % sets * Scan::TOKENS,
@@ -463,7 +486,9 @@ __device__ __forceinline__ void attend_rows(Block& b, const C& chunk, const Stag
       if (first <= far)
         scan.look(tiles + u32(tile % Scan::TILES * 2 * Scan::PART), first, from, to, all, scale);
     }
+    const float by = cache_scales(b, stage, kv).of_value;
     scan.close([&](int i, int column, float value, float next) {
+      if constexpr (CACHE_SCALED) value *= by, next *= by;
       if (token[i] >= 0)
         C::store_pair(out, columns, token[i], head[i] * HEAD_DIM + column, value, next);
     });

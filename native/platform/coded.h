@@ -79,12 +79,6 @@ __host__ __device__ constexpr int scaled_rows(int rows) {
   return (rows + facts::SCALED_ROWS - 1) / facts::SCALED_ROWS * facts::SCALED_ROWS;
 }
 
-__device__ inline float e4m3_value(u32 bits) {
-  const u32 magnitude = bits & 127u;  // its exponent is less by 120 than that of FP32
-  const float value = bits_as<float>(magnitude << 20) * 0x1p120f;
-  return (bits & 128u ? -1.0f : 1.0f) * (magnitude == 127u ? bits_as<float>(0x7FC00000u) : value);
-}
-
 // Of a table that has these fields only in such a plan.
 template <class Stage>
 __device__ __forceinline__ Code code_of(const Stage& stage) {

@@ -49,9 +49,17 @@ __device__ __forceinline__ To bits_as(From from) {
   return to;
 }
 
+}  // namespace twin
+
+#include "e4m3.h"
+
+namespace twin {
+
 // ---- stored types -------------------------------------------------------------------------------
 
-__host__ __device__ constexpr int type_bytes(Type type) { return type == Type::FP32 ? 4 : 2; }
+__host__ __device__ constexpr int type_bytes(Type type) {
+  return type == Type::FP32 ? 4 : type == Type::FP8 ? 1 : 2;
+}
 
 __device__ __forceinline__ float half_value(u16 bits) {
   float value;
@@ -71,9 +79,28 @@ __device__ __forceinline__ u16 bfloat_bits(float value) {
   return bits;
 }
 
+// Of four E4M3 numbers the lower two, or the upper two, in FP16, which holds each of them.
+template <bool UPPER>
+__device__ __forceinline__ u32 halves_of_e4m3(u32 four) {
+  u32 both;
+  if constexpr (UPPER)
+    asm("{ .reg .b16 a, b; mov.b32 {a, b}, %1; cvt.rn.f16x2.e4m3x2 %0, b; }" : "=r"(both) : "r"(four));
+  else
+    asm("{ .reg .b16 a, b; mov.b32 {a, b}, %1; cvt.rn.f16x2.e4m3x2 %0, a; }" : "=r"(both) : "r"(four));
+  return both;
+}
+
+// The nearest E4M3 number, at most 448.
+__device__ __forceinline__ u8 e4m3_of(float value) {
+  u16 bits;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(0.0f), "f"(value));
+  return u8(bits);
+}
+
 template <Type T>
 __device__ __forceinline__ float load_element(const u8* at) {
   if constexpr (T == Type::FP32) return *reinterpret_cast<const float*>(at);
+  if constexpr (T == Type::FP8) return half_value(u16(halves_of_e4m3<false>(*at)));
   const u16 bits = *reinterpret_cast<const u16*>(at);
   return T == Type::BF16 ? bits_as<float>(u32(bits) << 16) : half_value(bits);
 }
@@ -82,6 +109,8 @@ template <Type T>
 __device__ __forceinline__ void store_element(u8* at, float value) {
   if constexpr (T == Type::FP32) {
     *reinterpret_cast<float*>(at) = value;
+  } else if constexpr (T == Type::FP8) {
+    *at = e4m3_of(value);
   } else {
     *reinterpret_cast<u16*>(at) = T == Type::BF16 ? bfloat_bits(value) : half_bits(value);
   }

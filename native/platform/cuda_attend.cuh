@@ -30,10 +30,12 @@ struct PassScan {
   // of a key, or a value
   static constexpr int BYTES = HEAD_DIM * type_bytes(KV), UNITS = BYTES / 16;
   static constexpr int PITCH = BYTES + 16;   // an odd number of units: eight rows meet in no bank
+  static constexpr int QUERY_BYTES = HEAD_DIM * type_bytes(MULTIPLIED), QUERY_PITCH = QUERY_BYTES + 16;
+  static constexpr bool EIGHT_BITS = KV == Type::FP8;
   static constexpr int PART = TILE * PITCH;  // a tile's keys; its values follow
   static constexpr int STEPS = (HEAD_DIM + 15) / 16, SETS = TILE / 16;
   static constexpr int QUERIES = TILES * 2 * PART;  // where the rows' queries lie
-  static constexpr int bytes = QUERIES + (KEPT ? 0 : ROWS * PITCH);
+  static constexpr int bytes = QUERIES + (KEPT ? 0 : ROWS * QUERY_PITCH);
   static constexpr float LOG2_E = 1.44269504f;  // scores are powers of two
   static_assert(!Plan::tensor_pass || bytes <= Plan::prompt_bytes, "the plan counts the same");
 
@@ -52,7 +54,7 @@ struct PassScan {
   // are not kept are on their way to `chip`, behind the tiles, with the first tile.
   template <class Row>
   __device__ __forceinline__ PassScan(int thread, u32 chip, int warp, Row row)
-      : thread(thread), query_at(chip + u32(QUERIES + warp * 16 * PITCH)) {
+      : thread(thread), query_at(chip + u32(QUERIES + warp * 16 * QUERY_PITCH)) {
     if constexpr (KEPT) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -67,9 +69,9 @@ struct PassScan {
       for (int i = 0; i < 2; ++i) {
         const u8* const from = row(i);
 #pragma unroll
-        for (int unit = thread % 4; unit < UNITS; unit += 4)
-          copy_activations(query_at + u32((thread / 4 + 8 * i) * PITCH + unit * 16), from + unit * 16,
-                           true);
+        for (int unit = thread % 4; unit < QUERY_BYTES / 16; unit += 4)
+          copy_activations(query_at + u32((thread / 4 + 8 * i) * QUERY_PITCH + unit * 16),
+                           from + unit * 16, true);
       }
     }
 #pragma unroll
@@ -90,18 +92,26 @@ struct PassScan {
   // 4 + i / 2 * 8.
   __device__ __forceinline__ void compare(u32 keys, float (&score)[2 * SETS][4]) const {
     const u32 from = keys + u32((thread / 16 * 8 + thread % 8) * PITCH + thread / 8 % 2 * 16);
+    u32 both[EIGHT_BITS ? SETS : 1][4];  // numbers of 8 bits of two steps
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
       u32 found[4];
       if constexpr (!KEPT)
-        load_matrices(found, query_at + u32(thread % 16 * PITCH + thread / 16 * 16 + step * 32));
+        load_matrices(found,
+                      query_at + u32(thread % 16 * QUERY_PITCH + thread / 16 * 16 + step * 32));
       const u32* const q = KEPT ? query[KEPT ? step : 0] : found;
 #pragma unroll
       for (int set = 0; set < SETS; ++set) {
         u32 key[4];
-        load_matrices(key, from + u32(set * 16 * PITCH + step * 32));
-        multiply_add<KV>(score[2 * set], q[0], q[1], q[2], q[3], key[0], key[1]);
-        multiply_add<KV>(score[2 * set + 1], q[0], q[1], q[2], q[3], key[2], key[3]);
+        if constexpr (EIGHT_BITS) {
+          if (step % 2 == 0) load_matrices(both[set], from + u32(set * 16 * PITCH + step * 16));
+          eight_bits::columns(both[set][step % 2], key[0], key[1]);
+          eight_bits::columns(both[set][2 + step % 2], key[2], key[3]);
+        } else {
+          load_matrices(key, from + u32(set * 16 * PITCH + step * 32));
+        }
+        multiply_add<MULTIPLIED>(score[2 * set], q[0], q[1], q[2], q[3], key[0], key[1]);
+        multiply_add<MULTIPLIED>(score[2 * set + 1], q[0], q[1], q[2], q[3], key[2], key[3]);
       }
     }
   }
@@ -113,13 +123,20 @@ struct PassScan {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         w[i] =
-            packed<KV>(weight[2 * set + i / 2][i % 2 * 2], weight[2 * set + i / 2][i % 2 * 2 + 1]);
+            packed<MULTIPLIED>(weight[2 * set + i / 2][i % 2 * 2], weight[2 * set + i / 2][i % 2 * 2 + 1]);
+      u32 both[4];  // numbers of 8 bits of two steps
 #pragma unroll
       for (int m = 0; m < STEPS; ++m) {
         u32 value[4];
-        load_transposed(value, from + u32(set * 16 * PITCH + m * 32));
-        multiply_add<KV>(output[2 * m], w[0], w[1], w[2], w[3], value[0], value[1]);
-        multiply_add<KV>(output[2 * m + 1], w[0], w[1], w[2], w[3], value[2], value[3]);
+        if constexpr (EIGHT_BITS) {  // columns 2 * i of 16, and 2 * i + 1
+          if (m % 2 == 0) load_transposed(both, from + u32(set * 16 * PITCH + m * 16));
+          eight_bits::rows(both[m % 2 * 2], value[0], value[2]);
+          eight_bits::rows(both[m % 2 * 2 + 1], value[1], value[3]);
+        } else {
+          load_transposed(value, from + u32(set * 16 * PITCH + m * 32));
+        }
+        multiply_add<MULTIPLIED>(output[2 * m], w[0], w[1], w[2], w[3], value[0], value[1]);
+        multiply_add<MULTIPLIED>(output[2 * m + 1], w[0], w[1], w[2], w[3], value[2], value[3]);
       }
     }
   }
@@ -181,8 +198,13 @@ struct PassScan {
       sum += shuffle(sum, 2);
       const float by = 1.0f / sum;
 #pragma unroll
-      for (int m = 0; m < 2 * STEPS; ++m)
-        put(h, 8 * m + thread % 4 * 2, output[m][2 * h] * by, output[m][2 * h + 1] * by);
+      for (int m = 0; m < 2 * STEPS; ++m) {
+        if constexpr (EIGHT_BITS)  // neighbours stand in two products' outputs
+          put(h, m / 2 * 16 + thread % 4 * 4 + m % 2 * 2, output[m / 2 * 2][2 * h + m % 2] * by,
+              output[m / 2 * 2 + 1][2 * h + m % 2] * by);
+        else
+          put(h, 8 * m + thread % 4 * 2, output[m][2 * h] * by, output[m][2 * h + 1] * by);
+      }
     }
   }
 

@@ -84,6 +84,12 @@ struct CachedPiece {
     for (int d = 0; d < SIZE; ++d) {
       if constexpr (!WIDE || KV == Type::FP32) {
         out[d] = bits_as<float>(word[d]);
+      } else if constexpr (KV == Type::FP8) {
+        float low, high;
+        const u32 four = word[d / 4];
+        twin::unpack<Type::FP16>(d & 2 ? halves_of_e4m3<true>(four) : halves_of_e4m3<false>(four),
+                                 low, high);
+        out[d] = d % 2 ? high : low;
       } else {
         float low, high;
         twin::unpack<KV>(word[d / 2], low, high);

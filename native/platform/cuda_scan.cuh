@@ -8,10 +8,10 @@ namespace twin {
 
 // Two numbers, or what 16 bits lose of them.
 __device__ __forceinline__ u32 packed(float first, float second, bool lost) {
-  const u32 word = packed<KV>(first, second);
+  const u32 word = packed<MULTIPLIED>(first, second);
   float high, higher;
-  unpack<KV>(word, high, higher);
-  return lost ? packed<KV>(first - high, second - higher) : word;
+  unpack<MULTIPLIED>(word, high, higher);
+  return lost ? packed<MULTIPLIED>(first - high, second - higher) : word;
 }
 
 // Part of an item in shared memory: its keys, its values, and the newest of each where it is one of
@@ -45,6 +45,8 @@ struct TileScan {
   static_assert(POSITIONS == 16 && facts::TENSOR_HEADS == 4,
                 "twin/schedule/splits.py: an m16n8k16 product has 16 positions and 4 heads twice");
   static constexpr int BYTES = HEAD_DIM * type_bytes(KV);  // of a key
+  static constexpr int QUERY_BYTES = HEAD_DIM * type_bytes(MULTIPLIED);
+  static constexpr bool EIGHT_BITS = KV == Type::FP8;
 
   // Queries of wider heads are looked up in shared memory for each product: in registers they
   // spilled.
@@ -70,6 +72,7 @@ struct TileScan {
   // what that loses.
   __device__ __forceinline__ static void store_query(float* head, int number, int d, float value) {
     u16* const to = reinterpret_cast<u16*>(head);
+    if constexpr (EIGHT_BITS) d = eight_bits::column_of(d);
     to[d ^ swizzle(number, 0) << 3] = u16(packed(value, value, false));
     to[HEAD_DIM + (d ^ swizzle(number, 1) << 3)] = u16(packed(value, value, true));
   }
@@ -80,7 +83,7 @@ struct TileScan {
       : thread(thread) {
     const int column = thread % 8, lost = column / HEADS,
               head = column % HEADS < heads ? column % HEADS : heads - 1;
-    query_at = u32(__cvta_generic_to_shared(queries + head * HEAD_DIM)) + u32(lost * BYTES);
+    query_at = u32(__cvta_generic_to_shared(queries + head * HEAD_DIM)) + u32(lost * QUERY_BYTES);
     unit = u32(thread / 8 ^ swizzle(first + head, lost));
     if constexpr (KEPT) {
 #pragma unroll
@@ -101,7 +104,7 @@ struct TileScan {
   __device__ __forceinline__ void load_queries(int pair, int part, u32 (*to)[2]) const {
     static_assert(STEPS % 2 == 0, "queries of two steps are loaded together");
     u32 both[4];
-    load_matrices(both, query_at + u32(part * BYTES) + ((unit ^ 4u * u32(pair ^ part)) << 4));
+    load_matrices(both, query_at + u32(part * QUERY_BYTES) + ((unit ^ 4u * u32(pair ^ part)) << 4));
 #pragma unroll
     for (int i = 0; i < 4; ++i) to[i / 2 * PARTS + part][i % 2] = both[i];
   }
@@ -115,7 +118,7 @@ struct TileScan {
       const int held = row < tile.count ? row : 0;  // numbers, also where nothing is held
       const bool near = held == tile.here;
       at = u32(__cvta_generic_to_shared(near ? fresh : rows + held * BYTES));
-      swizzle = near ? 0u : u32(tile.first + held) & 7u;
+      swizzle = near ? 0u : row_swizzle<BYTES>(u32(tile.first + held));
     }
     __device__ __forceinline__ u32 unit(int number) const {
       return at + ((u32(number) ^ swizzle) << 4);
@@ -139,15 +142,23 @@ struct TileScan {
       u32 asking[2 * PARTS][2];
 #pragma unroll
       for (int part = 0; part < PARTS && !KEPT; ++part) load_queries(step / 2, part, asking);
+      u32 both[4];  // numbers of 8 bits of both steps
+      if constexpr (EIGHT_BITS) load_matrices(both, key.unit(step + thread / 16));
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         u32 keys[4];
-        load_matrices(keys, key.unit(2 * (step + i) + thread / 16));
+        if constexpr (EIGHT_BITS) {
+          eight_bits::columns(both[2 * i], keys[0], keys[2]);
+          eight_bits::columns(both[2 * i + 1], keys[1], keys[3]);
+        } else {
+          load_matrices(keys, key.unit(2 * (step + i) + thread / 16));
+        }
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
           const int at = (step + i) * PARTS + part;
           const u32(&asks)[2] = KEPT ? query[KEPT ? at : 0] : asking[i * PARTS + part];
-          multiply_add<KV>(score[at % CHAINS], keys[0], keys[1], keys[2], keys[3], asks[0], asks[1]);
+          multiply_add<MULTIPLIED>(score[at % CHAINS], keys[0], keys[1], keys[2], keys[3], asks[0],
+                                   asks[1]);
         }
       }
     }
@@ -187,14 +198,21 @@ struct TileScan {
       later_weight[part] = transposed(packed(p[2], p[3], lost));
     }
     const Row value(tile, tile.values, tile.fresh + BYTES, at + thread / 16 * 8 + thread % 8);
+    u32 both[4];  // numbers of 8 bits of two steps
 #pragma unroll
     for (int m = 0; m < STEPS; ++m) {
       u32 values[4];
-      load_transposed(values, value.unit(2 * m + thread / 8 % 2));
+      if constexpr (EIGHT_BITS) {
+        if (m % 2 == 0) load_transposed(both, value.unit(m + thread / 8 % 2));
+        eight_bits::rows(both[m % 2], values[0], values[1]);
+        eight_bits::rows(both[2 + m % 2], values[2], values[3]);
+      } else {
+        load_transposed(values, value.unit(2 * m + thread / 8 % 2));
+      }
 #pragma unroll
       for (int part = 0; part < PARTS; ++part)
-        multiply_add<KV>(output[m], values[0], values[1], values[2], values[3], weight[part],
-                         later_weight[part]);
+        multiply_add<MULTIPLIED>(output[m], values[0], values[1], values[2], values[3],
+                                 weight[part], later_weight[part]);
     }
   }
 
@@ -230,14 +248,17 @@ struct TileScan {
       return head * HEAD_DIM + (d ^ ((WIDE ? head / 2 : head) & 3) << 3);
     }
   };
-  // Where a thread's elements thread / 4 + 8 * i of a head lie: of four neighbours each has an
-  // address, to which those of further fours add constants.
+  // Where a thread's elements of a head lie, thread / 4 + 8 * i or, of 8 bits, thread / 4 * 2 + i % 2
+  // + 16 * (i / 2): of four neighbours each has an address, to which those of further fours add
+  // constants.
   struct Places {
     float* first[4];
 
     __device__ __forceinline__ Places(const Found& rows, int head, int thread) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) first[i] = rows.outputs + Found::place(head, thread / 4 + 8 * i);
+      for (int i = 0; i < 4; ++i)
+        first[i] = rows.outputs + Found::place(head, EIGHT_BITS ? thread / 4 * 2 + i % 2 + i / 2 * 16
+                                                                : thread / 4 + 8 * i);
     }
     __device__ __forceinline__ float& at(int i) const { return first[i % 4][i / 4 * 32]; }
   };

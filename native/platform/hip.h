@@ -43,9 +43,17 @@ __device__ __forceinline__ To bits_as(From from) {
   return __builtin_bit_cast(To, from);
 }
 
+}  // namespace twin
+
+#include "e4m3.h"
+
+namespace twin {
+
 // ---- stored types -------------------------------------------------------------------------------
 
-__host__ __device__ constexpr int type_bytes(Type type) { return type == Type::FP32 ? 4 : 2; }
+__host__ __device__ constexpr int type_bytes(Type type) {
+  return type == Type::FP32 ? 4 : type == Type::FP8 ? 1 : 2;
+}
 
 __device__ __forceinline__ float half_value(u16 bits) { return float(bits_as<_Float16>(bits)); }
 __device__ __forceinline__ u16 half_bits(float value) { return bits_as<u16>(_Float16(value)); }
@@ -58,6 +66,8 @@ __device__ __forceinline__ u16 bfloat_bits(float value) {
 template <Type T>
 __device__ __forceinline__ float load_element(const u8* at) {
   if constexpr (T == Type::FP32) return *reinterpret_cast<const float*>(at);
+  // its own E4M3 has another bias, and no negative zero
+  if constexpr (T == Type::FP8) return e4m3_value(*at);
   const u16 bits = *reinterpret_cast<const u16*>(at);
   return T == Type::BF16 ? bits_as<float>(u32(bits) << 16) : half_value(bits);
 }
@@ -66,6 +76,8 @@ template <Type T>
 __device__ __forceinline__ void store_element(u8* at, float value) {
   if constexpr (T == Type::FP32) {
     *reinterpret_cast<float*>(at) = value;
+  } else if constexpr (T == Type::FP8) {
+    *at = u8(e4m3_bits(value));
   } else {
     *reinterpret_cast<u16*>(at) = T == Type::BF16 ? bfloat_bits(value) : half_bits(value);
   }

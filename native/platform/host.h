@@ -52,6 +52,7 @@ typedef float vfloat __attribute__((vector_size(4 * VECTOR), aligned(4), may_ali
 typedef int vint __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
 typedef u32 vu32 __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
 typedef u16 vu16 __attribute__((vector_size(2 * VECTOR), aligned(2), may_alias));
+typedef signed char vbytes __attribute__((vector_size(VECTOR), aligned(1), may_alias));
 typedef short vshort __attribute__((vector_size(2 * VECTOR), aligned(2), may_alias));
 
 constexpr int LINE = 64;
@@ -64,9 +65,17 @@ __forceinline__ To bits_as(From from) {
   return to;
 }
 
+}  // namespace twin
+
+#include "e4m3.h"
+
+namespace twin {
+
 // ---- stored types -------------------------------------------------------------------------------
 
-constexpr int type_bytes(Type type) { return type == Type::FP32 ? 4 : 2; }
+constexpr int type_bytes(Type type) {
+  return type == Type::FP32 ? 4 : type == Type::FP8 ? 1 : 2;
+}
 
 inline float half_value(u16 h) {
   const u32 sign = u32(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, mantissa = h & 1023u;
@@ -103,6 +112,8 @@ __forceinline__ float load_element(const u8* at) {
     float value;
     __builtin_memcpy(&value, at, 4);
     return value;
+  } else if constexpr (T == Type::FP8) {
+    return e4m3_value(*at);
   } else {
     u16 bits;
     __builtin_memcpy(&bits, at, 2);
@@ -114,6 +125,8 @@ template <Type T>
 __forceinline__ void store_element(u8* at, float value) {
   if constexpr (T == Type::FP32) {
     __builtin_memcpy(at, &value, 4);
+  } else if constexpr (T == Type::FP8) {
+    *at = u8(e4m3_bits(value));
   } else {
     const u16 bits = T == Type::BF16 ? bfloat_bits(value) : half_bits(value);
     __builtin_memcpy(at, &bits, 2);
@@ -126,6 +139,11 @@ __forceinline__ vfloat load_vector(const u8* at) {
     return *reinterpret_cast<const vfloat*>(at);
   } else if constexpr (T == Type::BF16) {
     return bits_as<vfloat>(__builtin_convertvector(*reinterpret_cast<const vu16*>(at), vu32) << 16);
+  } else if constexpr (T == Type::FP8) {  // e4m3_value
+    const vint wide = __builtin_convertvector(*reinterpret_cast<const vbytes*>(at), vint);
+    const vfloat value =
+        bits_as<vfloat>((wide & int(0x80000000u)) | (wide & 127) << 20) * 0x1p120f;
+    return bits_as<vfloat>(bits_as<vint>(value) | (((wide & 127) == 127) & 0x7FC00000));
   } else {
 #if defined(__AVX512F__)
     typedef short whole __attribute__((vector_size(32)));

@@ -52,8 +52,6 @@ __forceinline__ void dot_rows(const u8* w, int cols, const float* x, float* sums
   }
 }
 
-typedef signed char vbytes __attribute__((vector_size(VECTOR), aligned(1), may_alias));
-
 // Numbers of VECTOR neighbours' codes from column `c` of a row on, as FP32.
 template <Element ELEMENT>
 __forceinline__ vfloat coded_vector(const u8* row, int c) {

@@ -10,7 +10,7 @@ from twin.calibrate.knee import Knee, knee
 from twin.calibrate.probes import STAGES, Probe
 from twin.cost.attention import item_kv_bytes
 from twin.hardware.types import Device
-from twin.models.spec import DType
+from twin.models.spec import WEIGHT_TYPES, DType
 
 UNHINDERED = 2.0  # what a consumer multiplies without its sums, against what it consumes (judged)
 LOADED = 2.0  # idle hops
@@ -48,7 +48,7 @@ def host_starts(
     most = max(p.plan.blocks for p in streams)
     alone, together = ([p.name for p in streams if p.plan.blocks == blocks] for blocks in (1, most))
     found = {}
-    for dtype in DType:
+    for dtype in WEIGHT_TYPES:
         same = [p.name for p in streams if p.plan.options.weight_dtype is dtype and p.name in alone]
         if same:
             found[f"block.{dtype.value}_bytes_per_s"] = max(rate[n] for n in same)

@@ -25,7 +25,7 @@ from twin.models.formats import STORED
 from twin.models.spec import DType
 from twin.plan.types import Options
 from twin.schedule.options import FIELDS, SETTLED
-from twin.study.options import check_range
+from twin.study.options import check_range, members
 from twin.text import shown
 from twin.toolchain import host_compiler
 from twin.units import LONGEST, parse_count, parse_quantity, unit_of
@@ -219,7 +219,7 @@ def add_engine_options(parser: argparse.ArgumentParser, *, without: Collection[s
             dest=f"option_{name}",
             default=argparse.SUPPRESS,
             type=_reader(name, kind),
-            metavar=_metavar(kind),
+            metavar=_metavar(name, kind),
             help=(about + default).replace("%", "%%"),
         )
 
@@ -245,7 +245,7 @@ def option_value(name: str, text: str) -> object:
 def _reader(name: str, kind: Any) -> Callable[[str], object]:
     def read(text: str) -> object:
         if issubclass(kind, Enum):
-            return _member(kind, text)
+            return _member(name, kind, text)
         value = _whole(name, text)
         try:
             check_range(name, value)
@@ -256,8 +256,8 @@ def _reader(name: str, kind: Any) -> Callable[[str], object]:
     return read
 
 
-def _member(kind: type[Enum], text: str) -> Enum:
-    values = [m.value for m in kind]
+def _member(name: str, kind: type[Enum], text: str) -> Enum:
+    values = [member.value for member in members(name, kind)]
     text = text.lower()
     if text not in values and issubclass(kind, DType) and text in STORED:
         raise argparse.ArgumentTypeError(
@@ -316,8 +316,10 @@ def _choices_text(kind: Any) -> str:
     )
 
 
-def _metavar(kind: Any) -> str:
-    return "{" + ",".join(m.value for m in kind) + "}" if issubclass(kind, Enum) else "N"
+def _metavar(name: str, kind: Any) -> str:
+    if not issubclass(kind, Enum):
+        return "N"
+    return "{" + ",".join(member.value for member in members(name, kind)) + "}"
 
 
 def _plain(hint: Any) -> Any:

@@ -43,9 +43,16 @@ def heads_ps(warps: WarpKernel, head_dim: int, heads: int, *, in_step: bool = Fa
     return picoseconds(warps.heads_s.value * wide * (late + later))
 
 
-def kv_ps(kernel: KernelCosts, size: int) -> int:
+def kv_ps(kernel: KernelCosts, size: int, dtype: DType) -> int:
     """Attention over `size` bytes of cached keys and values that have arrived."""
-    return transfer_ps(size, kernel.kv_bytes_per_s.value)
+    return transfer_ps(multiplied_bytes(size, dtype), kernel.kv_bytes_per_s.value)
+
+
+def multiplied_bytes(size: int, dtype: DType) -> int:
+    """Cached bytes as a block's throughput counts them, which was measured with 16 bits: numbers of
+    8 bits take as long as others once they have arrived.
+    """
+    return size * DType.BF16.bytes // dtype.bytes if dtype is DType.FP8 else size
 
 
 def entries_at_once(dim: int, queries: int, dtype: DType) -> int:

@@ -61,13 +61,16 @@ class CoreStreams(Streams):
         passes = int(self.kernel.state_passes.value) if kind is StageKind.DELTA else 1
         turns = passes * -(-self._queries(scan) // formats.TENSOR_TOKENS)
         for request in terms.requests(scan.item_bytes(item), self.plan.options.slot_bytes):
-            yield request, turns * attention.kv_ps(self.kernel, request)
+            yield request, turns * attention.kv_ps(self.kernel, request, self.plan.options.kv_dtype)
 
     def _kv(self, stage: Stage, block: int) -> tuple[tuple[int, int], ...]:
         plan, kernel, items = self.plan, self.kernel, range(*stage.items[block])
         size = sum(attention.item_kv_bytes(plan, stage, item) for item in items)
         fixed = picoseconds(len(items) * kernel.item_s.value) if kernel.item_s else 0
         return tuple(
-            (request, attention.kv_ps(kernel, request) + (0 if number else fixed))
+            (
+                request,
+                attention.kv_ps(kernel, request, plan.options.kv_dtype) + (0 if number else fixed),
+            )
             for number, request in enumerate(terms.requests(size, plan.options.slot_bytes))
         )

@@ -11,12 +11,12 @@ from twin.hardware.kernel import CoreKernel, KernelCosts, Unpacking, WarpKernel
 from twin.hardware.number import Number
 from twin.hardware.types import Device
 from twin.models.formats import INT8, Format
-from twin.models.spec import DType
+from twin.models.spec import WEIGHT_TYPES, DType
 from twin.plan.types import Matrix
 from twin.schedule.products import TENSOR, tensor_products, whole_products
 from twin.units import picoseconds
 
-PLAIN = {dtype.value for dtype in DType}
+PLAIN = {dtype.value for dtype in WEIGHT_TYPES}
 # of a device's warps, bytes of codes a second
 RATES = {name: f"{name}_bytes_per_s" for name in ("int8", "fp8", "int4", "fp4")}
 TENSOR_TOKENS = 16  # activations that tensor cores take together

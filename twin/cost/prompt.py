@@ -14,6 +14,7 @@ stream's share of the ceiling.
 
 from __future__ import annotations
 
+from twin.cost.attention import multiplied_bytes
 from twin.cost.formats import unpacking_s
 from twin.cost.terms import weight_rate
 from twin.errors import PlanError
@@ -374,7 +375,8 @@ class _Passes:
         size = seen * own.position_bytes(plan.options.kv_dtype)
         if not self.tensor_cores:
             prepared = 2 * tokens * own.head_dim * self.kernel.element_s.value
-            return tasks * (size / self.kernel.kv_bytes_per_s.value + self.latency) + prepared
+            looked = multiplied_bytes(size, plan.options.kv_dtype)
+            return tasks * (looked / self.kernel.kv_bytes_per_s.value + self.latency) + prepared
         if self.made.tensor:
             return self._tensor_attention_s(own, seen, tokens)
         sets = tasks * own.group  # a query head of a token, by one warp or several

@@ -10,13 +10,14 @@ import os
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from twin.engine.cache_scales import with_cache_scales
 from twin.engine.coded_tensors import CodedTensor, coded_tensor, names_read, with_stored_scales
 from twin.engine.four_bit_tensors import FourBitTensor, Layout, layout_of
 from twin.engine.gguf_weights import open_gguf
@@ -207,7 +208,8 @@ def open_checkpoint(
     spec = load_model(path, runs=True)
     found, layout, named = _entries(path), _layout(path), tensors(spec)
     spec = with_stored_scales(spec, named, layout, found)
-    _refuse_suspicious(path, spec, found, layout)
+    spec, of_caches = with_cache_scales(path, spec, named, found)
+    _refuse_suspicious(path, spec, found, layout, of_caches)
     few = {name: form for name in named if (form := format_of(spec, name)).name in CODES}
     if len({named[name].name for name in few}) < len(few):
         raise CheckpointError(
@@ -260,11 +262,16 @@ def _open_packed(path: Path, spec: ModelSpec, dtype: DType | None) -> Checkpoint
     if dtype is not None:
         spec = unpacked(spec, dtype)
     found, named = _entries(path), tensors(spec)
+    spec, of_caches = with_cache_scales(path, spec, named, found)
     experts = packed_entries(path, spec, found)
     of_experts = {entry.name for one in experts.values() for entry in one.entries}
     plain = replace(spec, stored=None)  # in which each tensor has the name that it has in 16 bits
     _refuse_suspicious(
-        path, plain, {name: entry for name, entry in found.items() if name not in of_experts}, None
+        path,
+        plain,
+        {name: entry for name, entry in found.items() if name not in of_experts},
+        None,
+        of_caches,
     )
     entries = {name: _checked(path, tensor, found) for name, tensor in others(named, spec).items()}
     stored = _common_dtype(path, entries.values())
@@ -344,10 +351,16 @@ def _shard(path: Path, index: Path, file: str) -> Path:
 
 
 def _refuse_suspicious(
-    path: Path, spec: ModelSpec, found: dict[str, Entry], layout: Layout | None
+    path: Path,
+    spec: ModelSpec,
+    found: dict[str, Entry],
+    layout: Layout | None,
+    of_caches: Collection[str],
 ) -> None:
-    """Raises CheckpointError for a tensor of another format, or one that the model leaves out."""
-    known: set[str] = set()
+    """Raises CheckpointError for a tensor of another format, or one that the model leaves out.
+    `of_caches`: names of their scales.
+    """
+    known = set(of_caches)
     for name, tensor in tensors(spec).items():
         form = format_of(spec, name)
         known |= names_read(tensor, form, layout) if form.name in CODES else {tensor.name}

@@ -16,7 +16,7 @@ from twin.models.load import load_model, model_names
 from twin.plan.types import Options
 from twin.schedule.options import DEFAULT, SETTLED
 from twin.study.hardware import CLOCK, node_on_file
-from twin.study.options import CONDITIONS
+from twin.study.options import CONDITIONS, members
 from twin.units import format_quantity, unit_of
 
 HIDDEN = ("gpus",)  # the node says it
@@ -70,7 +70,9 @@ def _option(name: str) -> dict[str, Any]:
     default = getattr(DEFAULT, name)
     return {
         "name": name,
-        "values": [member.value for member in kind] if issubclass(kind, Enum) else None,
+        "values": [member.value for member in members(name, kind)]
+        if issubclass(kind, Enum)
+        else None,
         "default": None if name in SETTLED else getattr(default, "value", default),
     }
 

@@ -15,6 +15,7 @@ from twin.kernel.fields import STAGE_EXTRAS
 from twin.models.spec import LaneHead
 from twin.plan import shards
 from twin.plan.biases import bias_shape, stage_bias, stage_sinks
+from twin.plan.cache_scales import NUMBERS, has_cache_scales, stage_cache_scales
 from twin.plan.catalogue import ROWS
 from twin.plan.delta_vectors import delta_sizes, delta_vectors
 from twin.plan.shards import Weights
@@ -85,6 +86,7 @@ def constants_of(schedule: Schedule) -> Constants:
         plan.kernel_experts is not None and plan.kernel_experts.choice_bias,
         spec is not None and spec.variant.layer_scalar,
         len(plan.attentions) > 1,
+        any(has_cache_scales(plan, stage) for stage in plan.stages),
     )
     extras = tuple(name for name, wanted in zip(STAGE_EXTRAS, used, strict=True) if wanted)
     if spec is None:
@@ -126,6 +128,8 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
         yield "bias", math.prod(shape)
     if ROWS[stage.kind].sinks and plan.spec.sinks:
         yield "sinks", plan.attention_of(stage).heads
+    if has_cache_scales(plan, stage):
+        yield "cache_scales", NUMBERS * plan.attention_of(stage).kv_heads
     yield from delta_sizes(plan, stage).items()
     kind = plan.kernel_experts
     if stage.kind is StageKind.ROUTE and kind is not None and kind.choice_bias:
@@ -149,6 +153,8 @@ def _vector(
         found = stage_bias(plan, stage, rank, weights)
     elif name == "sinks":
         found = stage_sinks(plan, stage, rank, weights)
+    elif name == "cache_scales":
+        found = stage_cache_scales(plan, stage, rank)
     elif name == "choice_bias":
         found = weights[f"layers.{stage.layer}.choice_bias"].astype(np.float32)
     elif stage.kind in (StageKind.DELTA, StageKind.CONV_IN):

@@ -72,10 +72,10 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 # where the model norms what modules add; where layers are rotated differently; where heads have
 # sinks; where some layers have recurrent states; where the choice of experts has biases; where a
-# layer ends with a factor of the residual; where heads have two shapes
+# layer ends with a factor of the residual; where heads have two shapes; where caches have scales
 STAGE_EXTRAS = (
     *("post_norm", "rope", "sinks", "taps", "decays", "gated_norm", "choice_bias"),
-    *("layer_scalar", "heads"),
+    *("layer_scalar", "heads", "cache_scales"),
 )
 # of a plan with coded weights: twin/kernel/coded.py
 CODED_FIELDS = ("code", "row_bytes", "last_bytes", "row_scales", "last_scales")

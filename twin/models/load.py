@@ -28,6 +28,7 @@ from twin.models.foreign import INSTEAD, format_of_file, format_of_folder
 from twin.models.formats import format_named
 from twin.models.published import Published, check_published
 from twin.models.quantized import requantized
+from twin.models.schemes import cached_in
 from twin.models.side_files import CONFIG as _CONFIG
 from twin.models.side_files import read_config
 from twin.models.spec import ModelSpec
@@ -255,6 +256,7 @@ def from_config(config: Mapping[str, object], name: str, *, runs: bool = False) 
     said = with_defaults(inner.text("model_type", kind), inner.values)
     family = _FAMILIES[kind]
     spec = _countable(family.part(family.reads)(replace(inner, values=said)))
+    spec = replace(spec, cached=cached_in(inner))
     for part in parts:
         refuse_unread(part, kind)
     return spec

@@ -27,7 +27,7 @@ from twin.models.formats import (
 )
 from twin.models.patterns import Style
 from twin.models.quantized import Named, Part, Quantization
-from twin.models.schemes import MADE, OF_GROUP, OF_WEIGHTS, refuse_caches
+from twin.models.schemes import MADE, OF_GROUP, OF_WEIGHTS, refuse_others
 from twin.models.spec import DType
 
 _FORMATS = ("int-quantized", "float-quantized", "naive-quantized")
@@ -62,7 +62,7 @@ def dense_quantization(config: Config) -> Quantization | None:
     if format is None:
         refuse_quantized(config)
         raise AssertionError("refused")
-    refuse_caches(fields)
+    refuse_others(fields)
     fields.unused(*_MADE)
     part = Part(format, None, _left_out(fields))
     return Quantization((part,), head=fields.get("quant_method") == "compressed-tensors")

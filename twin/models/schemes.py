@@ -44,6 +44,8 @@ MADE = (
     *("run_compressed", "dequantize", "format_version", "quantize_and_load"),
 )
 OF_WEIGHTS = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+_NO_CACHE = "take it out to use caches of 16 bits"
+_OF_CACHES = ("tensor", "attn_head")  # a scale for a layer's keys, one for each of its heads
 OF_GROUP = ("input_activations", "output_activations", "format")
 
 
@@ -52,7 +54,7 @@ def quantization_of(config: Config) -> Quantization | None:
     fields = config.part("quantization_config")
     if fields is None:
         return None
-    refuse_caches(fields)
+    refuse_others(fields)
     fields.unused(*MADE)
     method = fields.text("quant_method")
     match method:
@@ -71,12 +73,32 @@ def quantization_of(config: Config) -> Quantization | None:
             raise fields.refuse("quant_method", " or ".join(_METHODS), INSTEAD)
 
 
-def refuse_caches(fields: Config) -> None:
-    """Quantised keys and values, and other things than formats of matrices."""
-    advice = "take it out to predict with caches of 16 bits"
-    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
-        if fields.get(key) not in (None, "", "NONE", "none", {}):
-            raise fields.refuse(key, "null: a cache has 16 bits", advice)
+def cached_in(config: Config) -> DType | None:
+    """What a configuration has keys and values cached in; None where it says nothing of them.
+    Raises ConfigError for another format than FP8 (E4M3).
+    """
+    fields = config.part("quantization_config")
+    if fields is None:
+        return None
+    algorithm, scheme = fields.get("kv_cache_quant_algo"), fields.part("kv_cache_scheme")
+    if algorithm not in (None, "", "NONE", "none", "FP8"):
+        raise fields.refuse("kv_cache_quant_algo", "FP8, or null: caches of 16 bits", _NO_CACHE)
+    found = DType.FP8 if algorithm == "FP8" else None
+    if scheme is None or not scheme.values:
+        return found
+    scheme.unused(*OF_WEIGHTS, "actorder", "block_structure", "group_size")
+    scheme.require("type", "float", ("float",), _NO_CACHE)
+    scheme.require("num_bits", None, (8,), _NO_CACHE)
+    scheme.require("strategy", "tensor", _OF_CACHES, _NO_CACHE)
+    if scheme.flag("dynamic", False) or not scheme.flag("symmetric", True):
+        raise fields.refuse(
+            "kv_cache_scheme", "symmetric, with scales of the checkpoint", _NO_CACHE
+        )
+    return DType.FP8
+
+
+def refuse_others(fields: Config) -> None:
+    """Raises ConfigError for other things than formats of matrices and of caches."""
     for key in ("sparsity_config", "transform_config"):
         part = fields.part(key)
         if part is not None and set(part.values) - {"format"}:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
+from typing import NamedTuple
 
 from twin.frozen import frozen
 from twin.models import experts, linear
@@ -41,10 +42,23 @@ class DType(Enum):
     FP16 = "fp16"
     BF16 = "bf16"
     FP32 = "fp32"
+    FP8 = "fp8"  # of caches alone: E4M3, times a scale
 
     @property
     def bytes(self) -> int:
-        return 4 if self is DType.FP32 else 2
+        return {DType.FP32: 4, DType.FP8: 1}.get(self, 2)
+
+
+WEIGHT_TYPES = (DType.FP16, DType.BF16, DType.FP32)
+
+
+class CacheScales(NamedTuple):
+    """Of a layer's cached keys and values, which are stored divided by them: one number for all KV
+    heads, or one each.
+    """
+
+    keys: tuple[float, ...]
+    values: tuple[float, ...]
 
 
 class RopeStyle(Enum):
@@ -146,6 +160,10 @@ class ModelSpec:
     variant: Variant = LLAMA
     # per layer, None: without positions; empty: `rope` in every layer
     ropes: tuple[Rope | None, ...] = ()
+    # what its configuration has keys and values cached in; None: `dtype`
+    cached: DType | None = None
+    # [layers] of caches of 8 bits, as its checkpoint holds them; empty: all are 1
+    cache_scales: tuple[CacheScales, ...] = ()
 
     @property
     def rotations(self) -> tuple[Rope | None, ...]:
@@ -393,7 +411,7 @@ class ModelSpec:
         found += ["biases of the choice of experts"] if corrected else []
         found += ["hyper-connections"] if self.hyper else []
         names = dict.fromkeys(w.format.name for w in self.weights()) if self.stored else {}
-        return (*found, *(n for n in names if n not in {d.value for d in DType}))
+        return (*found, *(n for n in names if n not in {d.value for d in WEIGHT_TYPES}))
 
     @property
     def coded(self) -> tuple[Format, ...]:

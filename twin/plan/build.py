@@ -10,7 +10,7 @@ from typing import Protocol
 from twin.errors import PlanError
 from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.feeds import ExpertFeed
-from twin.models.spec import LaneHead, ModelSpec
+from twin.models.spec import WEIGHT_TYPES, LaneHead, ModelSpec
 from twin.plan.builder import Builder
 from twin.plan.catalogue import ROWS, InPass
 from twin.plan.coding import coding_of
@@ -91,6 +91,12 @@ def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
     if options.blocks < RANGES["blocks"][0]:
         raise PlanError(f"blocks={options.blocks}: at least {RANGES['blocks'][0]} block per GPU")
     check_least(options)
+    if options.weight_dtype not in WEIGHT_TYPES:
+        raise PlanError(
+            f"weight_dtype={options.weight_dtype.value}: a type of caches alone; weights have "
+            f"{', '.join(dtype.value for dtype in WEIGHT_TYPES)}, or the format that the model is "
+            "stored in (NAME@FORMAT)"
+        )
     if ranks % options.gpus:
         raise PlanError(
             f"{spec.name} has {ranks} lanes, which do not divide over {options.gpus} GPUs"

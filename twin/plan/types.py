@@ -140,6 +140,7 @@ class Options:
     sampling: Sampling = Sampling.GREEDY
     delay: int | None = None  # layers; None: the model's own
     weight_dtype: DType = DType.BF16
+    # of cached keys and values; fp8: E4M3, divided by the checkpoint's scales, or by 1
     kv_dtype: DType = DType.BF16
     context: int = 128  # cached positions at the step that is timed
     max_context: int = 1024  # KV capacity in positions

@@ -34,6 +34,7 @@ from twin.plan.types import (
 from twin.proof.dataflow import check_data_flow
 from twin.proof.happens_before import prove_reuse
 from twin.proof.kernel_rules import MOST_NUMBER, check_kernel, check_layout
+from twin.proof.stored import PLAIN
 from twin.proof.violation import Violation
 from twin.schedule.choose import schedule_of
 
@@ -124,6 +125,8 @@ def _structure(plan: Plan) -> Iterator[Violation]:
         most = MOST_STAGGER_NS if name == "lane_stagger_ns" else MOST_NUMBER
         if not least <= getattr(options, name) <= most:
             yield wrong(f"{name}={getattr(options, name)} is not between {least} and {most}")
+    if options.weight_dtype.value not in PLAIN:
+        yield wrong(f"weight_dtype={options.weight_dtype.value} is no type of weights")
     for own in plan.attentions:
         for splits, positions in _divisions(own):
             if min(splits, positions) < 1:

@@ -21,6 +21,7 @@ from twin.errors import EngineError, InvalidPlan, PlanError
 from twin.models.spec import DType, LaneHead, ModelSpec, RopeStyle
 from twin.plan import shards
 from twin.plan.biases import stage_bias, stage_sinks
+from twin.plan.cache_scales import LARGEST, stage_cache_scales
 from twin.plan.shards import Array, Weights
 from twin.plan.step import CANDIDATE, SUMMARY
 from twin.plan.types import Attention, Plan, Sampling, Stage, StageKind
@@ -35,6 +36,7 @@ KV_TYPES: dict[DType, Any] = {
     DType.FP16: np.float16,
     DType.BF16: ml_dtypes.bfloat16,
     DType.FP32: np.float32,
+    DType.FP8: ml_dtypes.float8_e4m3fn,
 }
 
 
@@ -66,6 +68,7 @@ class Reference:
         self.logits = np.empty(self.spec.vocab, dtype)
         chosen = plan.options.kv_dtype if isinstance(kv_dtype, EllipsisType) else kv_dtype
         stored = KV_TYPES[chosen] if chosen else dtype
+        self._scaled = chosen is DType.FP8
         shapes = {}
         for stage in plan.stages:
             if stage.kind is StageKind.ATTENTION:
@@ -384,12 +387,16 @@ class Reference:
         lo, hi = (
             slots_before(position, split, dealt, page_size) for position in (first, newest + 1)
         )
+        k_scale, v_scale = self.dtype(1), self.dtype(1)
+        if self._scaled:
+            by_key, k_scale, by_value, v_scale = self._cache_scales(stage, rank, item)
+            k, v = (np.clip(x * by, -LARGEST, LARGEST) for x, by in ((k, by_key), (v, by_value)))
         if dealt[-1] == split:
             keys[hi - 1], values[hi - 1] = k, v
         out = np.zeros((len(q), own.head_dim + 2), self.dtype)
         out[:, -2] = -np.inf
         if lo < hi:
-            scores = q @ keys[lo:hi].astype(self.dtype, copy=False).T
+            scores = (q * k_scale) @ keys[lo:hi].astype(self.dtype, copy=False).T
             scores = (
                 scores / self.dtype(math.sqrt(own.head_dim))
                 if variant.score is None
@@ -398,9 +405,17 @@ class Reference:
             scores = capped(scores, variant.score_cap)
             out[:, -2] = scores.max(axis=1)
             weights = np.exp(scores - out[:, -2, None])
-            out[:, :-2] = weights @ values[lo:hi].astype(self.dtype, copy=False)
+            out[:, :-2] = weights @ values[lo:hi].astype(self.dtype, copy=False) * v_scale
             out[:, -1] = weights.sum(axis=1)
         return out
+
+    def _cache_scales(self, stage: Stage, rank: int, item: int) -> Array:
+        """[NUMBERS] of the item's KV head."""
+        scales: Array = self._vector(
+            "cache_scales", stage, rank, lambda: stage_cache_scales(self.plan, stage, rank)
+        )
+        own = self.plan.attention_of(stage)
+        return scales[item // own.splits_of(stage.window)].astype(self.dtype)
 
     def _normed_together(self, stage: Stage, qk: Array, qkv: Array) -> Array:
         """`qkv` with the heads of q, and those of k, normed as one vector each."""

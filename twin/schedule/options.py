@@ -108,7 +108,7 @@ def _node_options(spec: ModelSpec, node: Node, chosen: dict[str, Any]) -> Option
     reaches = min(spec.context, chosen.get("max_context", spec.context))
     options = Options(
         weight_dtype=spec.dtype,
-        kv_dtype=spec.dtype,
+        kv_dtype=spec.cached or spec.dtype,
         gpus=node.gpus,
         context=max(1, min(DEFAULT.context, reaches)),
     )

@@ -85,8 +85,9 @@ def pass_bytes(
     if tensor_heads(own, kv_bytes):
         # PassScan::bytes in cuda_attend.cuh
         kept = own.head_dim <= KEPT_HEAD
-        rows = SCAN_TILES * 2 * scan_positions(own.head_dim) + (0 if kept else SCAN_ROWS)
-        attention = rows * (own.head_dim * kv_bytes + 16)
+        rows = SCAN_TILES * 2 * scan_positions(own.head_dim)
+        queries = 0 if kept else SCAN_ROWS * (2 * own.head_dim + 16)  # of 16 bits
+        attention = rows * (own.head_dim * kv_bytes + 16) + queries
     else:
         attention = attention_bytes(own, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes)
     products = ALIGNED_BYTES + ROOM_BYTES + BEGINS_BYTES if dtype is not DType.FP32 else 0

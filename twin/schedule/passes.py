@@ -24,6 +24,7 @@ WIDTHS = (32, 64, 128, 192, 256)  # rows that a block takes together
 SCAN_POSITIONS, WIDE_POSITIONS = 64, 32
 SCAN_HEAD = 256  # elements of a head, at most: outputs lie in registers
 SCAN_ROWS = 128  # of queries that share a block's tiles
+PAIR_BYTES = 32  # of a key that a warp loads at once
 # of an expert that a block multiplies together, and that it decodes before: so many, in 16 bits, of
 # all blocks stay in an H200's second-level cache
 ROUTED_ROWS, DECODED_ROWS = 256, 64
@@ -130,8 +131,8 @@ def experts_used(routed: Routed, tokens: int) -> float:
 def tensor_heads(own: Attention, kv_bytes: int) -> bool:
     """Do the tensor cores take such heads and such a cache?"""
     return (
-        kv_bytes == 2
-        and own.head_dim % 16 == 0
+        kv_bytes <= 2
+        and own.head_dim % (PAIR_BYTES // kv_bytes) == 0
         and 0 < own.head_dim <= SCAN_HEAD
         and 0 < own.group <= SCAN_ROWS
     )

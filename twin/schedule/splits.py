@@ -4,7 +4,7 @@ positions of a key head, their pages.
 
 from __future__ import annotations
 
-from twin.models.spec import ModelSpec
+from twin.models.spec import DType, ModelSpec
 from twin.plan.ranges import pages_of
 from twin.plan.settle import on_kernel, windows_of
 from twin.plan.spans import kv_share, share
@@ -21,7 +21,9 @@ POSITIONS_PER_SPLIT = 128
 TENSOR_POSITIONS, TENSOR_HEADS = 16, 4  # of a product on tensor cores: positions, query heads
 WIDE_HEADS = 2 * TENSOR_HEADS  # of a warp where another product adds what rounding loses
 TENSOR_HALF = 8  # positions whose keys are swizzled in turn
-# bytes that a cached key is a multiple of; most elements: wider heads would leave no registers
+# bytes that a cached key is a multiple of, of one in 8 bits half as many: so lie its units of 16
+# bytes in other banks than those of the seven positions behind it; most elements: wider heads would
+# leave no registers
 TENSOR_ROW, TENSOR_HEAD = 128, 256
 KEPT_HEAD = 128  # most elements of a head whose queries stay in registers
 
@@ -111,4 +113,5 @@ def slot_positions(options: Options, head_dim: int) -> int:
 
 def whole_rows(options: Options, head_dim: int) -> bool:
     """Heads that tensor cores take, whose cached keys are whole rows."""
-    return head_dim * options.kv_dtype.bytes % TENSOR_ROW == 0 and head_dim <= TENSOR_HEAD
+    unit = TENSOR_ROW // 2 if options.kv_dtype is DType.FP8 else TENSOR_ROW
+    return head_dim * options.kv_dtype.bytes % unit == 0 and head_dim <= TENSOR_HEAD

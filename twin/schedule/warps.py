@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from twin.errors import PlanError
 from twin.models.formats import UNIT_BYTES
-from twin.models.spec import ModelSpec
+from twin.models.spec import DType, ModelSpec
 from twin.plan.catalogue import ENGINE_OPTIONS, INPUTS
 from twin.plan.types import Attention, Matrix, Options, Plan
 from twin.schedule import homes
@@ -71,15 +71,15 @@ class WarpChooser:
 
     def tensor_scan(self, options: Options, *, group: int, head_dim: int) -> bool:
         """A product takes 16 positions and up to 4 query heads; two sets of warps make those of 8,
-        and with two products a key those of 16. Rows of cached keys are whole 128 bytes, in which
-        an item's positions are stored swizzled.
+        and with two products a key those of 16. Rows of cached keys are whole 128 bytes, of 8 bits
+        64, in which an item's positions are stored swizzled.
 
         Two sets of heads beyond 128 elements would put 33 KiB of partial outputs in shared memory,
         a slot of the ring less, and their code spilled 32 bytes (Qwen3-Coder-Next).
         """
         most = WARP_SETS * WIDE_HEADS if head_dim <= KEPT_HEAD else TENSOR_HEADS
         return (
-            options.kv_dtype.bytes == 2
+            options.kv_dtype is not DType.FP32
             and whole_rows(options, head_dim)
             and group <= most
             and slot_positions(options, head_dim) >= TENSOR_POSITIONS

@@ -11,6 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from twin.data import did_you_mean
 from twin.errors import ConfigError
+from twin.models.spec import WEIGHT_TYPES
 from twin.plan.ranges import RANGES as PLANNED
 from twin.plan.types import Options
 from twin.schedule.options import FIELDS
@@ -109,8 +110,15 @@ def _kinds(name: str) -> tuple[type, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
+def members(name: str, kind: type[Enum]) -> tuple[Enum, ...]:
+    """What the Options field `name` may be, which has this type: weights are not of a type of
+    caches.
+    """
+    return WEIGHT_TYPES if name == "weight_dtype" else tuple(kind)
+
+
 def _member(name: str, kind: type[Enum], value: str) -> Enum:
-    values = [member.value for member in kind]
+    values = [member.value for member in members(name, kind)]
     if value not in values:
         raise ConfigError(f"{name}: {shown(value)} is unknown; {did_you_mean(value, values)}")
     return kind(value)
