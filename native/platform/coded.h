@@ -3,6 +3,8 @@
 // says which of them a plan has: CODES has a bit for each.
 #pragma once
 
+#include "e4m3.h"
+
 namespace twin {
 
 enum class Code : int {

@@ -1,6 +1,7 @@
 // Attention of a chunk's tokens over the cache on the tensor cores, with a running softmax.
 #pragma once
 
+#include "cuda_eight_bits.cuh"
 #include "family.h"
 
 namespace twin {

@@ -2,6 +2,7 @@
 // tests/native/scan.cpp runs it thread by thread on a CPU.
 #pragma once
 
+#include "cuda_eight_bits.cuh"
 #include "family.h"
 
 namespace twin {

@@ -238,8 +238,10 @@ def test_a_name_of_something_else_changes_nothing(text: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("kv_cache_scheme", {"num_bits": 8, "type": "float"}),
-        ("kv_cache_quant_algo", "FP8"),
+        ("kv_cache_scheme", {"num_bits": 8, "type": "int"}),
+        ("kv_cache_scheme", {"num_bits": 8, "type": "float", "dynamic": True}),
+        ("kv_cache_scheme", {"num_bits": 8, "type": "float", "strategy": "token"}),
+        ("kv_cache_quant_algo", "NVFP4"),
         ("sparsity_config", {"format": "sparse-24-bitmask"}),
         ("transform_config", {"config_groups": {"R1": {}}}),
         ("llm_int8_skip_modules", ["lm_head"]),

@@ -1,7 +1,7 @@
 // A scan of cached keys and values as four warps of an NVIDIA block make it
 // (native/platform/cuda_scan.cuh), every thread one of the operating system's. Tensor-core
-// instructions are computed by their definition. Compiled with HEADDIM, STORED (FP16 or BF16) and
-// WIDE_SCAN, 1 for sets of up to eight heads. Says how far the result lies from softmax attention
+// instructions are computed by their definition. Compiled with HEADDIM, STORED (FP16, BF16 or FP8)
+// and WIDE_SCAN, 1 for sets of up to eight heads. Says how far the result lies from softmax attention
 // in double precision, for every number of positions, and what it read that no position holds.
 #include <pthread.h>
 
@@ -21,7 +21,7 @@ using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
 
-enum class Type : int { FP32, BF16, FP16 };
+enum class Type : int { FP32, BF16, FP16, FP8 };
 constexpr Type WEIGHT = Type::STORED, KV = WEIGHT;
 constexpr int HEAD_DIM = HEADDIM;
 enum class Gate { SILU, GELU };
@@ -32,7 +32,7 @@ struct Family {  // as most have it
 struct Additions {
   static constexpr float GAIN = 1.0f, LIMIT = 0.0f, OFFSET = 0.0f;
 };
-constexpr int type_bytes(Type) { return 2; }
+constexpr int type_bytes(Type type) { return type == Type::FP8 ? 1 : 2; }
 
 template <class To, class From>
 To bits_as(From from) {
@@ -40,13 +40,19 @@ To bits_as(From from) {
   memcpy(&to, &from, sizeof to);
   return to;
 }
+}  // namespace twin
+
+#include "../../native/platform/cached_rows.h"
+#include "../../native/platform/e4m3.h"
+
+namespace twin {
 u16 stored(float value) {
-  if (KV == Type::FP16) return bits_as<u16>(_Float16(value));
+  if (MULTIPLIED == Type::FP16) return bits_as<u16>(_Float16(value));
   const u32 bits = bits_as<u32>(value);
   return u16((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);  // to nearest, ties to even
 }
 float number(u16 bits) {
-  return KV == Type::FP16 ? float(bits_as<_Float16>(bits)) : bits_as<float>(u32(bits) << 16);
+  return MULTIPLIED == Type::FP16 ? float(bits_as<_Float16>(bits)) : bits_as<float>(u32(bits) << 16);
 }
 template <Type>
 void unpack(u32 word, float& first, float& second) {
@@ -55,6 +61,22 @@ void unpack(u32 word, float& first, float& second) {
 template <Type>
 u32 packed(float first, float second) {
   return u32(stored(first)) | u32(stored(second)) << 16;
+}
+// As it is cached, and what that stands for.
+u16 cached(float value) { return KV == Type::FP8 ? u16(e4m3_bits(value)) : stored(value); }
+float cached_number(u16 bits) { return KV == Type::FP8 ? e4m3_value(bits) : number(bits); }
+u32 bytes_of(u32 a, u32 b, u32 chosen) {
+  u32 out = 0;
+  for (int i = 0; i < 4; ++i) {
+    const u32 at = chosen >> 4 * i & 7;
+    out |= ((at < 4 ? a : b) >> at % 4 * 8 & 255u) << 8 * i;
+  }
+  return out;
+}
+template <bool UPPER>
+u32 halves_of_e4m3(u32 four) {
+  const u32 two = UPPER ? four >> 16 : four;
+  return packed<Type::FP16>(e4m3_value(two & 255u), e4m3_value(two >> 8 & 255u));
 }
 float infinity() { return INFINITY; }
 float exp32(float x) { return expf(x); }
@@ -151,7 +173,7 @@ struct Heads {
   static constexpr int HEAD_DIM = HEADDIM;
 };
 using Scan = TileScan<Heads, WIDE_SCAN>;
-constexpr int ROW = 2 * HEAD_DIM;
+constexpr int SIZE = type_bytes(KV), ROW = SIZE * HEAD_DIM;
 constexpr int WIDTH = HEAD_DIM + 2;
 
 // Positions from..to-1 of an item, the last of them the newest or not, in tiles of `tile`. The
@@ -163,14 +185,14 @@ double error(int from, int to, bool newest, int tile, int heads) {
   std::vector<std::vector<float>> key(to), value(to);
   for (int p = from; p < to; ++p)
     for (int d = 0; d < HEAD_DIM; ++d)
-      key[p].push_back(number(stored(normal(chance)))),
-          value[p].push_back(number(stored(normal(chance))));
+      key[p].push_back(cached_number(cached(normal(chance)))),
+          value[p].push_back(cached_number(cached(normal(chance))));
   std::vector<float> queries(heads * HEAD_DIM);
   for (float& one : queries) one = 0.3f * normal(chance);
 
   const int cached = newest ? to - 1 : to, tiles = (to - from + tile - 1) / tile;
   // NaNs, where nothing is held; behind the newest the queries, [heads][2] rows
-  std::vector<u8> memory(size_t(tiles * 2 * tile + 2 + 2 * heads + 2) * ROW, 0xFF);
+  std::vector<u8> memory((size_t(tiles * 2 * tile + 2) * SIZE + 4 * heads + 4) * HEAD_DIM, 0xFF);
   shared = memory.data();
   u8* const fresh = shared + size_t(tiles) * 2 * tile * ROW;
   float* const stored_queries = reinterpret_cast<float*>(fresh + 2 * ROW);
@@ -181,13 +203,13 @@ double error(int from, int to, bool newest, int tile, int heads) {
   }
   for (int p = from; p < to; ++p)
     for (int d = 0; d < HEAD_DIM; ++d) {
-      const int swizzled = (2 * d) ^ (p & 7) << 4, row = (p - from) % tile;
+      const int swizzled = SIZE * d ^ int(row_swizzle<ROW>(u32(p))) << 4, row = (p - from) % tile;
       u8* const at = p < cached
                          ? shared + size_t((p - from) / tile * 2 * tile + row) * ROW + swizzled
-                         : fresh + 2 * d;
-      const u16 k = stored(key[p][d]), v = stored(value[p][d]);
-      memcpy(at, &k, 2);
-      memcpy(at + (p < cached ? tile : 1) * ROW, &v, 2);
+                         : fresh + SIZE * d;
+      const u16 k = twin::cached(key[p][d]), v = twin::cached(value[p][d]);
+      memcpy(at, &k, SIZE);
+      memcpy(at + (p < cached ? tile : 1) * ROW, &v, SIZE);
     }
 
   std::vector<float> results(Scan::PARTIALS * heads * WIDTH, NAN);

@@ -17,7 +17,7 @@ from twin.schedule.splits import SPLITS_AT_ONCE
 SOURCE = Path(__file__).resolve().parent / "scan.cpp"
 MUTATIONS = {
     "rows that are not swizzled": (
-        "swizzle = near ? 0u : u32(tile.first + held) & 7u;",
+        "swizzle = near ? 0u : row_swizzle<BYTES>(u32(tile.first + held));",
         "swizzle = 0u;",
     ),
     "the newest among the others": (
@@ -68,14 +68,17 @@ def run(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("head_dim", "stored"), [(64, "BF16"), (128, "FP16"), (256, "BF16")])
+@pytest.mark.parametrize(
+    ("head_dim", "stored"),
+    [(64, "BF16"), (128, "FP16"), (256, "BF16"), (64, "FP8"), (192, "FP8"), (256, "FP8")],
+)
 def test_a_scan_is_softmax_attention(head_dim: int, stored: str) -> None:
     done = run(head_dim, stored)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("head_dim", "stored"), [(64, "FP16"), (128, "BF16")])
+@pytest.mark.parametrize(("head_dim", "stored"), [(64, "FP16"), (128, "BF16"), (128, "FP8")])
 def test_a_scan_of_eight_heads_a_warp_is_softmax_attention(head_dim: int, stored: str) -> None:
     """Groups of 9, 12 and 16 heads are two sets; the warps of a set meet in shared memory."""
     done = run(head_dim, stored, wide=True)
@@ -95,11 +98,12 @@ def test_each_step_of_it_is_needed(mutation: str, tmp_path: Path) -> None:
         .replace("../../native/platform/cuda_scan.cuh", "cuda_scan.cuh")
         .replace("../../native", str(SOURCE.parents[2] / "native"))
     )
-    (tmp_path / "family.h").write_text(
-        (kernel.parent / "family.h").read_text(encoding="utf-8"), encoding="utf-8"
-    )
+    copied = ("family.h", "cuda_eight_bits.cuh")
+    for name in copied:
+        text = (kernel.parent / name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "scan.cpp").write_text(changed, encoding="utf-8")
-    changed_too = [tmp_path / "cuda_scan.cuh", tmp_path / "family.h"]
+    changed_too = [tmp_path / name for name in ("cuda_scan.cuh", *copied)]
     wide = mutation in WIDE_MUTATIONS
     source = tmp_path / "scan.cpp"
     done = run(64, "BF16", source, included=changed_too, wide=wide, until_wrong=True)

@@ -1,6 +1,6 @@
-"""The scales of cached keys and values that a checkpoint holds next to its weights: of each layer one
-number for all KV heads, or one each. ModelOpt puts them into the projections, compressed-tensors
-into the attention.
+"""The scales of cached keys and values that a checkpoint holds next to its weights: of each layer
+one number for all KV heads, or one each. ModelOpt puts them into the projections,
+compressed-tensors into the attention.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ def with_cache_scales(
     CheckpointError where some layers have none, and for numbers that scale nothing.
     """
     known: set[str] = set()
-    layers, missing = [], []
+    layers: list[CacheScales] = []
+    missing: list[str] = []
     for layer in range(spec.layers):
         mixer = spec.layer(layer).mixer
         if not isinstance(mixer, GroupedAttention):
             layers.append(NOT_SCALED)
             continue
-        both = []
+        both: list[tuple[float, ...]] = []
         for which in "kv":
             names = scale_names(named, layer, which)
             name = next((name for name in names if name in found), None)
@@ -77,7 +78,7 @@ def _numbers(entry: Entry, kv_heads: int) -> tuple[float, ...]:
     file = np.memmap(entry.path, np.uint8, "r")
     stored = np.asarray(file[entry.begin : entry.end]).view(NUMPY[STORED[entry.dtype]])
     numbers = stored.astype(np.float32)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         usable = np.isfinite(numbers) & (numbers > 0) & np.isfinite(np.float32(1) / numbers)
     if not usable.all():
         raise CheckpointError(

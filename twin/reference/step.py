@@ -415,7 +415,8 @@ class Reference:
             "cache_scales", stage, rank, lambda: stage_cache_scales(self.plan, stage, rank)
         )
         own = self.plan.attention_of(stage)
-        return scales[item // own.splits_of(stage.window)].astype(self.dtype)
+        of_head: Array = scales[item // own.splits_of(stage.window)].astype(self.dtype)
+        return of_head
 
     def _normed_together(self, stage: Stage, qk: Array, qkv: Array) -> Array:
         """`qkv` with the heads of q, and those of k, normed as one vector each."""
