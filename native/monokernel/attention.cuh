@@ -28,8 +28,8 @@ struct Outputs {
   __device__ __forceinline__ static float word(const float (&element)[TOGETHER], float total,
                                                float scale) {
     if constexpr (!PAIRED) return element[0];
-    float by = total > 0.0f ? 1.0f / total : 0.0f;  // nothing was looked at
-    if constexpr (CACHE_SCALED) by *= scale;
+    const float by =
+        total > 0.0f ? (CACHE_SCALED ? scale : 1.0f) / total : 0.0f;  // nothing was looked at
     u16 half[2];
     TWIN_UNROLL
     for (int e = 0; e < TOGETHER; ++e)
@@ -123,7 +123,7 @@ constexpr int SUBWARPS = Core::warp_threads() / Core::Cached<S>::POSITION_THREAD
 // the tensor cores load eight at once.
 template <class S>
 __device__ __forceinline__ int swizzled(int row, int byte) {
-  return Core::Cached<S>::TENSOR_SCAN ? byte ^ int(row_swizzle<S::ROW>(u32(row))) << 4 : byte;
+  return Core::Cached<S>::TENSOR_SCAN ? byte ^ row_swizzle<S::ROW>(row) << 4 : byte;
 }
 
 // Sets of HEADS query heads that share one read of a key.
@@ -274,9 +274,19 @@ struct Item {
   __device__ __forceinline__ int cached() const { return newest < 0 ? to : to - 1; }
 };
 
+// What an item's cached values are multiplied by; nothing is kept where they have no scale.
+template <bool SCALED>
+struct ValueScale {
+  float of_values;
+};
+template <>
+struct ValueScale<false> {
+  static constexpr float of_values = 1.0f;
+};
+
 // Attention of one item by the block.
 template <class S>
-struct Scan : Item<S> {
+struct Scan : Item<S>, ValueScale<CACHE_SCALED> {
   using Cached = Core::Cached<S>;
   using Outputs = twin::Outputs<S>;
   using Item<S>::keys, Item<S>::values, Item<S>::from, Item<S>::to, Item<S>::newest;
@@ -317,7 +327,6 @@ struct Scan : Item<S> {
   const u8* fresh;  // the newest key and value, in shared memory
   // in shared memory: a logit without a value for each query head of the first split; null: none
   const float* sinks;
-  float value_scale;  // of cached values
   // from memory: to look at next, and after that; of the block's first item requested before the
   // queries were there
   Rows rows, next;
@@ -550,7 +559,7 @@ struct Scan : Item<S> {
       }
       TWIN_UNROLL
       for (int k = 0; k < MERGED_WORDS; ++k)
-        store((head + h) * WORDS + d / TOGETHER + k * EACH, Outputs::word(sum[k], total, value_scale));
+        store((head + h) * WORDS + d / TOGETHER + k * EACH, Outputs::word(sum[k], total, this->of_values));
       TWIN_UNROLL
       for (int rest = Outputs::ENDS + 2 * GROUP; rest < Outputs::WORDS; ++rest)
         if (head + i == 0) store(rest, 0.0f);

@@ -121,7 +121,9 @@ struct Pairs {
   }
   __device__ __forceinline__ void norm(Block& b, const Pairs& weight) { weigh(weight, factor(b)); }
   __device__ __forceinline__ void norm_alone(Block& b) {  // without weights
-    multiply(factor(b));
+    const float by = factor(b);
+    TWIN_UNROLL
+    for (int k = 0; k < PAIRS; ++k) x[k].at[0] *= by, y[k].at[0] *= by;
   }
   // Element by element: of two addresses one would have to be in memory.
   __device__ __forceinline__ static Pairs either(bool first, const Pairs& one, const Pairs& other) {
@@ -271,13 +273,11 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
     } else {
       if (normed) weight.load(b, b.memory.constants + (query ? stage.q_norm : stage.k_norm));
     }
-    float turned = query ? scale : 1.0f, kept = 1.0f;  // what queries and keys, and values, are multiplied by
+    CacheScales scales = {};
     if constexpr (CACHE_SCALED) {
       const int own = query ? h / GROUP : (h - kv_heads * GROUP) % kv_heads;
-      const CacheScales scales = cache_scales(
-          b, stage, b.plan.owned_of(stage.items, b.block).lo / S::splits(b.plan) + own);
-      turned *= query ? scales.of_key : scales.to_key;
-      kept = scales.to_value;
+      scales = cache_scales(b, stage,
+                            b.plan.owned_of(stage.items, b.block).lo / S::splits(b.plan) + own);
     }
     // values that are keys lie where these do
     int at = (S::VALUES_ARE_KEYS && value ? h - kv_heads : h) * HEAD_DIM;
@@ -302,9 +302,12 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
     }
     if constexpr (Family::VALUES_NORMED)
       if (value) head.norm_alone(b);
-    if (!value) head.rotate(turn, turned);
-    if constexpr (CACHE_SCALED)
-      if (value) head.multiply(kept);
+    if constexpr (CACHE_SCALED) {
+      if (value) head.multiply(scales.to_value);
+      else head.rotate(turn, query ? scale * scales.of_key : scales.to_key);
+    } else {
+      if (!value) head.rotate(turn, query ? scale : 1.0f);
+    }
     if (query) {
       head.each(b,
                 [&](int d, float element) { put_query<S>(b.core, heads, h, d, element); });

@@ -406,7 +406,7 @@ __device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, cons
                                      : scales.to_value);
         head[i].each(b, [&](int d, float element) {
           if (h < queries)
-            store_element<MULTIPLIED>(query + Chunk::query_column(d) * type_bytes(MULTIPLIED), element);
+            store_element<MULTIPLIED>(query + product_column(d) * type_bytes(MULTIPLIED), element);
           else
             store_element<KV>(row.at(d * type_bytes(KV)), element);
         });

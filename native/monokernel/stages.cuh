@@ -289,7 +289,7 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   for (int i = items.lo; i < items.hi; ++i) {
     const int head = i / splits - first;
     if (i > items.lo) scan.open(b, stage, i, position);
-    if constexpr (CACHE_SCALED) scan.value_scale = cache_scales(b, stage, i / splits).of_value;
+    if constexpr (CACHE_SCALED) scan.of_values = cache_scales(b, stage, i / splits).of_value;
     if (!probe) scan.fresh = fresh + head * 2 * HEAD_DIM * type_bytes(KV);
     if (Additions::SINKS && !probe && i % splits == 0) scan.sinks = sinks + head * GROUP;
     const float* queries = heads + (probe ? 0 : head * GROUP * HEAD_DIM);

@@ -708,10 +708,6 @@ struct Chunk {
 
   // ---- cached keys and values -------------------------------------------------------------------
 
-  // Where element d of a query stands for products with keys.
-  __device__ static __forceinline__ int query_column(int d) {
-    return KV == Type::FP8 ? eight_bits::column_of(d) : d;
-  }
   static constexpr int COPY_BYTES = HEAD_DIM * type_bytes(KV) % 16 == 0 ? 16 : 4;
   __device__ static __forceinline__ void copy(u8* to, const u8* from) {
     if constexpr (COPY_BYTES == 16) {

@@ -73,7 +73,7 @@ struct TileScan {
   // what that loses.
   __device__ __forceinline__ static void store_query(float* head, int number, int d, float value) {
     u16* const to = reinterpret_cast<u16*>(head);
-    if constexpr (EIGHT_BITS) d = eight_bits::column_of(d);
+    if constexpr (EIGHT_BITS) d = product_column(d);
     to[d ^ swizzle(number, 0) << 3] = u16(packed(value, value, false));
     to[HEAD_DIM + (d ^ swizzle(number, 1) << 3)] = u16(packed(value, value, true));
   }

@@ -33,7 +33,6 @@ struct Chunk {
   }
 
   // Cached keys and values into shared memory, and from there.
-  __device__ static int query_column(int d) { return d; }
   static constexpr int COPY_BYTES = 4;
   __device__ static void copy(u8* to, const u8* from) {
     *reinterpret_cast<u32*>(to) = *reinterpret_cast<const u32*>(from);

@@ -21,7 +21,16 @@ from twin.engine import safetensors
 from twin.engine.weights import open_checkpoint, random_weights, save_checkpoint
 from twin.errors import CheckpointError, ConfigError
 from twin.models.load import load_model, tensors
-from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
+from twin.models.spec import (
+    WEIGHT_TYPES,
+    DType,
+    LaneHead,
+    Lanes,
+    ModelSpec,
+    Rope,
+    RopeScaling,
+    RopeStyle,
+)
 
 SPEC = ModelSpec(
     name="tiny",
@@ -66,7 +75,7 @@ def save(path: Path, spec: ModelSpec = SPEC, shards: int = 1) -> Path:
     "spec", SPECS, ids=lambda s: f"{s.family}-{s.lanes.head.name}" if s.lanes else s.family
 )
 @pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES)
 def test_an_opened_checkpoint_equals_what_was_saved(
     tmp_path: Path, spec: ModelSpec, shards: int, dtype: DType
 ) -> None:
@@ -517,7 +526,7 @@ BAD = {"infinite": float("inf"), "negative infinite": float("-inf"), "not a numb
 
 
 @pytest.mark.parametrize("what", BAD)
-@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES)
 def test_a_weight_without_a_value_is_refused_with_its_place(
     tmp_path: Path, dtype: DType, what: str
 ) -> None:
@@ -539,7 +548,7 @@ def test_a_weight_without_a_value_is_refused_with_its_place(
     )
 
 
-@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES)
 def test_every_finite_value_passes_and_every_other_does_not(dtype: DType) -> None:
     """All patterns of 16 bits; of FP32 those whose upper half they are."""
     bits = np.arange(2**16, dtype=np.uint32)

@@ -16,7 +16,7 @@ from twin.errors import PlanError
 from twin.hardware.load import load_node
 from twin.kernel.tables import layout
 from twin.models.load import load_model
-from twin.models.spec import DType
+from twin.models.spec import WEIGHT_TYPES, DType
 from twin.plan.catalogue import ALWAYS
 from twin.plan.coding import COLUMN_STEP
 from twin.plan.types import CollectiveKind, Options, Plan, StageKind
@@ -169,7 +169,7 @@ def test_wide_loads_give_way_where_registers_are_scarce() -> None:
     assert narrow.registers(4) <= THREAD_REGISTERS < replace(narrow, vector=8).registers(4)
 
 
-@pytest.mark.parametrize("dtype", list(DType), ids=lambda d: d.value)
+@pytest.mark.parametrize("dtype", WEIGHT_TYPES, ids=lambda d: d.value)
 @pytest.mark.parametrize("model", MODELS)
 def test_models_have_a_team_for_each_input(model: str, dtype: DType) -> None:
     plan = planned(model, weight_dtype=dtype)
