@@ -221,8 +221,6 @@ LACKING = {
     "presence_penalty": -1,
     "repetition_penalty": 1.1,
     "logit_bias": {"5": 1},
-    "tools": [{"type": "function"}],
-    "tool_choice": "required",
     "functions": [{}],
     "response_format": {"type": "json_object"},
     "verbosity": "low",
@@ -232,9 +230,6 @@ LACKING = {
     "moderation": {},
     "web_search_options": {},
     "min_tokens": 1,
-    "add_generation_prompt": False,
-    "continue_final_message": True,
-    "chat_template_kwargs": {"enable_thinking": False},
     "guided_regex": "[a-z]",
     "mirostat": 2,
     "grammar": 'root ::= "a"' * 100,
@@ -285,7 +280,7 @@ def test_a_wrong_value_is_refused_with_its_name(case: str, http: httpx.Client) -
 @pytest.mark.parametrize(
     "message",
     [
-        {"role": "tool", "content": "x", "tool_call_id": "1"},
+        {"role": "function", "content": "x", "name": "f"},
         {"role": "user"},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
         {"role": "assistant", "content": "x", "tool_calls": [{}]},

@@ -54,7 +54,15 @@ DEFAULTS: dict[str, list[Any]] = {
     "request_id": ["x"],
     "cache_salt": ["x"],
     "add_special_tokens": [True],
-    "add_generation_prompt": [True],
+    "add_generation_prompt": [True, False],
+    "continue_final_message": [False],
+    "chat_template_kwargs": [{}],
+    "tools": [[]],
+    "tool_choice": ["none", "auto"],
+    "parallel_tool_calls": [True, False],
+    "parse_tool_calls": [True, False],
+    "reasoning_format": ["auto", "none"],
+    "include_reasoning": [True],
 }
 
 
@@ -188,5 +196,5 @@ def test_a_value_that_nobody_reads_costs_nothing(http: httpx.Client) -> None:
             raw = json.dumps(BODIES[CHATS][1])[:-1] + f', "{name}": {text}}}'
             answer = http.post(CHATS, content=raw.encode(), headers=head)
             assert answer.status_code == 400
-            assert answer.json()["error"]["param"] == name
+            assert answer.json()["error"]["param"].startswith(name)
             assert len(answer.text) < 800

@@ -57,9 +57,9 @@ def test_what_the_template_writes_behind_an_answer_ends_one(of_gguf: Running) ->
     """<|sep|> is no end by its look, and no key of the file says that it is one."""
     served = of_gguf.app.served
     assert served.tokenizer.stop == {260}
-    (work,) = served.chat_work(Chat(messages=[Message(role="user", content="hi")]))
+    (work,) = served.chat_work(Chat(messages=[Message(role="user", content="hi")])).requests
     assert work.stop_tokens == {260, 261}
-    (work,) = served.completion_work(Completion(prompt=Raw(b'"hi"'), ignore_eos=True))
+    (work,) = served.completion_work(Completion(prompt=Raw(b'"hi"'), ignore_eos=True)).requests
     assert work.stop_tokens == set()
 
 

@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         template=args.chat_template,
     ) as (model, session, _):
         done()
-        if model.template is None:
+        if model.conversation is None:
             raise ConfigError(
                 f"{model.name} has no chat template: give one with --chat-template FILE"
             )

@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
             {"url": url, "model": model.name, "context": model.context},
             f"{model.name}: {url}",
         )
-        if model.template is None:
+        if model.conversation is None:
             say("no chat template: /v1/chat/completions is refused; --chat-template FILE gives one")
         try:
             server(app).run(sockets=[socket])

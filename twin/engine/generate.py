@@ -4,7 +4,7 @@ generation. Prints and parses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -40,6 +40,7 @@ class Request:
     stop_texts: tuple[str, ...] = ()  # none of them is empty
     reuse: bool = False  # keys and values that the session still holds for the prompt's beginning
     logprobs: int | None = None  # of each token, and of so many of the most probable ones
+    named: frozenset[str] = frozenset()  # special tokens that stand in the text by their names
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ def complete(
     """
     if "" in request.stop_texts:
         raise EngineError("a stop text is empty: it would end every generation before it begins")
-    text = Text(tokenizer.detokenizer(request.prompt) if tokenizer else None, request.stop_texts)
+    detokenizer = tokenizer.detokenizer(request.prompt) if tokenizer else None
+    text = Text(detokenizer, request.stop_texts, request.named)
 
     def tell(piece: Piece) -> None:
         if on_piece is not None:
@@ -124,13 +126,20 @@ class Text:
     A stop text may name special tokens, which have no text: a mark stands for each of them.
     """
 
-    def __init__(self, detokenizer: Detokenizer | None, stops: Sequence[str]) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer | None,
+        stops: Sequence[str],
+        named: Collection[str] = (),
+    ) -> None:
         self.found: str | None = None  # the stop text that ended it
         self._detokenizer = detokenizer
         self._stops = {stop: stop for stop in stops}  # what is looked for -> what was requested
         self._marks: dict[int, str] = {}  # a special token that a stop text names -> its mark
-        for text, token in sorted((detokenizer.tokenizer.special if detokenizer else {}).items()):
-            if any(text in stop for stop in stops):
+        special = detokenizer.tokenizer.special if detokenizer else {}
+        self._names = {special[name]: name for name in named if name in special}
+        for text, token in sorted(special.items()):
+            if text not in named and any(text in stop for stop in stops):
                 self._marks[token] = chr(MARK + len(self._marks))
                 self._stops |= {
                     looked.replace(text, self._marks[token]): stop
@@ -148,7 +157,7 @@ class Text:
         """What may be shown since the last call; of a token that is not `shown`, nothing."""
         if not shown:
             return ""
-        mark = self._marks.get(token, "")
+        mark = self._marks.get(token, "") or self._names.get(token, "")
         text = self._detokenizer.push(token) if self._detokenizer else f"{token} "
         return self.add(mark + text)
 

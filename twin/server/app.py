@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from twin.engine.generate import Request
 from twin.engine.logprobs import Spelling
 from twin.server.application import Application, Route, page, whole_page
 from twin.server.exchange import Exchange, Gone
@@ -21,7 +20,7 @@ from twin.server.limits import Limits
 from twin.server.metrics import Metrics
 from twin.server.problem import Problem
 from twin.server.replies import PING, Reply
-from twin.server.served import Served
+from twin.server.served import Served, Work, turn_of
 from twin.server.wire import Chat, Completion, Detokenize, Tokenize, read
 from twin.server.worker import Worker
 from twin.text import shown
@@ -126,7 +125,7 @@ class App(Application):
         said = {
             "model": served.name,
             "context": served.context,
-            "chat": served.template is not None,
+            "chat": served.conversation is not None,
             "greedy": served.greedy,
             "waiting": self.worker.waiting,
             "running": self.worker.running,
@@ -160,8 +159,7 @@ class App(Application):
 
     def _tokens(self, request: Tokenize) -> list[int]:
         if request.messages is not None:
-            generate = request.add_generation_prompt is not False
-            return self.served.chat_prompt(request.messages, generate=generate)
+            return self.served.chat_prompt(request.messages, turn_of(request))
         return self.served.encode(
             request.prompt or "", special=request.add_special_tokens is not False
         )
@@ -196,7 +194,7 @@ class App(Application):
         await self._generate(exchange, request, work, chat=False)
 
     async def _generate(
-        self, exchange: Exchange, request: Chat | Completion, work: list[Request], *, chat: bool
+        self, exchange: Exchange, request: Chat | Completion, work: Work, *, chat: bool
     ) -> None:
         options = request.stream_options
         if options is not None and not request.stream:
@@ -211,13 +209,15 @@ class App(Application):
             chat=chat,
             model=self.served.name,
             fingerprint=f"monotwin-{self.version}",
-            requests=work,
+            requests=work.requests,
+            parsers=work.parsers,
+            reasoning=work.reasoning,
             usage_chunk=options is not None and bool(options.include_usage),
             usage_always=options is not None and bool(options.continuous_usage_stats),
             step_times=bool(request.step_times),
             spelling=self._spelling,
         )
-        job = Job(work, asyncio.get_running_loop())
+        job = Job(work.requests, asyncio.get_running_loop())
         self.worker.submit(job)
         gone = asyncio.create_task(exchange.gone())
         gone.add_done_callback(lambda _: self.worker.cancel(job))

@@ -47,8 +47,8 @@ def opened(
         with open_session(node, plan, source, show) as session:
             yield replace(model, logits=session.gives_logits), session, plan
     finally:
-        if model.template is not None:
-            model.template.close()
+        if model.conversation is not None:
+            model.conversation.template.close()
 
 
 def make_app(

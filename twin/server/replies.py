@@ -13,11 +13,34 @@ import msgspec
 from twin.engine.generate import Request, Stop
 from twin.engine.logprobs import Scored, Spelling
 from twin.server.job import Ended, Failed, Job, Text
+from twin.server.parsing import Delta, Parser
 from twin.server.scores import Scores
 
 _REASON = {Stop.LENGTH: "length", Stop.TOKEN: "stop", Stop.TEXT: "stop"}
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
+
+
+def _written(delta: Delta) -> dict[str, Any]:
+    """A delta as OpenAI's streams have it; reasoning as DeepSeek's and vLLM's."""
+    if delta.begins:
+        function = {"name": delta.begins, "arguments": ""}
+        call = {"index": delta.call, "id": delta.id, "type": "function", "function": function}
+        return {"tool_calls": [call]}
+    if delta.call >= 0:
+        return {"tool_calls": [{"index": delta.call, "function": {"arguments": delta.arguments}}]}
+    return {"reasoning_content": delta.reasoning} if delta.reasoning else {"content": delta.content}
+
+
+def _calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+    made: dict[int, dict[str, Any]] = {}
+    for one in deltas:
+        if one.begins:
+            function = {"name": one.begins, "arguments": ""}
+            made[one.call] = {"id": one.id, "type": "function", "function": function}
+        elif one.call >= 0:
+            made[one.call]["function"]["arguments"] += one.arguments
+    return list(made.values())
 
 
 def encoded(value: Any) -> bytes:
@@ -32,6 +55,8 @@ class Reply:
     model: str
     fingerprint: str
     requests: Sequence[Request]
+    parsers: Sequence[Parser] = ()  # of chats whose answers hold more than content, one a choice
+    reasoning: bool = True  # is sent
     usage_chunk: bool = False  # stream_options.include_usage
     usage_always: bool = False  # of what was made so far in each chunk, too
     step_times: bool = False
@@ -71,21 +96,44 @@ class Reply:
         for one in self.ended:
             choice: dict[str, Any] = {"index": one.choice}
             if self.chat:
-                text = one.completion.text
-                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+                choice["message"] = self._message(one)
             else:
                 choice["text"] = one.completion.text
             choices.append(
                 choice
                 | {
                     "logprobs": self._logprobs(one.choice),
-                    "finish_reason": _REASON[one.completion.stop],
+                    "finish_reason": self._reason(one),
                 }
             )
         said = self._head("chat.completion" if self.chat else "text_completion")
         return encoded(
             said | {"choices": choices, "usage": self.usage(), "timings": self.timings(job)}
         )
+
+    def _message(self, one: Ended) -> dict[str, Any]:
+        said: dict[str, Any] = {
+            "role": "assistant",
+            "content": one.completion.text,
+            "refusal": None,
+        }
+        if not self.parsers:
+            return said
+        parser = self.parsers[one.choice]
+        deltas = [*parser.push(one.completion.text), *parser.finish()]
+        content = "".join(delta.content for delta in deltas)
+        said["content"] = content if content or not parser.calls else None
+        reasoning = "".join(delta.reasoning for delta in deltas)
+        if reasoning and self.reasoning:
+            said["reasoning_content"] = reasoning
+        if any(delta.begins for delta in deltas):
+            said["tool_calls"] = _calls(deltas)
+        return said
+
+    def _reason(self, one: Ended) -> str:
+        called = self.parsers and self.parsers[one.choice].calls
+        reason = _REASON[one.completion.stop]
+        return "tool_calls" if called and reason == "stop" else reason
 
     # ---- a stream ------------------------------------------------------------------------------
 
@@ -103,16 +151,34 @@ class Reply:
                 self._begun.add(choice)
                 if self.chat:
                     made.append(self._chunk(choice, b'{"role":"assistant","content":""}', None))
-            if text:
-                body = encoded({"content": text} if self.chat else text)
-                scores = self._logprobs(choice)
-                made.append(self._chunk(choice, body, None, self._owed.pop(choice), scores))
+            made += [self._grown(choice, body) for body in self._bodies(choice, text)]
         return b"".join(made)
+
+    def _bodies(self, choice: int, text: str) -> list[bytes]:
+        """What a text adds to an answer, a chunk each."""
+        if not text:
+            return []
+        if not self.chat:
+            return [encoded(text)]
+        if not self.parsers:
+            return [encoded({"content": text})]
+        return self._deltas(self.parsers[choice].push(text))
+
+    def _deltas(self, deltas: Iterable[Delta]) -> list[bytes]:
+        return [encoded(_written(one)) for one in deltas if self.reasoning or not one.reasoning]
+
+    def _grown(self, choice: int, body: bytes) -> bytes:
+        """A chunk with the tokens and log probabilities that came since the last one."""
+        scores = self._logprobs(choice)
+        return self._chunk(choice, body, None, self._owed.pop(choice, 0), scores)
 
     def end_chunk(self, one: Ended) -> bytes:
         begin = self.text_chunks([Text(one.choice, "", 0)])  # of a choice without text
+        if self.parsers:
+            rest = self._deltas(self.parsers[one.choice].finish())
+            begin += b"".join(self._grown(one.choice, body) for body in rest)
         body = b"{}" if self.chat else b'""'
-        reason = _REASON[one.completion.stop]
+        reason = self._reason(one)
         owed, scores = self._owed.pop(one.choice, 0), self._logprobs(one.choice)
         return begin + self._chunk(one.choice, body, reason, owed, scores)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from twin.engine.generate import Request
 from twin.engine.opening import Source
@@ -15,15 +14,41 @@ from twin.engine.tokenizer import Tokenizer
 from twin.engine.words import MOST_STOPS, read_template
 from twin.errors import TwinError
 from twin.plan.types import Plan, Sampling
+from twin.server.conversation import Conversation, Turn
 from twin.server.limits import Limits
+from twin.server.parsing import Parser
 from twin.server.problem import Problem
 from twin.server.template import Template
-from twin.server.wire import Chat, Completion, Message, Part, Whole, check_lacking, prompts, within
+from twin.server.tools import tools_of
+from twin.server.wire import Chat, Completion, Message, Tokenize, Whole, prompts, within
 from twin.text import shown
 
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+REASONING = (None, "auto", "deepseek", "none")  # llama.cpp's: the last one leaves it in the text
 MOST_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request as work for the engine, and how its answers are read."""
+
+    requests: list[Request]
+    parsers: tuple[Parser, ...] = ()  # one for each; none where all of an answer is content
+    reasoning: bool = True  # it is sent
+
+
+def turn_of(body: Chat | Tokenize) -> Turn:
+    """Raises Problem."""
+    turn = Turn(
+        tools_of(body.tools),
+        generate=body.add_generation_prompt is not False,
+        resume=body.continue_final_message is True,
+        more=body.chat_template_kwargs,
+    )
+    if isinstance(body, Tokenize):
+        return turn
+    tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    return replace(turn, tools=tools, effort=body.reasoning_effort)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +60,7 @@ class Served:
     vocab: int
     context: int  # positions
     greedy: bool  # the plan can do nothing else
-    template: Template | None
+    conversation: Conversation | None  # where there is a chat template
     ends: frozenset[int]  # tokens that end a text, the template's mark behind an answer among them
     reuse: bool = True  # keys and values of the last request, also for another client
     logits: bool = False  # the engine gives them while it runs
@@ -79,60 +104,22 @@ class Served:
             )
         return tokens
 
-    def chat_prompt(
-        self, messages: Sequence[Message], *, generate: bool = True, effort: str | None = None
-    ) -> list[int]:
-        """`effort`: how much a model that reasons should, as its template takes it."""
-        if self.template is None:
+    def chat_text(self, messages: Sequence[Message], turn: Turn) -> str:
+        """The prompt of a conversation."""
+        if self.conversation is None:
             raise Problem(
                 f"{self.name} has no chat template; use /v1/completions, or start the server with "
                 "--chat-template FILE",
                 code="no_chat_template",
             )
-        most = self.limits.messages
-        if not 1 <= len(messages) <= most:
-            raise Problem(f"messages: {len(messages)} of them; send 1 to {most}", param="messages")
-        plain = [self._plain(at, message) for at, message in enumerate(messages)]
-        most = self.limits.text_per_token * self.context
-        if (size := sum(len(one["content"]) for one in plain)) > most:
-            raise Problem(
-                f"the messages have {size} characters; at most {most} can be tokenized for a "
-                f"context of {self.context}; shorten them",
-                code="context_length_exceeded",
-            )
-        more = {} if effort is None else {"reasoning_effort": effort}
-        text = self.template.render(plain, generate=generate, more=more)
-        return self.encode(text, special=False)
+        return self.conversation.text(messages, turn, self.limits.text_per_token * self.context)
 
-    def _plain(self, at: int, message: Message) -> dict[str, Any]:
-        where = f"messages[{at}]."
-        if message.role not in ROLES:
-            raise Problem(
-                f"{where}role is {shown(message.role)}; allowed: {', '.join(ROLES)}",
-                param=f"{where}role",
-            )
-        check_lacking(message, Message, where)
-        content = message.content
-        if isinstance(content, list):
-            for number, part in enumerate(content):
-                if part.type != "text" or part.text is None:
-                    raise Problem(
-                        f"{where}content has a part of type {shown(part.type)}; this engine reads "
-                        "parts of type text, which have a text",
-                        param=f"{where}content",
-                    )
-                check_lacking(part, Part, f"{where}content[{number}].")
-            content = "".join(part.text or "" for part in content)
-        if content is None and message.role == "assistant":
-            content = ""  # of a turn that only called tools, or said nothing
-        if content is None:
-            raise Problem(f"{where}content is missing; give a text", param=f"{where}content")
-        plain = {"role": ROLES[message.role], "content": content}
-        return plain if message.name is None else plain | {"name": message.name}
+    def chat_prompt(self, messages: Sequence[Message], turn: Turn = Turn()) -> list[int]:  # noqa: B008  # frozen
+        return self.encode(self.chat_text(messages, turn), special=False)
 
     # ---- work ----------------------------------------------------------------------------------
 
-    def chat_work(self, body: Chat) -> list[Request]:
+    def chat_work(self, body: Chat) -> Work:
         self.check_name(body.model)
         most = body.max_completion_tokens
         if None not in (most, body.max_tokens) and most != body.max_tokens:
@@ -141,15 +128,36 @@ class Served:
                 param="max_completion_tokens",
             )
         self._choices(body, 1)
-        prompt = self.chat_prompt(body.messages, effort=body.reasoning_effort)
+        turn = turn_of(body)
+        text = self.chat_text(body.messages, turn)
+        prompt = self.encode(text, special=False)
+        parser = self._parser(body, text, turn)
         wanted = body.max_tokens if most is None else most
-        return self._requests(body, [prompt], wanted, None, self._chat_logprobs(body))
+        made = self._requests(body, [prompt], wanted, None, self._chat_logprobs(body))
+        if parser is None:
+            return Work(made)
+        marks = frozenset(parser.format.marks())
+        stops = (parser.format.close,) if parser.single and parser.format.close else ()
+        made = [replace(one, named=marks, stop_texts=one.stop_texts + stops) for one in made]
+        return Work(made, tuple(replace(parser) for _ in made), body.include_reasoning is not False)
 
-    def completion_work(self, body: Completion) -> list[Request]:
+    def _parser(self, body: Chat, text: str, turn: Turn) -> Parser | None:
+        wanted = body.reasoning_format
+        if wanted not in REASONING:
+            allowed = ", ".join(map(str, REASONING[1:]))
+            raise Problem(
+                f"reasoning_format is {shown(wanted)}; allowed: {allowed}",
+                param="reasoning_format",
+            )
+        assert self.conversation is not None
+        calls = body.parse_tool_calls is not False
+        return self.conversation.parser(text, turn, reasoning=wanted != "none", calls=calls)
+
+    def completion_work(self, body: Completion) -> Work:
         self.check_name(body.model)
         prompts = self._prompts(body)
         most, logprobs = body.max_tokens, self._completion_logprobs(body)
-        return self._requests(body, prompts, most, COMPLETION_TOKENS, logprobs)
+        return Work(self._requests(body, prompts, most, COMPLETION_TOKENS, logprobs))
 
     def _chat_logprobs(self, body: Chat) -> int | None:
         """How many of the most probable tokens come with each; None: not even its own."""
@@ -315,7 +323,7 @@ def served(
         vocab=source.spec.vocab,
         context=plan.options.max_context,
         greedy=plan.options.sampling is Sampling.GREEDY,
-        template=made,
+        conversation=None if made is None else Conversation(made, Limits()),
         ends=words.stop if mark is None else words.stop | {named[mark]},
         reuse=reuse,
     )

@@ -41,7 +41,7 @@ class Template:
         self, source: str, special: Mapping[str, str], *, seconds: float = SECONDS
     ) -> None:
         """Raises ConfigError for a text that is no template."""
-        self._source, self._special, self._seconds = source, dict(special), seconds
+        self.source, self._special, self._seconds = source, dict(special), seconds
         self._turn = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         try:
@@ -96,7 +96,7 @@ class Template:
             env={},
             start_new_session=True,  # Ctrl-C of a terminal is not meant for it
         )
-        self._ask({"template": self._source}, START_S)
+        self._ask({"template": self.source}, START_S)
 
     def _ask(self, question: dict[str, Any], seconds: float) -> str:
         child = self._child

@@ -82,12 +82,12 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     content: str | list[Part] | None = None
     name: str | None = None
     refusal: Unread = NOTHING
-    tool_calls: Unread = NOTHING
-    tool_call_id: Unread = NOTHING
+    tool_calls: Unread = NOTHING  # `tools.calls_of` reads them
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None  # what the model thought before, for its template
     function_call: Unread = NOTHING
     audio: Unread = NOTHING
     annotations: Unread = NOTHING
-    reasoning_content: Unread = NOTHING
 
 
 class Chat(_Generation, kw_only=True):
@@ -95,15 +95,28 @@ class Chat(_Generation, kw_only=True):
     max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
+    tools: Unread = NOTHING  # `tools.tools_of` reads them
+    tool_choice: Unread = NOTHING
+    parallel_tool_calls: bool | None = None
+    parse_tool_calls: bool | None = None  # llama.cpp's
     reasoning_effort: str | None = None  # what the chat template makes of it
+    reasoning_format: str | None = None  # llama.cpp's
+    include_reasoning: bool | None = None  # vLLM's
+    # vLLM's and llama.cpp's
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class Tokenize(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: Unread = NOTHING
     add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class Detokenize(msgspec.Struct, kw_only=True):
@@ -170,9 +183,6 @@ LACKING: dict[type[msgspec.Struct], dict[str, Values]] = {
     | {"best_of": (1,), "echo": (False,), "suffix": ("",), "add_special_tokens": (True,)},
     Chat: _EITHER
     | {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "verbosity": ("medium",),
@@ -182,42 +192,26 @@ LACKING: dict[type[msgspec.Struct], dict[str, Values]] = {
         "moderation": (),
         "web_search_options": (),
         # vLLM's
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
         "add_special_tokens": (False,),
         "echo": (False,),
         "chat_template": (),
-        "chat_template_kwargs": ({},),
         "documents": ([],),
-        "include_reasoning": (True,),
         "mm_processor_kwargs": ({},),
-        # llama.cpp's
-        "reasoning_format": ("none", "auto"),
-        "parse_tool_calls": (True, False),
     },
     Tokenize: {
-        "tools": ([],),
         "chat_template": (),
-        "chat_template_kwargs": ({},),
-        "continue_final_message": (False,),
         "return_token_strs": (False,),
         "with_pieces": (False,),  # llama.cpp's
         "parse_special": (True,),  # llama.cpp's
     },
     Detokenize: {},
     Message: {
-        "tool_calls": ([],),
-        "tool_call_id": (),
         "function_call": (),
         "audio": (),
         "refusal": ("",),
         "annotations": ([],),
-        "reasoning_content": ("",),
     },
     Part: {"image_url": (), "input_audio": (), "file": (), "refusal": ("",)},
-}
-_REASONS = {
-    "tools": "tool calls are not parsed",
 }
 _LONGEST_NEUTRAL = 64  # bytes of JSON
 
@@ -235,37 +229,40 @@ def whole(kind: type[Body]) -> type[Body]:
 
 def read(body: bytes, kind: type[Body]) -> Body:
     """A request's body. Raises Problem."""
-    found: Body = _decoded(body, whole(kind))
+    found: Body = decoded(body, whole(kind))
     check_lacking(found, kind)
     return found
 
 
-def _decoded(body: bytes | Unread, kind: Any, where: str | None = None) -> Any:
-    """`where`: the field whose value the body is. Raises Problem."""
+def decoded(body: bytes | Unread, kind: Any, where: str | None = None) -> Any:
+    """JSON as a type; `where`: the field whose value the body is. Raises Problem."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _invalid(str(error), where) from error
     except (msgspec.DecodeError, UnicodeError) as error:
         raise Problem(
-            f"the body is not JSON ({shown(str(error))}); send one JSON object"
+            f"{where or 'the body'} is not JSON ({shown(str(error))}); send one JSON object",
+            param=where,
         ) from error
     except RecursionError as error:
-        raise Problem("the body is nested too deeply; send one JSON object") from error
+        raise Problem(
+            f"{where or 'the body'} is nested too deeply; send one JSON object", param=where
+        ) from error
 
 
 def prompts(raw: Unread, most: int) -> list[str] | list[list[int]]:
     """One prompt or several, at most about `most`, each a text or its tokens. Raises Problem."""
     several, first = _BEGINS.match(bytes(raw)).groups()  # type: ignore[union-attr]  # it always does
     if not several:
-        return [_decoded(raw, str, "prompt")]
+        return [decoded(raw, str, "prompt")]
     if first not in (b'"', b"[", b"]"):
-        return [_decoded(raw, list[int], "prompt")]
+        return [decoded(raw, list[int], "prompt")]
     # each of a million empty lists takes a millionth of a second to make, and to forget
     if first == b"[" and bytes(raw).count(b"[") > most + 1:
         raise Problem(f"prompt: more than {most} of them; send fewer", param="prompt")
     kind: Any = list[list[int]] if first == b"[" else list[str]
-    found: list[str] | list[list[int]] = _decoded(raw, kind, "prompt")
+    found: list[str] | list[list[int]] = decoded(raw, kind, "prompt")
     return found
 
 
@@ -277,15 +274,14 @@ def check_lacking(found: msgspec.Struct, kind: type[msgspec.Struct], where: str 
             continue
         value: Any = raw.decode(errors="replace")
         if len(raw) <= _LONGEST_NEUTRAL:
-            value = _decoded(raw, Any, f"{where}{name}")
+            value = decoded(raw, Any, f"{where}{name}")
             if any(_same(value, one) for one in neutral):
                 continue
         written = shown(value) if len(raw) <= _LONGEST_NEUTRAL else said(value, 80)
         sent = [msgspec.json.encode(one).decode() for one in neutral]
         allowed = " or ".join(["leave it out", *(f"send {one}" for one in sent)])
-        reason = f": {_REASONS[name]}" if name in _REASONS else ""
         raise Problem(
-            f"{where}{name}={written} is not supported by this engine{reason}; {allowed}",
+            f"{where}{name}={written} is not supported by this engine; {allowed}",
             param=f"{where}{name}",
             code="unsupported_parameter",
         )

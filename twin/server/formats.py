@@ -1,0 +1,105 @@
+"""How families of models write calls of tools and reasoning, found by their chat templates.
+
+Each format is what the family's published template writes for a call; its source is that template.
+"""
+
+from __future__ import annotations
+
+from twin.server.parsing import Body, Format, Tags
+
+THINK = ("<think>", "</think>")
+_DSML = "｜DSML｜"
+
+# The first whose mark stands in a template is the family's: (mark, format).
+FORMATS: tuple[tuple[str, Format], ...] = (
+    ("<|channel|>", Format("gpt-oss", Body.HARMONY)),
+    (
+        _DSML,  # DeepSeek V3.2 and V4
+        Format(
+            "deepseek-v4",
+            Body.TAGS,
+            f"<{_DSML}function_calls>",
+            f"</{_DSML}function_calls>",
+            tags=Tags(
+                (f"<{_DSML}invoke name=", ">"),
+                f"</{_DSML}invoke>",
+                (f"<{_DSML}parameter name=", ">"),
+                f"</{_DSML}parameter>",
+            ),
+            thought=THINK,
+        ),
+    ),
+    (
+        "<｜tool▁call▁begin｜>",
+        Format(
+            "deepseek",
+            Body.NAMED_JSON,
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁call▁end｜>",
+            "<｜tool▁sep｜>",
+            thought=THINK,
+            surround=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        ),
+    ),
+    (
+        "[TOOL_CALLS]",
+        Format(
+            "mistral",
+            Body.NAMED_JSON,
+            "[TOOL_CALLS]",
+            separator="[ARGS]",
+            thought=("[THINK]", "[/THINK]"),
+        ),
+    ),
+    (
+        "<minimax:tool_call>",
+        Format(
+            "minimax",
+            Body.TAGS,
+            "<minimax:tool_call>",
+            "</minimax:tool_call>",
+            tags=Tags(
+                ("<invoke name=", ">"), "</invoke>", ("<parameter name=", ">"), "</parameter>"
+            ),
+            thought=THINK,
+        ),
+    ),
+    (
+        "<|tool_call>",
+        Format(
+            "gemma",
+            Body.BRACES,
+            "<|tool_call>",
+            "<tool_call|>",
+            thought=("<|channel>thought", "<channel|>"),
+        ),
+    ),
+    (
+        "<|tool_call_start|>",
+        Format("lfm2", Body.PYTHON, "<|tool_call_start|>", "<|tool_call_end|>", thought=THINK),
+    ),
+    ("<arg_key>", Format("glm", Body.PAIRS, "<tool_call>", "</tool_call>", thought=THINK)),
+    (
+        "<function=",  # Qwen3-Coder, Qwen3.5 and later, Nemotron 3
+        Format(
+            "qwen3-coder",
+            Body.TAGS,
+            "<tool_call>",
+            "</tool_call>",
+            tags=Tags(("<function=", ">"), "</function>", ("<parameter=", ">"), "</parameter>"),
+            thought=THINK,
+        ),
+    ),
+    ("<tool_call>", Format("hermes", Body.JSON, "<tool_call>", "</tool_call>", thought=THINK)),
+    ("<|python_tag|>", Format("llama", Body.JSON)),
+    ('"parameters": ', Format("llama", Body.JSON)),
+)
+# Of a template that has no tools: they are described in a system message, as Hermes has them.
+GENERIC = Format("hermes", Body.JSON, "<tool_call>", "</tool_call>", thought=THINK)
+
+
+def format_of(template: str) -> Format:
+    """How a model with this chat template writes; `GENERIC` where it says nothing of tools."""
+    if "tools" not in template:
+        return GENERIC
+    return next((one for mark, one in FORMATS if mark in template), GENERIC)
