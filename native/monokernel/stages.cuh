@@ -79,11 +79,15 @@ __device__ __forceinline__ bool publish_zeros(Block& b, const Output& out) {
 }
 
 // What a full sampler's block makes of its logits. Whoever sees it finds the block's buffer filled.
-__device__ TWIN_LARGE bool publish_summary(Block& b, const Stage& stage, const Work& work,
-                                                int first) {
+__device__ TWIN_LARGE bool publish_summary(Block& b, int index, const Stage& stage,
+                                           const Work& work, int first) {
   b.core.barrier();  // the logits are there, and the sums' room is free
-  const Pack<SUMMARY> said =
-      summarize(b, head_logits(b), work.own.hi - work.own.lo, first + work.own.lo);
+  float* const logit = head_logits(b);
+  const int rows = work.own.hi - work.own.lo;
+  if constexpr (Request::DRAWS)
+    if (b.launch.request.bias_rows && !add_bias(b, index, logit, rows, first + work.own.lo))
+      return false;
+  const Pack<SUMMARY> said = summarize(b, logit, rows, first + work.own.lo);
   if (b.core.thread() != 0) return true;
   if constexpr (!Core::SCHEDULER) publish_fence(stage.pushes);
   order_logits(b.launch.request);
@@ -238,7 +242,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   const bool done = multiply(b, stage, work, normed, ahead, factor, put);
   if (done && convolves(stage)) convolve(b, stage, out, work.own, taps);
   if (!done || !head) return done;
-  if (b.plan.full) return publish_summary(b, stage, work, first);
+  if (b.plan.full) return publish_summary(b, index, stage, work, first);
   const Candidate best = b.core.best(mine, wins);
   if (b.core.thread() == 0) {
     const int at = b.plan.owned_of(out.value->owned, b.block).lo;

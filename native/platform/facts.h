@@ -16,6 +16,7 @@ constexpr int PARTIAL_EXTRA = 2;  // of a softmax partial: its maximum, its sum
 constexpr int PASS_BARRIER = -2;  // Control.hung_value: the barrier of a prompt pass
 constexpr int START_BARRIER = -3;  // Control.hung_value: the start of GPUs and of their blocks
 constexpr int LOGITS_TAKEN = -4;  // Control.hung_value: the host has not taken logits
+constexpr int BIAS_GIVEN = -5;  // Control.hung_value: the host has not given a token's bias
 constexpr int ROWS_AT_ONCE = 8;  // of a tile: their loads are under way together
 constexpr int FOLDED_ROWS = 4;  // the same of a tile that a warp takes in folds
 constexpr int SKEW_FLOATS = 16;  // between first and second fours of threads in shared memory

@@ -25,6 +25,7 @@ from tests.engine.small_engine import (
     probes,
     sums_what_comes_later,
 )
+from tests.engine.test_bias import Drawn
 from tests.h200 import H200
 from twin.engine.cuda import CudaEngine
 from twin.engine.generate import Piece, Request, complete
@@ -588,6 +589,21 @@ def test_a_host_that_takes_no_logits_gets_an_error() -> None:
             running.generate([1], max_tokens=40, sampling=params, on_token=stay, on_logits=len)
         made = running.generate([1], max_tokens=40, sampling=params, on_logits=len)
     assert len(made.tokens) == 40
+
+
+def test_a_wide_model_draws_from_its_logits_and_their_bias() -> None:
+    """132 blocks read the host's row of 8,192 words for each token."""
+    plan = wide_drawing_plan()
+    params, rows = SamplingParams(temperature=1.0, top_k=100, seed=3), list[Any]()
+    assert plan.spec is not None
+    for steady in (False, True):
+        bias = Drawn(steady, vocab=plan.spec.vocab)
+        with CudaEngine(plan, weights_of(plan)) as running:
+            made = running.generate(
+                TOKENS[:5], max_tokens=200, sampling=params, bias=bias, on_logits=rows.append
+            ).tokens
+        assert made == [sample(row + bias.of(at), params, at) for at, row in enumerate(rows)]
+        rows.clear()
 
 
 def test_a_greedy_plan_keeps_its_logits() -> None:

@@ -305,7 +305,8 @@ class CudaEngine(Session):
         self._launches = [self._launch_of(n, request) for n in range(len(self._gpus))]
         self._leaves_since = 0.0
         self._pace = Pace(request.steps - request.forced + 1)
-        self._hurries = request.logit_rows > 0  # the kernel waits for the host
+        # the kernel waits for the host
+        self._hurries = request.logit_rows > 0 or request.bias_rows > 1
         try:
             self._launch_all(request)
         except BaseException:
@@ -317,6 +318,10 @@ class CudaEngine(Session):
         taken = self._control.taken + 1
         for control in self._controls:
             control.taken = taken
+
+    def _biased(self, given: int) -> None:
+        for control in self._controls:
+            control.biased = given
 
     def _launch_of(self, number: int, request: Request) -> Launch:
         """What a GPU's kernel is given: where all ranks lie, and words of its own."""

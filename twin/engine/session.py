@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -23,6 +23,7 @@ from twin.engine.sampling import SamplingParams
 from twin.errors import EngineError
 from twin.kernel.coded import STORAGE
 from twin.kernel.header import (
+    BIAS_GIVEN,
     LOGITS_TAKEN,
     MAX_RANKS,
     PASS_BARRIER,
@@ -84,6 +85,20 @@ class Generation:
             f"; {self.reread} tokens were read again with LongRoPE's long factors, since the "
             "sequence outgrew the short ones"
         )
+
+
+class Bias(Protocol):
+    """What is added to the logits of generated tokens. Raises nothing: what it raises ends the
+    generation.
+    """
+
+    steady: bool  # the same for every token
+
+    def write(self, row: NDArray[np.float32], made: Sequence[int]) -> None:
+        """Into `row` [vocab], for the token behind those `made` by this request; -inf: it cannot
+        come. At least one must be able to.
+        """
+        ...
 
 
 class Session(ABC):
@@ -181,6 +196,7 @@ class Session(ABC):
         on_token: Callable[[int], None] | None = None,
         on_logits: Callable[[NDArray[np.float32]], None] | None = None,
         reuse: bool = False,
+        bias: Bias | None = None,
     ) -> Generation:
         """Up to `max_tokens` tokens after `prompt`. Ctrl-C returns what was generated so far.
 
@@ -192,6 +208,8 @@ class Session(ABC):
         the sampling's.
         `on_logits`: gets the logits [vocab] of each token before `on_token` gets the token. The
         kernel waits for who is LOGIT_ROWS tokens behind, but no longer than half its watchdog.
+        `bias`: added to the logits before a token is chosen; `on_logits` gets them without it. The
+        kernel waits as long for each token's, which is written after `on_token`.
 
         Raises EngineError for a wrong request, for one while another runs, and when the kernel
         hangs or finds no token to choose.
@@ -204,15 +222,17 @@ class Session(ABC):
                 len(prompt) <= self._short < len(prompt) + max_tokens - 1
             ):
                 return self._generate(
-                    prompt, max_tokens, sampling, stops, on_token, on_logits, reuse
+                    prompt, max_tokens, sampling, stops, on_token, on_logits, reuse, bias
                 )
             before = self._short + 1 - len(prompt)
-            made = self._generate(prompt, before, sampling, stops, on_token, on_logits, reuse)
+            made = self._generate(prompt, before, sampling, stops, on_token, on_logits, reuse, bias)
             if made.stop_reason != "length":
                 return made
             drawn = replace(sampling, seed=sampling.seed ^ LONG_SEED)
             whole, left = [*prompt, *made.tokens], max_tokens - before
-            rest = self._generate(whole, left, drawn, stops, on_token, on_logits, False)
+            rest = self._generate(
+                whole, left, drawn, stops, on_token, on_logits, False, bias, made.tokens
+            )
             return _joined(made, rest, len(prompt) + before)
 
     def _generate(
@@ -224,6 +244,8 @@ class Session(ABC):
         on_token: Callable[[int], None] | None,
         on_logits: Callable[[NDArray[np.float32]], None] | None,
         reuse: bool,
+        bias: Bias | None,
+        before: Sequence[int] = (),  # made by this request already
     ) -> Generation:
         if not sampling.greedy and self.plan.options.sampling is Sampling.GREEDY:
             raise EngineError(
@@ -244,6 +266,8 @@ class Session(ABC):
         trace = self._trace_memory(request, steps)
         if on_logits is not None:
             on_token = self._with_logits(request, on_logits, on_token)
+        if bias is not None:
+            on_token = self._with_bias(request, bias, on_token, list(before))
         cancelled = self._run(request, tokens, on_token)
         made = self._control.emitted
         if made and not self.plan.kernel_recurs:  # the last token was not read
@@ -293,6 +317,36 @@ class Session(ABC):
             on_logits(row)
             if on_token is not None:
                 on_token(token)
+
+        return taken
+
+    def _with_bias(
+        self,
+        request: Request,
+        bias: Bias,
+        on_token: Callable[[int], None] | None,
+        made: list[int],
+    ) -> Callable[[int], None] | None:
+        """The kernel adds `bias`; returns what takes each token."""
+        if self.plan.options.sampling is Sampling.GREEDY:
+            raise EngineError(
+                "a bias needs a plan that samples from all logits: plan with sampling=full"
+            )
+        assert self.plan.spec is not None
+        rows = self._zeros((1 if bias.steady else 2, self.plan.spec.vocab), np.float32)
+        request.bias, request.bias_rows = address(rows), len(rows)
+        bias.write(rows[0], made)
+        if bias.steady:
+            return on_token
+        begun = len(made)
+
+        def taken(token: int) -> None:
+            if on_token is not None:
+                on_token(token)
+            made.append(token)
+            given = len(made) - begun
+            bias.write(rows[given % 2], made)
+            self._biased(given)
 
         return taken
 
@@ -498,6 +552,11 @@ class Session(ABC):
                 f"{request.logit_rows} tokens to be taken; let on_logits and on_token return "
                 "sooner, or raise watchdog_s"
             )
+        if control.hung_value == BIAS_GIVEN:
+            raise EngineError(
+                f"the kernel waited {request.watchdog_ns / 2e9:g} s for the bias of the next "
+                "token; let Bias.write and on_token return sooner, or raise watchdog_s"
+            )
         stage = self.plan.stages[control.hung_stage].name
         if control.hung_value == PASS_BARRIER:
             what = f"the barrier of prompt pass {control.hung_part}"
@@ -519,6 +578,10 @@ class Session(ABC):
     def _taken(self) -> None:
         """The logits of one more token: their row may be written again."""
         self._control.taken += 1
+
+    def _biased(self, given: int) -> None:
+        """So many rows of the bias behind the first one are written."""
+        self._control.biased = given
 
     # ---- what an engine has to say ---------------------------------------------------------------
 

@@ -9,7 +9,7 @@ what is generated.
 from __future__ import annotations
 
 from twin.kernel.coded import NUMBERS
-from twin.kernel.header import LOGITS_TAKEN, PASS_BARRIER, SENTINEL_WORD, START_BARRIER
+from twin.kernel.header import BIAS_GIVEN, LOGITS_TAKEN, PASS_BARRIER, SENTINEL_WORD, START_BARRIER
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import STATE_ALIGNED
 from twin.models.formats import BLOCK_ROWS, GGUF, INT4, SCALED_ROWS, UNIT_BYTES
@@ -50,6 +50,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "PASS_BARRIER": (PASS_BARRIER, "Control.hung_value: the barrier of a prompt pass"),
     "START_BARRIER": (START_BARRIER, "Control.hung_value: the start of GPUs and of their blocks"),
     "LOGITS_TAKEN": (LOGITS_TAKEN, "Control.hung_value: the host has not taken logits"),
+    "BIAS_GIVEN": (BIAS_GIVEN, "Control.hung_value: the host has not given a token's bias"),
     "ROWS_AT_ONCE": (ROWS_AT_ONCE, "of a tile: their loads are under way together"),
     "FOLDED_ROWS": (FOLDED_ROWS, "the same of a tile that a warp takes in folds"),
     "SKEW_FLOATS": (SKEW_FLOATS, "between first and second fours of threads in shared memory"),

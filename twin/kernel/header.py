@@ -41,6 +41,7 @@ PASS_BARRIER = -2  # Control.hung_value: blocks meet after every stage of a prom
 # one itself, its block hung_element
 START_BARRIER = -3
 LOGITS_TAKEN = -4  # Control.hung_value: the host takes logits before their row is written again
+BIAS_GIVEN = -5  # Control.hung_value: the host gives what is added to a token's logits
 CONSTANT_BYTES = 60 << 10  # of 64 KiB on NVIDIA's GPUs; the launch's arguments lie in another bank
 # Rows of a table that is an array. Compilers look through an array, not through an object with one:
 # of "does this reset concern the step before?" they make "is it the second one?". Larger tables
@@ -137,6 +138,8 @@ REQUEST_FIELDS = (  # what to generate, constant while the kernel runs
 DRAWING_FIELDS = (
     ("double", "margin"),  # logits further below the best one are not drawn; infinity: all may be
     ("int", "logit_rows"),  # used in turn, each once the host has taken it; 0: each step has one
+    ("int", "bias_rows"),  # 0: none; 1: the same for each token; 2: in turn
+    ("const float*", "bias"),  # [bias_rows][vocab] added to the logits of a generated token
 )
 
 CONTROL_FIELDS = (  # what changes while it runs
@@ -148,12 +151,13 @@ CONTROL_FIELDS = (  # what changes while it runs
     ("int", "hung_block"),
     ("int", "hung_stage"),
     # -1: the grid barrier; -2: the barrier of prompt pass hung_part; -3: the start of several
-    # GPUs; -4: the host, which has not taken logits
+    # GPUs; -4: the host, which has not taken logits; -5: the host, which has not given a bias
     ("int", "hung_value"),
     ("int", "hung_part"),
     ("int", "hung_element"),  # -1: a counter
     ("int", "hung_step"),
     ("int", "taken"),  # by the host: generated tokens whose logits it has taken
+    ("int", "biased"),  # by the host: rows of the bias that it has given, without the first one
 )
 
 
