@@ -35,6 +35,7 @@ class Script:
         stop: frozenset[int],
         on_token: Callable[[int], None],
         on_logits: object = None,
+        bias: object = None,
         reuse: bool = False,
     ) -> Generation:
         said = []

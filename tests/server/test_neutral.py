@@ -63,6 +63,10 @@ DEFAULTS: dict[str, list[Any]] = {
     "parse_tool_calls": [True, False],
     "reasoning_format": ["auto", "none"],
     "include_reasoning": [True],
+    "logit_bias": [{}],
+    "presence_penalty": [0, 0.0],
+    "frequency_penalty": [0, 0.0],
+    "response_format": [{"type": "text"}],
 }
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from tests.server.serving import TEMPLATE, Running, running
 from tests.server.test_api import CHAT, refusal
 from tests.server.test_replies import parsed
 from twin.engine.generate import Completion, Request, Stop
@@ -203,3 +205,98 @@ def test_an_answer_that_was_cut_says_so() -> None:
     made = reply()
     (chunk,) = parsed(made.end_chunk(ended(Stop.LENGTH)))[-1:]
     assert chunk["choices"][0]["finish_reason"] == "length"  # type: ignore[index]
+
+
+# ---- what an answer has to be, with a model that would say anything --------------------------
+
+
+def generated(http: httpx.Client, more: dict[str, Any], path: str = CHATS) -> Any:
+    answer = http.post(path, json=CHAT | {"temperature": 1, "seed": 5, "max_tokens": 120} | more)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]
+
+
+SHORT = {
+    "type": "function",
+    "function": {
+        "name": "pick",
+        "parameters": {
+            "type": "object",
+            "properties": {"n": {"enum": [1, 2, 3]}},
+            "required": ["n"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def calling(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A template that knows tools and says nothing of them: the model's context is small."""
+    file = tmp_path_factory.mktemp("calling") / "chat.jinja"
+    file.write_text("{# tools <tool_call> #}" + TEMPLATE)
+    with running(checkpoint, file) as server:
+        yield server
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pick"}}])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_call_that_is_required_is_made(choice: Any, temperature: float, calling: Running) -> None:
+    wanted = {"tools": [SHORT], "tool_choice": choice, "parallel_tool_calls": False}
+    with calling.client() as http:
+        found = generated(http, wanted | {"temperature": temperature})
+    (call,) = found["message"]["tool_calls"]
+    assert call["function"]["name"] == "pick"
+    assert json.loads(call["function"]["arguments"])["n"] in (1, 2, 3)
+    assert found["finish_reason"] == "tool_calls"
+
+
+def test_an_answer_follows_its_schema_in_both_endpoints(http: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    schema["additionalProperties"] = False
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    found = generated(http, {"response_format": form})
+    assert json.loads(found["message"]["content"])["n"] in (1, 2)
+    body = {"prompt": "x", "max_tokens": 120, "response_format": form, "temperature": 1, "n": 2}
+    choices = http.post("/v1/completions", json=body).json()["choices"]
+    assert all(json.loads(one["text"])["n"] in (1, 2) for one in choices)
+    assert http.post("/v1/completions", json=body | {"temperature": 0}).is_success
+
+
+def test_a_schema_that_cannot_be_followed_is_the_request_s_mistake(http: httpx.Client) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"type": "strange"}}}
+    assert refusal(http, CHATS, CHAT | {"response_format": form})["param"] == "response_format"
+
+
+def test_a_bias_and_penalties_change_what_comes(http: httpx.Client) -> None:
+    more = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+    body = {"prompt": [5, 6, 7]} | more
+
+    def said(extra: dict[str, Any]) -> str:
+        answer = http.post("/v1/completions", json=body | extra)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["text"])
+
+    free = said({})
+    only = said({"logit_bias": {"65": 100}})
+    assert len(set(only)) == 1
+    assert only != free
+    varied = said({"logit_bias": {"65": 100}, "presence_penalty": 2, "frequency_penalty": 2})
+    assert varied == only, "two penalties are less than this bias"
+    assert said({"frequency_penalty": 2}) == said({"frequency_penalty": 2})
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"99999999": 1}),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {str(token): 1 for token in range(1025)}),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -3),
+    ],
+)
+def test_a_bias_out_of_bounds_is_refused(param: str, value: Any, http: httpx.Client) -> None:
+    assert refusal(http, CHATS, CHAT | {param: value})["param"] == param

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from twin.engine.logprobs import Scored, scored
 from twin.engine.sampling import SamplingParams
-from twin.engine.session import Generation, Session
+from twin.engine.session import Bias, Generation, Session
 from twin.engine.tokenizer import Detokenizer, Tokenizer
 from twin.errors import EngineError
 
@@ -41,6 +41,7 @@ class Request:
     reuse: bool = False  # keys and values that the session still holds for the prompt's beginning
     logprobs: int | None = None  # of each token, and of so many of the most probable ones
     named: frozenset[str] = frozenset()  # special tokens that stand in the text by their names
+    bias: Callable[[], Bias] | None = None  # makes what is added to this generation's logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ def complete(
         on_token=take,
         on_logits=logits.append if request.logprobs is not None else None,
         reuse=request.reuse,
+        bias=request.bias() if request.bias is not None else None,
     )
     if rest := text.finish():
         tell(Piece(rest))

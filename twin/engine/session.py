@@ -92,7 +92,10 @@ class Bias(Protocol):
     generation.
     """
 
-    steady: bool  # the same for every token
+    @property
+    def steady(self) -> bool:
+        """The same for every token."""
+        ...
 
     def write(self, row: NDArray[np.float32], made: Sequence[int]) -> None:
         """Into `row` [vocab], for the token behind those `made` by this request; -inf: it cannot

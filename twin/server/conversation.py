@@ -167,9 +167,8 @@ class Conversation:
         if not calling and not reasoning:
             return None
         form = self.format if reasoning else dataclasses.replace(self.format, thought=None)
-        begun = form.thought is not None and prompt.rstrip().endswith(form.thought[0])
         tools = turn.tools
-        return Parser(form, tools.schemas, begun, calling, single=not tools.parallel)
+        return Parser(form, tools.schemas, form.begun(prompt), calling, single=not tools.parallel)
 
 
 def _content(message: Message, where: str) -> str:

@@ -94,6 +94,7 @@ FORMATS: tuple[tuple[str, Format], ...] = (
     ("<|python_tag|>", Format("llama", Body.JSON)),
     ('"parameters": ', Format("llama", Body.JSON)),
 )
+PLAIN = Format("plain", Body.JSON)  # of a text without a conversation
 # Of a template that has no tools: they are described in a system message, as Hermes has them.
 GENERIC = Format("hermes", Body.JSON, "<tool_call>", "</tool_call>", thought=THINK)
 

@@ -62,13 +62,17 @@ class Format:
     thought: tuple[str, str] | None = None  # around reasoning
     surround: tuple[str, ...] = ()  # marks around several calls, which say nothing
 
+    def begun(self, prompt: str) -> bool:
+        """Whether a prompt ends within reasoning."""
+        return self.thought is not None and prompt.rstrip().endswith(self.thought[0])
+
     def marks(self) -> tuple[str, ...]:
         """Texts that may be special tokens of a vocabulary, which have no text of their own."""
         own = (self.open, self.close, self.separator, *(self.thought or ()), *self.surround)
         if self.body is Body.HARMONY:
             own += (*_ENDS, "<|start|>", "<|channel|>", "<|constrain|>", _HARMONY_BODY)
         if self.body is Body.BRACES:
-            own += (_QUOTE,)
+            own += (QUOTE,)
         return tuple(mark for mark in own if mark)
 
 
@@ -409,7 +413,7 @@ class Parser:
         """Its value is a text or JSON, as `text` says, or else as the function's schema does."""
         if text is None:
             value = value.removeprefix("\n").removesuffix("\n")
-            text = _takes_text(self.schemas.get(name.strip("\"' \n"), {}), key)
+            text = takes_text(self.schemas.get(name.strip("\"' \n"), {}), key)
         found = value if text else _loaded(value.strip(), value)
         lead = ", " if number else "{"
         written = json.dumps(found, ensure_ascii=False)
@@ -426,7 +430,7 @@ class Parser:
     def _python(self) -> Steps:
         text, _ = yield from self._taken((self.format.close,))
         try:
-            tree = ast.parse(text.strip(), mode="eval").body
+            tree = _JsonNames().visit(ast.parse(text.strip(), mode="eval")).body
             found = tree.elts if isinstance(tree, ast.List) else [tree]
             calls = [
                 (ast.unparse(one.func), {k.arg: ast.literal_eval(k.value) for k in one.keywords})
@@ -474,8 +478,18 @@ class Parser:
             yield from self._until((*_ENDS, "<|start|>"), sink)
 
 
-_QUOTE = '<|"|>'  # around a text, in Gemma's arguments
-_GEMMA = re.compile(r'<\|"\|>(.*?)<\|"\|>|([{\[\]},:])|([^{}\[\],:\s][^{}\[\],:]*)', re.DOTALL)
+class _JsonNames(ast.NodeTransformer):
+    """JSON's constants, which models write among Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:  # as ast calls it
+        names = {"true": True, "false": False, "null": None}
+        return ast.Constant(names[node.id]) if node.id in names else node
+
+
+QUOTE = '<|"|>'  # around a text, in Gemma's arguments
+_GEMMA = re.compile(
+    r'<\|"\|>(.*?)<\|"\|>|([{\[\]},:]|"(?:[^"\\]|\\.)*")|([^{}\[\],:\s"][^{}\[\],:"]*)', re.DOTALL
+)
 
 
 def _gemma(text: str) -> Any:
@@ -511,7 +525,7 @@ def _begun(text: str, marks: Sequence[str]) -> int:
     return 0
 
 
-def _takes_text(schema: Mapping[str, Any], key: str) -> bool:
+def takes_text(schema: Mapping[str, Any], key: str) -> bool:
     """Whether an argument is a text by the function's schema: it is then no JSON."""
     properties = schema.get("properties")
     found = properties.get(key) if isinstance(properties, dict) else None

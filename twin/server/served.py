@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from twin.engine.generate import Request
 from twin.engine.opening import Source
 from twin.engine.sampling import SamplingParams
+from twin.engine.session import Bias
 from twin.engine.tokenizer import Tokenizer
 from twin.engine.words import MOST_STOPS, read_template
 from twin.errors import TwinError
 from twin.plan.types import Plan, Sampling
+from twin.server.bias import adjustment, together
 from twin.server.conversation import Conversation, Turn
+from twin.server.formats import PLAIN
+from twin.server.grammar import Grammars, calls_grammar, schema_grammar, schema_of
 from twin.server.limits import Limits
 from twin.server.parsing import Parser
 from twin.server.problem import Problem
 from twin.server.template import Template
-from twin.server.tools import tools_of
+from twin.server.tools import Wanted, tools_of
 from twin.server.wire import Chat, Completion, Message, Tokenize, Whole, prompts, within
 from twin.text import shown
 
@@ -62,6 +66,7 @@ class Served:
     greedy: bool  # the plan can do nothing else
     conversation: Conversation | None  # where there is a chat template
     ends: frozenset[int]  # tokens that end a text, the template's mark behind an answer among them
+    grammars: Grammars
     reuse: bool = True  # keys and values of the last request, also for another client
     logits: bool = False  # the engine gives them while it runs
     limits: Limits = field(default_factory=Limits)
@@ -133,7 +138,8 @@ class Served:
         prompt = self.encode(text, special=False)
         parser = self._parser(body, text, turn)
         wanted = body.max_tokens if most is None else most
-        made = self._requests(body, [prompt], wanted, None, self._chat_logprobs(body))
+        grammar = self._grammar(body, turn, text)
+        made = self._requests(body, [prompt], wanted, None, self._chat_logprobs(body), grammar)
         if parser is None:
             return Work(made)
         marks = frozenset(parser.format.marks())
@@ -157,7 +163,8 @@ class Served:
         self.check_name(body.model)
         prompts = self._prompts(body)
         most, logprobs = body.max_tokens, self._completion_logprobs(body)
-        return Work(self._requests(body, prompts, most, COMPLETION_TOKENS, logprobs))
+        grammar = self._grammar(body)
+        return Work(self._requests(body, prompts, most, COMPLETION_TOKENS, logprobs, grammar))
 
     def _chat_logprobs(self, body: Chat) -> int | None:
         """How many of the most probable tokens come with each; None: not even its own."""
@@ -220,8 +227,10 @@ class Served:
         most: Whole | None,
         usual: int | None,
         logprobs: int | None,
+        grammar: Callable[[], Bias] | None = None,
     ) -> list[Request]:
         n = self._choices(body, len(prompts))
+        bias = self._bias(body, grammar)
         seed = within("seed", body.seed, -MOST_SEED - 1, MOST_SEED)
         seed = secrets.randbits(63) if seed is None else seed % 2**64
         stops = self._stops(body.stop)
@@ -232,8 +241,43 @@ class Served:
             tokens = self._tokens(prompt, most, usual)
             for _ in range(n):
                 sampling = self._sampling(body, (seed + len(made)) % 2**64)
-                made.append(Request(prompt, tokens, sampling, ends, stops, self.reuse, logprobs))
+                made.append(
+                    Request(prompt, tokens, sampling, ends, stops, self.reuse, logprobs, bias=bias)
+                )
         return made
+
+    def _bias(
+        self, body: Chat | Completion, grammar: Callable[[], Bias] | None
+    ) -> Callable[[], Bias] | None:
+        adjusted = adjustment(
+            body.logit_bias, body.presence_penalty, body.frequency_penalty, self.vocab
+        )
+        made = together(grammar, adjusted)
+        if made is not None and self.greedy:
+            raise Problem(
+                "a bias of logits, penalties, response_format and tool_choice=required need a "
+                "sampler: this server was started with --greedy; leave them out",
+                code="unsupported_parameter",
+            )
+        return made
+
+    def _grammar(
+        self, body: Chat | Completion, turn: Turn | None = None, prompt: str = ""
+    ) -> Callable[[], Bias] | None:
+        """What an answer has to be, where the request says so."""
+        schema = schema_of(body.response_format)
+        calls = turn is not None and turn.tools.callable and turn.tools.wanted is Wanted.REQUIRED
+        if schema is None and not calls:
+            return None
+        form = PLAIN if self.conversation is None or turn is None else self.conversation.format
+        thinking = form.begun(prompt)
+        if turn is not None and calls:
+            text = calls_grammar(turn.tools, form, self.grammars.mark, thinking=thinking)
+        else:
+            assert schema is not None
+            text = schema_grammar(schema, form, self.grammars.mark, thinking=thinking)
+        matcher = self.grammars.matcher(text, "tool_choice" if calls else "response_format")
+        return lambda: self.grammars.allowed(matcher)
 
     def _tokens(self, prompt: list[int], limit: Whole | None, usual: int | None) -> int:
         """How many may be made: as requested, or what is left of the context."""
@@ -317,6 +361,7 @@ def served(
     made = Template(text, words.names) if text is not None else None
     named = {token.content: number for number, token in words.added.items()}
     mark = made.end_mark(named) if made else None
+    ends = words.stop if mark is None else words.stop | {named[mark]}
     return Served(
         name=name or source.spec.name,
         tokenizer=words,
@@ -324,6 +369,7 @@ def served(
         context=plan.options.max_context,
         greedy=plan.options.sampling is Sampling.GREEDY,
         conversation=None if made is None else Conversation(made, Limits()),
-        ends=words.stop if mark is None else words.stop | {named[mark]},
+        ends=ends,
+        grammars=Grammars(words, source.spec.vocab, ends),
         reuse=reuse,
     )

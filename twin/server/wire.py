@@ -45,6 +45,10 @@ class _Generation(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None  # vLLM's
     n: Whole | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    response_format: Unread = NOTHING  # `grammar.schema_of` reads it
     ignore_eos: bool | None = None  # vLLM's
     step_times: bool | None = None  # ours: each token's time, at the end
     # Known and harmless: nothing that is generated depends on them.
@@ -128,10 +132,6 @@ Values = tuple[Any, ...]
 # What this engine lacks: fields of OpenAI's API, and those of vLLM's and llama.cpp's that clients
 # send by default, each with the values that mean nothing, as null does.
 _EITHER: dict[str, Values] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({}, []),
-    "response_format": ({"type": "text"},),
     # vLLM's
     "repetition_penalty": (1,),
     "length_penalty": (1,),

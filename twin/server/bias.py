@@ -1,0 +1,101 @@
+"""What a request adds to the logits of its answer: a bias of tokens, penalties, a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.engine.session import Bias
+from twin.server.problem import Problem
+from twin.text import shown
+
+MOST_BIASED = 1024  # tokens of a logit_bias
+WIDEST_BIAS, WIDEST_PENALTY = 100.0, 2.0  # as OpenAI's API allows
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """Of tokens [n] by `added` [n], and of those that were made: once, and for each time."""
+
+    tokens: NDArray[np.int64]
+    added: NDArray[np.float32]
+    presence: float = 0.0
+    frequency: float = 0.0
+
+    @property
+    def steady(self) -> bool:
+        return not self.presence and not self.frequency
+
+    def write(self, row: NDArray[np.float32], made: Sequence[int]) -> None:
+        row[:] = 0
+        row[self.tokens] = self.added
+        if made and not self.steady:
+            tokens, times = np.unique(np.asarray(made), return_counts=True)
+            row[tokens] -= self.presence + self.frequency * times.astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Two of them. The first one's row is whole before the second is added."""
+
+    first: Bias
+    second: Bias
+
+    @property
+    def steady(self) -> bool:
+        return self.first.steady and self.second.steady
+
+    def write(self, row: NDArray[np.float32], made: Sequence[int]) -> None:
+        self.first.write(row, made)
+        more = np.empty_like(row)
+        self.second.write(more, made)
+        row += more
+
+
+def adjustment(
+    biased: Mapping[str, float] | None,
+    presence: float | None,
+    frequency: float | None,
+    vocab: int,
+) -> Adjustment | None:
+    """None where nothing is adjusted. Raises Problem."""
+    for name, value in (("presence_penalty", presence), ("frequency_penalty", frequency)):
+        if value is not None and not -WIDEST_PENALTY <= value <= WIDEST_PENALTY:
+            raise Problem(
+                f"{name}={value}: must lie between {-WIDEST_PENALTY:g} and {WIDEST_PENALTY:g}",
+                param=name,
+            )
+    biased = biased or {}
+    if len(biased) > MOST_BIASED:
+        raise Problem(
+            f"logit_bias: {len(biased)} tokens; at most {MOST_BIASED}", param="logit_bias"
+        )
+    for token, value in biased.items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab):
+            raise Problem(
+                f"logit_bias names the token {shown(token)}; allowed: 0 to {vocab - 1}",
+                param="logit_bias",
+            )
+        if not -WIDEST_BIAS <= value <= WIDEST_BIAS:
+            raise Problem(
+                f"logit_bias of token {token} is {value}: must lie between {-WIDEST_BIAS:g} and "
+                f"{WIDEST_BIAS:g}",
+                param="logit_bias",
+            )
+    if not biased and not presence and not frequency:
+        return None
+    tokens = np.array([int(token) for token in biased], np.int64)
+    added = np.array([*biased.values()], np.float32)
+    return Adjustment(tokens, added, presence or 0.0, frequency or 0.0)
+
+
+def together(
+    grammar: Callable[[], Bias] | None, adjusted: Adjustment | None
+) -> Callable[[], Bias] | None:
+    """What makes the bias of each generation of a request."""
+    if grammar is None:
+        return None if adjusted is None else lambda: adjusted
+    return grammar if adjusted is None else lambda: Sum(grammar(), adjusted)

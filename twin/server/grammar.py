@@ -1,0 +1,353 @@
+"""What an answer may look like: a grammar that allows the tokens which may come next.
+
+The grammars and their masks are llguidance's. A rule for text is in its dialect of Lark:
+https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from twin.engine.logprobs import Spelling
+from twin.engine.tokenizer import Tokenizer
+from twin.errors import EngineError
+from twin.server.parsing import QUOTE, Body, Format, takes_text
+from twin.server.problem import Problem
+from twin.server.tools import Tools, Wanted
+from twin.server.wire import NOTHING, Unread, decoded
+from twin.text import said, shown
+
+MOST_SCHEMA = 2**16  # bytes of JSON
+_TEXT = r"/(.|\n)*/"
+_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+Marks = Callable[[str], str]  # a mark as a grammar has it
+Before = Callable[[str, bool], str]  # what stands before an argument: its name, is it a text
+_OUTCOMES = np.array([-np.inf, 0], np.float32)  # of a token that may not come, that may
+
+
+class JsonSchema(msgspec.Struct, kw_only=True):
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    type: str
+    json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None  # llama.cpp's, of a json_object
+
+
+@dataclass(slots=True)
+class Allowed:
+    """The bias of one generation that a grammar constrains."""
+
+    matcher: Any
+    ends: Sequence[int]
+    steady: bool = field(default=False, init=False)
+
+    def write(self, row: NDArray[np.float32], made: Sequence[int]) -> None:
+        if made and not self.matcher.is_stopped():
+            self.matcher.consume_token(made[-1])
+        if self.matcher.is_error():
+            raise EngineError(f"the grammar of this request: {said(self.matcher.get_error())}")
+        if self.matcher.is_stopped():
+            row[:] = -np.inf
+            row[list(self.ends)] = 0
+            return
+        mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
+        bits = np.unpackbits(mask, bitorder="little", count=len(row))
+        np.take(_OUTCOMES, bits, out=row)
+
+
+class Grammars:
+    """Of one vocabulary, which is read at first use."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int, ends: frozenset[int]) -> None:
+        self._tokenizer, self._vocab = tokenizer, vocab
+        self._ends = sorted(end for end in ends if end < vocab)
+        self._turn = threading.Lock()
+        self._words: Any = None
+
+    def matcher(self, lark: str, param: str) -> Any:
+        """Raises Problem for what cannot be a grammar; `param`: the field that wants it."""
+        import llguidance
+
+        if not self._ends:
+            raise Problem(
+                f"{param}: no token ends this model's answers, so that none can be complete",
+                param=param,
+            )
+        with self._turn:
+            if self._words is None:
+                self._words = llguidance.LLTokenizer(
+                    _words(self._tokenizer, self._vocab, self._ends)
+                )
+        grammar = llguidance.LLMatcher.grammar_from_lark(lark)
+        made = llguidance.LLMatcher(self._words, grammar, log_level=0)
+        if made.is_error():
+            raise Problem(f"{param} cannot be followed: {said(made.get_error())}", param=param)
+        return made
+
+    def allowed(self, matcher: Any) -> Allowed:
+        """For one generation: the matcher itself stays at its beginning."""
+        return Allowed(matcher.deep_copy(), self._ends)
+
+    def mark(self, text: str) -> str:
+        """A format's mark in a grammar: a special token by its number, other text by itself."""
+        special = self._tokenizer.special.get(text)
+        return json.dumps(text) if special is None else f"<[{special}]>"
+
+
+def _words(tokenizer: Tokenizer, vocab: int, ends: list[int]) -> Any:
+    """The vocabulary as llguidance reads it."""
+    from llguidance import TokenizerWrapper
+
+    spelling = Spelling(tokenizer)
+
+    class Vocabulary:
+        eos_token_id = ends[0]
+        bos_token_id = None
+        tokens = [spelling.bytes_of(token) for token in range(vocab)]  # noqa: RUF012
+        special_token_ids = sorted(tokenizer.special.values())
+
+        def __call__(self, text: str) -> list[int]:
+            return tokenizer.encode_plain(text)
+
+    return TokenizerWrapper(Vocabulary())
+
+
+def schema_of(raw: Unread) -> Mapping[str, Any] | None:
+    """The JSON schema that an answer has to follow; None: it may be any text. Raises Problem."""
+    if bytes(raw) in (b"", b"null") or raw is NOTHING:
+        return None
+    if len(bytes(raw)) > MOST_SCHEMA:
+        raise Problem(
+            f"response_format: {len(bytes(raw))} bytes of JSON; at most {MOST_SCHEMA}",
+            param="response_format",
+        )
+    found = decoded(raw, ResponseFormat, "response_format")
+    if found.type == "text":
+        return None
+    if found.type == "json_object":
+        return found.schema or {"type": "object"}
+    if found.type != "json_schema":
+        raise Problem(
+            f"response_format.type is {shown(found.type)}; allowed: text, json_object, json_schema",
+            param="response_format.type",
+        )
+    if found.json_schema is None or found.json_schema.schema is None:
+        raise Problem(
+            "response_format.json_schema.schema is missing; give a JSON schema",
+            param="response_format.json_schema",
+        )
+    schema: Mapping[str, Any] = found.json_schema.schema
+    return schema
+
+
+def schema_grammar(schema: Mapping[str, Any], form: Format, marks: Marks, *, thinking: bool) -> str:
+    """An answer that is JSON of a schema, behind reasoning where the prompt has begun some."""
+    lead, rules = _lead(form, marks, "final", thinking=thinking)
+    return f"start: {lead}answer\nanswer: {_json(schema)}\n{rules}{_COMMON}"
+
+
+def calls_grammar(tools: Tools, form: Format, marks: Marks, *, thinking: bool) -> str:
+    """An answer that calls one of the functions, or several."""
+    assert tools.wanted is Wanted.REQUIRED
+    schemas = tools.schemas
+    several = "+" if tools.parallel and form.close and form.body is not Body.HARMONY else ""
+    before, behind = (" ".join(map(marks, pair)) for pair in _surround(form))
+    lead, rules = _lead(form, marks, "", thinking=thinking)
+    names = " | ".join(f"call_{at}" for at in range(len(schemas)))
+    calls = [
+        _call(f"call_{at}", name, schema, form, marks)
+        for at, (name, schema) in enumerate(schemas.items())
+    ]
+    start = f"start: {lead}{before} calls {behind}\ncalls: ({names}){several}\n"
+    return "".join([start, rules, *calls, _COMMON])
+
+
+_COMMON = f"TEXT: {_TEXT}\nSPACE: /[ \\n]?[ \\n]?/\n"
+
+
+def _json(schema: Any) -> str:
+    """JSON of a schema, without spaces that a model could go on with for ever."""
+    if isinstance(schema, Mapping):
+        schema = {**schema, "x-guidance": _SPACES}
+    return f"%json {json.dumps(schema)}"
+
+
+def _surround(form: Format) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return (form.surround[:1], form.surround[1:]) if form.surround else ((), ())
+
+
+def _until(rule: str, end: str, kind: Any = None) -> tuple[str, str]:
+    """A text and what ends it, a mark of the grammar: in a rule, and the rules that it needs. Any
+    text, or one of those that a schema lists.
+    """
+    listed = kind.get("enum") if isinstance(kind, dict) else None
+    if isinstance(listed, list) and listed:
+        return f"({' | '.join(json.dumps(str(one)) for one in listed)}) {end}", ""
+    if end.startswith("<["):
+        return f"TEXT {end}", ""
+    return rule, f"{rule}[suffix={end}]: {_TEXT}\n"
+
+
+def _lead(form: Format, marks: Marks, channel: str, *, thinking: bool) -> tuple[str, str]:
+    """What comes before: reasoning that has begun; of harmony the channel."""
+    if form.body is Body.HARMONY:
+        thought, rules = _until("thought", marks("<|end|>"))
+        begun = (
+            f'({marks("<|channel|>")} "analysis" {marks("<|message|>")} {thought} '
+            f'{marks("<|start|>")} "assistant")? '
+        )
+        final = f'{marks("<|channel|>")} "{channel}" {marks("<|message|>")} ' if channel else ""
+        return begun + final, rules
+    if not thinking or form.thought is None:
+        return "", ""
+    thought, rules = _until("thought", marks(form.thought[1]))
+    return f"{thought} SPACE ", rules
+
+
+def _call(rule: str, name: str, schema: Mapping[str, Any], form: Format, marks: Marks) -> str:
+    """One call of a function as the family writes it; its arguments follow the schema where they
+    are JSON, and the schema's names and required ones where they are tagged.
+    """
+    kind = schema or {"type": "object"}
+    arguments = f"{rule}_args: {_json(kind)}\n"
+    given, quoted = f"{rule}_args", json.dumps(name)
+    opened, close = (
+        (marks(form.open) if form.open else ""),
+        (marks(form.close) if form.close else ""),
+    )
+    if form.body is Body.JSON:
+        key = "arguments" if form.open else "parameters"
+        head = json.dumps(f'{{"name": {quoted}, "{key}": ')
+        return f'{rule}: {opened} SPACE {head} {given} "}}" SPACE {close} SPACE\n{arguments}'
+    if form.body is Body.NAMED_JSON:
+        return f"{rule}: {opened} {quoted} {marks(form.separator)} {given} {close}\n{arguments}"
+    if form.body is Body.HARMONY:
+        head = json.dumps(f"commentary to=functions.{name} ")
+        return (
+            f'{rule}: {marks("<|channel|>")} {head} {marks("<|constrain|>")} "json" '
+            f"{marks('<|message|>')} {given}\n{arguments}"
+        )
+    if form.body is Body.TAGS and form.tags is not None:
+        return _tagged(rule, name, kind, form, marks)
+    if form.body is Body.PAIRS:
+        return _paired(rule, name, kind, form, marks)
+    if form.body is Body.BRACES:
+        pairs, rules = _braced(rule, kind, marks)
+        head, tail = json.dumps(f"call:{name}{{"), json.dumps("}")
+    else:
+        pairs, rules = _keywords(rule, kind)
+        head, tail = json.dumps(f"[{name}("), json.dumps(")]")
+    return f"{rule}: {opened} {head} {pairs} {tail} {close}\n{rules}"
+
+
+def _braced(rule: str, schema: Mapping[str, Any], marks: Marks) -> tuple[str, str]:
+    """Gemma's arguments: a text stands between marks."""
+    items, rules = dict[str, str](), []
+    for at, (key, kind, text) in enumerate(_properties(schema)):
+        one = f"{rule}_{at}"
+        if text:
+            value, more = _until(one, marks(QUOTE), kind)
+            rules.append(more)
+            items[key] = f"{json.dumps(key + ':')} {marks(QUOTE)} {value}"
+        else:
+            rules.append(f"{one}: {_json(kind)}\n")
+            items[key] = f"{json.dumps(key + ':')} {one}"
+    return _separated(items, _required(schema)), "".join(rules)
+
+
+def _keywords(rule: str, schema: Mapping[str, Any]) -> tuple[str, str]:
+    """Arguments by keyword, as JSON writes them."""
+    items, rules = dict[str, str](), []
+    for at, (key, kind, _) in enumerate(_properties(schema)):
+        rules.append(f"{rule}_{at}: {_json(kind)}\n")
+        items[key] = f"{json.dumps(key + '=')} {rule}_{at}"
+    return _separated(items, _required(schema)), "".join(rules)
+
+
+def _separated(items: Mapping[str, str], required: Set[str]) -> str:
+    """Items with commas between them: those that are required, and then any of the others."""
+    needed = [items[key] for key in items if key in required]
+    others = [items[key] for key in items if key not in required]
+    rest = "".join(f' ("," {one})?' for one in others)
+    if needed:
+        return ' "," '.join(needed) + rest
+    firsts = [
+        one + "".join(f' ("," {other})?' for other in others[at + 1 :])
+        for at, one in enumerate(others)
+    ]
+    return f"({' | '.join(firsts)})?" if firsts else ""
+
+
+def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+    """Name, schema, and whether it is any text."""
+    found = schema.get("properties")
+    for key, kind in (found if isinstance(found, dict) else {}).items():
+        yield key, kind, isinstance(kind, dict) and takes_text(schema, key)
+
+
+def _required(schema: Mapping[str, Any]) -> frozenset[str]:
+    found = schema.get("required")
+    return frozenset(
+        filter(lambda one: isinstance(one, str), found if isinstance(found, list) else [])
+    )
+
+
+def _tagged(rule: str, name: str, schema: Mapping[str, Any], form: Format, marks: Marks) -> str:
+    tags = form.tags
+    assert tags is not None
+    quote = '"' if tags.function[0].endswith("name=") else ""
+    line = "" if quote else "\n"
+    kinds = ' string="{}"' if "DSML" in form.open else ""
+
+    def before(key: str, text: bool) -> str:
+        kind = kinds.format(str(text).lower())
+        return f"{tags.argument[0]}{quote}{key}{quote}{kind}{tags.argument[1]}{line}"
+
+    body, rules = _arguments(rule, schema, before, f"{line}{tags.argument_end}\n")
+    head = json.dumps(f"{tags.function[0]}{quote}{name}{quote}{tags.function[1]}\n")
+    end = json.dumps(tags.function_end)
+    return (
+        f"{rule}: {marks(form.open)} SPACE {head} {body} {end} SPACE {marks(form.close)} SPACE\n"
+        f"{rules}"
+    )
+
+
+def _paired(rule: str, name: str, schema: Mapping[str, Any], form: Format, marks: Marks) -> str:
+    def before(key: str, text: bool) -> str:
+        return f"<arg_key>{key}</arg_key>\n<arg_value>"
+
+    body, rules = _arguments(rule, schema, before, "</arg_value>\n")
+    head = json.dumps(f"{name}\n")
+    return f"{rule}: {marks(form.open)} {head} {body} {marks(form.close)} SPACE\n{rules}"
+
+
+def _arguments(
+    rule: str, schema: Mapping[str, Any], before: Before, behind: str
+) -> tuple[str, str]:
+    """Arguments in the schema's order, those that are not required optional; texts as they are."""
+    items, rules = [], []
+    for at, (key, kind, text) in enumerate(_properties(schema)):
+        one = f"{rule}_{at}"
+        begin = json.dumps(before(key, text))
+        if text:
+            value, more = _until(one, json.dumps(behind), kind)
+            rules.append(more)
+            body = f"{begin} {value}"
+        else:
+            rules.append(f"{one}: {_json(kind)}\n")
+            body = f"{begin} {one} {json.dumps(behind)}"
+        items.append(body if key in _required(schema) else f"({body})?")
+    return " ".join(items), "".join(rules)
