@@ -20,8 +20,9 @@ from twin.server.limits import Limits
 from twin.server.metrics import Metrics
 from twin.server.problem import Problem
 from twin.server.replies import PING, Reply
+from twin.server.responses import ResponsesReply, chat_of
 from twin.server.served import Served, Work, turn_of
-from twin.server.wire import Chat, Completion, Detokenize, Tokenize, read
+from twin.server.wire import Chat, Completion, Detokenize, Responses, Tokenize, read
 from twin.server.worker import Worker
 from twin.text import shown
 
@@ -61,6 +62,7 @@ class App(Application):
             ("GET", "/twin"): self._twin,
             ("POST", "/v1/chat/completions"): self._chat,
             ("POST", "/v1/completions"): self._completions,
+            ("POST", "/v1/responses"): self._responses,
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
         }
@@ -207,22 +209,41 @@ class App(Application):
             )
         reply = Reply(
             chat=chat,
-            model=self.served.name,
-            fingerprint=f"monotwin-{self.version}",
-            requests=work.requests,
-            parsers=work.parsers,
-            reasoning=work.reasoning,
+            **self._of(work),
             usage_chunk=options is not None and bool(options.include_usage),
             usage_always=options is not None and bool(options.continuous_usage_stats),
             step_times=bool(request.step_times),
             spelling=self._spelling,
         )
+        await self._run(exchange, work, reply, stream=bool(request.stream))
+
+    async def _responses(self, exchange: Exchange) -> None:
+        body = await exchange.body()
+        request = read(body, Responses)
+        work = await self._elsewhere(body, self._responses_work, request)
+        reply = ResponsesReply(chat=True, **self._of(work), body=request)
+        await self._run(exchange, work, reply, stream=bool(request.stream))
+
+    def _responses_work(self, request: Responses) -> Work:
+        return self.served.chat_work(chat_of(request))
+
+    def _of(self, work: Work) -> dict[str, Any]:
+        """What all answers say or need."""
+        return {
+            "model": self.served.name,
+            "fingerprint": f"monotwin-{self.version}",
+            "requests": work.requests,
+            "parsers": work.parsers,
+            "reasoning": work.reasoning,
+        }
+
+    async def _run(self, exchange: Exchange, work: Work, reply: Reply, *, stream: bool) -> None:
         job = Job(work.requests, asyncio.get_running_loop())
         self.worker.submit(job)
         gone = asyncio.create_task(exchange.gone())
         gone.add_done_callback(lambda _: self.worker.cancel(job))
         try:
-            await (self._streamed if request.stream else self._whole)(exchange, job, reply)
+            await (self._streamed if stream else self._whole)(exchange, job, reply)
         finally:
             self.worker.cancel(job)  # does nothing to a job that has ended
             gone.cancel()

@@ -112,6 +112,43 @@ class Chat(_Generation, kw_only=True):
     continue_final_message: bool | None = None
 
 
+class Responses(msgspec.Struct, kw_only=True):
+    """`/v1/responses`; `responses.chat_of` makes a chat of it."""
+
+    input: Unread
+    model: str | None = None
+    instructions: str | None = None
+    stream: bool | None = None
+    max_output_tokens: Whole | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: Unread = NOTHING
+    tool_choice: Unread = NOTHING
+    parallel_tool_calls: bool | None = None
+    text: Unread = NOTHING
+    reasoning: Unread = NOTHING
+    # vLLM's
+    top_k: Whole | None = None
+    min_p: float | None = None
+    seed: Whole | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Known and harmless: nothing that is generated depends on them.
+    user: str | None = None
+    metadata: Unread = NOTHING
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Unread = NOTHING
+    store: bool | None = None  # an answer says false: nothing is kept
+    include: Unread = NOTHING  # of tools that others run
+    max_tool_calls: Whole | None = None  # of these tools, too
+    request_id: str | None = None  # vLLM's
+    cache_salt: str | None = None  # vLLM's
+
+
 class Tokenize(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
@@ -205,6 +242,19 @@ LACKING: dict[type[msgspec.Struct], dict[str, Values]] = {
         "parse_special": (True,),  # llama.cpp's
     },
     Detokenize: {},
+    Responses: {
+        "previous_response_id": (),
+        "conversation": (),
+        "background": (False,),
+        "truncation": ("disabled", "auto"),
+        "top_logprobs": (0,),
+        "prompt": (),
+        "moderation": (),
+        "context_management": (),
+        "stream_options": ({}, {"include_obfuscation": False}),
+        "include_reasoning": (True,),
+        "priority": (0,),
+    },
     Message: {
         "function_call": (),
         "audio": (),
