@@ -108,3 +108,36 @@ def test_a_class_adds_to_those_that_it_inherits_from() -> None:
     assert More(1, d="z") == More(1, (1, 2), [], "z")
     assert More(1) != Ours(1)
     assert {Nothing(), Nothing()} == {Nothing()}
+
+
+@frozen
+class Wide:
+    """With more fields than are assigned one by one, of names that a constructor has itself."""
+
+    own: int
+    cls: int
+    assign: int = 3
+    MISSING: list[int] = field(default_factory=list)
+    default_own: int = 5
+
+
+class Inherits(Wide):
+    """Not made by `frozen`."""
+
+
+@pytest.mark.parametrize("kind", [Wide, Inherits])
+def test_a_constructor_fills_any_field_of_its_class_and_of_those_that_inherit(
+    kind: type[Wide],
+) -> None:
+    for number in range(3 * FEW):
+        made = kind(number, 2)
+        assert (made.own, made.cls, made.assign, made.MISSING, made.default_own) == (
+            number,
+            2,
+            3,
+            [],
+            5,
+        )
+        assert type(made) is kind
+        with pytest.raises(FrozenInstanceError):
+            made.own = 1  # type: ignore[misc]

@@ -47,7 +47,7 @@ from twin.hardware.override import apply_fit
 from twin.hardware.types import Node
 from twin.models.depth import first_layers, line, repeated_layers
 from twin.plan.types import Plan
-from twin.sim.run import simulate
+from twin.sim.run import step_s
 
 Vector = NDArray[np.floating[Any]]
 
@@ -348,5 +348,5 @@ def _simulate(work: tuple[Node, int, bool]) -> float:
     node, at, short = work
     one = _worker_runs[at]
     if not short:
-        return simulate(one.plan, node, steps=STEPS).step_s
-    return one.line([simulate(plan, node, steps=STEPS).step_s for plan in one.short])
+        return step_s(one.plan, node, steps=STEPS)
+    return one.line([step_s(plan, node, steps=STEPS) for plan in one.short])

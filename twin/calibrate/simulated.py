@@ -13,7 +13,7 @@ from twin.plan.types import Plan
 from twin.sim.executor import run
 from twin.sim.machine import Machine, check
 from twin.sim.prepare import prepare
-from twin.sim.run import simulate
+from twin.sim.run import simulate, step_s
 from twin.sim.trace import marks
 
 STEPS = 2  # simulated: the first is cold
@@ -36,9 +36,9 @@ def simulated(
     if reading is Reading.BORDER:
         return Simulated(_border_s(plan, node))
     if reading is Reading.STAGE:
-        return Simulated(simulate(plan, node, steps=STEPS).step_s / len(plan.stages))
+        return Simulated(step_s(plan, node, steps=STEPS) / len(plan.stages))
     if not stages:
-        return Simulated(simulate(plan, node, steps=STEPS).step_s)
+        return Simulated(step_s(plan, node, steps=STEPS))
     machine = _traced(plan, node)
     ends = [max(block.ended[step] for block in machine.blocks) for step in range(STEPS)]
     spans = stage_times(plan.name, plan, marks(machine) / 1e12)

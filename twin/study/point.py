@@ -87,7 +87,7 @@ class Point:
     def spec(self) -> ModelSpec:
         """The model in the chosen format, with as many layers as chosen."""
         chosen, layers = self.condition("format", ""), self.condition("layers", 0)
-        spec = load_model(f"{self.model.partition('@')[0]}@{chosen}" if chosen else self.model)
+        spec = _model(f"{self.model.partition('@')[0]}@{chosen}" if chosen else self.model)
         return first_layers(spec, layers) if layers else spec
 
     def condition(self, name: str, default: D) -> D:
@@ -110,6 +110,24 @@ class Point:
         if acceptance < 0 and not draft_step_s:
             return None
         return Speculation(acceptance=max(0.0, acceptance), draft_step_s=draft_step_s)
+
+
+def _model(name: str) -> ModelSpec:
+    """Of a checkpoint read once as long as its file stays as it is: a study has hundreds of points
+    of one model, each of which needs it three times.
+    """
+    place = Path(name.rpartition("@")[0] or name)
+    file = place / "config.json" if place.is_dir() else place
+    try:
+        about = file.stat()
+    except OSError:  # one on file, which is kept
+        return load_model(name)
+    return _read(name, about.st_mtime_ns, about.st_size)
+
+
+@lru_cache(maxsize=16)
+def _read(name: str, changed_ns: int, size: int) -> ModelSpec:
+    return load_model(name)
 
 
 @dataclass(frozen=True, slots=True)
