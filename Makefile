@@ -41,15 +41,15 @@ compiler:
 demo: $(STAMP) compiler
 	@$(BIN)/twin demo
 
-# One process of tests a core, at most four: an engine under test has a thread for each core itself. loadfile: those of a file share its kernels (tests/conftest.py says which files stay together).
+# tests/conftest.py says how many processes, and which files stay together; loadfile: those of a file share its kernels.
 # The models of the tests are tiny: more threads of OpenBLAS and torch would only wait for each other.
 test slow: export OMP_NUM_THREADS := 1
 
 test: $(STAMP) compiler
-	@$(BIN)/python -m pytest -q -m "not gpu and not slow" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -q -m "not gpu and not slow" -n auto --dist loadfile --no-loadscope-reorder
 
 slow: $(STAMP) compiler
-	@MONOTWIN_DRAWS=20 $(BIN)/python -m pytest -q -m "not gpu" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@MONOTWIN_DRAWS=20 $(BIN)/python -m pytest -q -m "not gpu" -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet . || { echo 'make: lint failed; try: ruff check --fix . && ruff format .' >&2; exit 1; }

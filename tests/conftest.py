@@ -19,8 +19,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.command_line import TINY, Twin
-from tests.draws import TIMES
+from tests.draws import TIMES, scaled
 from twin import toolchain
+from twin.__main__ import OBJECTS
 from twin.engine.save import save_checkpoint
 from twin.engine.tokenizer import make_byte_tokenizer
 from twin.engine.weights import random_weights
@@ -45,7 +46,11 @@ exec '{compiler}' "$@"
 """
 # A busy machine makes no test red. Draws of tests that say no number.
 settings.register_profile(
-    "gate", deadline=None, suppress_health_check=list(HealthCheck), max_examples=30 * TIMES
+    "gate",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    max_examples=scaled(30),
 )
 settings.load_profile("gate")
 
@@ -82,6 +87,14 @@ def share(file: str) -> str:
         return COMPARED
     folder = file.rpartition("/")[0]
     return folder if folder in BUILDS else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process a core and one more, for a fifth of the time they wait for others; at most four:
+    an engine under test has a thread for each core itself.
+    """
+    return min(4, len(os.sched_getaffinity(0)) + 1)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -124,10 +137,11 @@ def _turn(file: str) -> int:
 
 def pytest_collection_finish() -> None:
     """What is loaded stays: the collector of garbage need not look at those hundreds of thousands
-    of objects again and again, nor five times at the end.
+    of objects again and again, nor five times at the end. Hypothesis listens to each collection.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(OBJECTS)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -163,7 +177,7 @@ def _unoptimised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def as_users_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the flags that users get: a test of dense kernels and of low-bit ones."""
+    """With the flags that users get: low-bit matrices and others in a kernel."""
     if USERS_COMPILER:
         monkeypatch.setenv("CXX", USERS_COMPILER)
     else:

@@ -139,6 +139,7 @@ def test_plan_adds_up(twin: Twin) -> None:
         assert budget["used"] <= budget["limit"]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     "node", ["1xh200", "2xb200", "8xh200", "8xmi300x", "8xmi355x", "1xhost", "2xhost"]
 )

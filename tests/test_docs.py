@@ -211,7 +211,7 @@ def add(tree: Path, kind: str, text: str) -> None:
     file.write_text(before.replace(old, new))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", sections())
 def test_worked_example_of_an_addition_runs(name: str, tmp_path: Path) -> None:
     for folder in (

@@ -39,6 +39,11 @@ def attacks() -> list[str]:
     )
 
 
+# forked from one that has imported all attacks, so that none has anything of this process
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload([f"tests.attack.{name}" for name in attacks()])
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     attack: str
@@ -143,11 +148,10 @@ class _Worker:
     """A process that runs one case after the other."""
 
     def __init__(self, case: Case) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
+        self.pipe, theirs = PROCESSES.Pipe()
         # not a daemon: those may have no children
         self.scratch = Path(tempfile.mkdtemp(prefix="attack-"))
-        self.process = context.Process(target=_work, args=(theirs, self.scratch))
+        self.process = PROCESSES.Process(target=_work, args=(theirs, self.scratch))
         self.process.start()
         theirs.close()
         self.alive = True

@@ -128,7 +128,7 @@ def test_a_class_that_does_not_fit_is_refused() -> None:
         peers.make_model(other.spec, other, DType.FP32, device="cpu")
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("delay", [0, 1, 4])
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("head", list(LaneHead))

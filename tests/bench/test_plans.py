@@ -55,6 +55,7 @@ def test_the_ceiling_streams_the_model_s_bytes_with_every_block() -> None:
     assert made.ceiling.bytes_per_step() == pytest.approx(made.resident.weight_bytes(), rel=0.02)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "laneformer-2b"])
 def test_the_engine_takes_every_plan_of_several_gpus(name: str, gpus: int) -> None:

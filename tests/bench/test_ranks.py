@@ -50,6 +50,7 @@ def _torch() -> None:
     pytest.importorskip("torch", reason="torch is not installed (extra 'hf')")
 
 
+@pytest.mark.slow  # that all are ended, the next one says in a third of the time
 @pytest.mark.hf
 def test_one_that_fails_ends_all_and_is_heard_behind_an_answer(tmp_path: Path) -> None:
     """Whose environment has NVLink multicast off. Runs that end: tests/bench/test_measure.py."""

@@ -85,8 +85,10 @@ def hidden_node() -> Node:
 
 @cache
 def probes_of(name: str, *, quick: bool) -> list[Probe]:
-    """Of a node's GPU: all of them are some hundred plans."""
-    return gpu_probes.gpu_probes(limits_of(load_node(name)), quick=quick)
+    """Of a node's GPU: all of them are some hundred plans, the quick ones some of these."""
+    if quick:
+        return [one for one in probes_of(name, quick=False) if one.name in gpu_probes.QUICK]
+    return gpu_probes.gpu_probes(limits_of(load_node(name)), quick=False)
 
 
 class Pretended:

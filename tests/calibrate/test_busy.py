@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.draws import scaled
 from twin.calibrate import store
 from twin.calibrate.busy import ACTIVITY, COUNTED, Round, activity, busy, counted, quieter
 from twin.calibrate.measure import between
@@ -27,7 +28,7 @@ def _samples(slow: list[float], seed: int) -> store.Samples:
     }
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(
     slow=st.lists(st.sampled_from([1.0, 1.0, 1.3, 2.5]), min_size=4, max_size=12),
     seed=st.integers(0, 10**6),
@@ -80,7 +81,7 @@ def test_only_counted_rounds_are_judged() -> None:
     assert busy({"cores": 4, ACTIVITY: activity(rounds, samples, [0, 1])}) is not None
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(calls=st.integers(0, 9), probes=st.integers(1, 60))
 def test_every_call_comes_once_a_round_between_the_probes(calls: int, probes: int) -> None:
     made = [one for done in range(1, probes + 1) for one in between(range(calls), done, probes)]

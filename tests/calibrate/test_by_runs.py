@@ -49,13 +49,13 @@ def record(home: Path, seed: int, slower: float) -> store.Run:
         Experiment(
             f"s{seed}-{at:02d}-short", spec, default_options(spec, H200, max_context=256), 48, 8, 1
         )
-        for at, spec in enumerate((TINY, SMALL, replace(SMALL, hidden=1024)), start=1)
+        for at, spec in enumerate((TINY, SMALL), start=1)
     ]
     samples = {
         run.name: [slower * simulate(run.plan(H200.device.name), node).step_s] for run in runs
     }
     meta = {"node": H200.name, "failed": {}, RUNS: {run.name: written(run) for run in runs}}
-    folder = home / "runs" / "h200-sxm" / f"shapes-3-seed-{seed}"
+    folder = home / "runs" / "h200-sxm" / f"shapes-2-seed-{seed}"
     return store.save_run(folder, meta, samples)
 
 
@@ -88,7 +88,7 @@ def test_the_numbers_move_towards_the_runs_and_no_further(home: Path, few_number
         assert number.low <= number.value <= number.high
         same = number.value == kept[0][path].value
         assert same is (path not in (PATH, "kernel.stage_s"))
-    assert "moved by shapes-3-seed-1, shapes-3-seed-2" in found.numbers[PATH].source
+    assert "moved by shapes-2-seed-1, shapes-2-seed-2" in found.numbers[PATH].source
     assert len(found.together[PATH]) == len(kept[1]["together"][PATH])
 
 
@@ -153,7 +153,7 @@ def test_a_moved_fit_keeps_errors_by_other_runs_and_is_not_moved_twice(
     assert first.code == 0, first.err
     assert "by the other runs alone" in first.out
     kept = moved_by(H200)
-    assert set(kept) == {"shapes-3-seed-1", "shapes-3-seed-2"}
+    assert set(kept) == {"shapes-2-seed-1", "shapes-2-seed-2"}
     again = twin(*command)
     assert again.code != 0
     assert "count twice" in again.err

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.calibrate.pretended import HIDDEN, NAME, hidden_node, pretend, probes_of
-from twin.calibrate import engine_runs, store
+from twin.calibrate import engine_runs, experiment, store
 from twin.calibrate import fit as fit_module
 from twin.calibrate import gpu_probes as gpu_probes_module
 from twin.calibrate import recipe as recipe_module
@@ -44,7 +44,7 @@ from twin.schedule.choose import schedule_of
 from twin.schedule.options import default_options
 from twin.schedule.probe import stream_probe
 from twin.schedule.ring import limits_of
-from twin.sim.run import simulate
+from twin.sim.run import step_s
 
 # by the quick probes, alone or as what a stage takes in sum: no quick probe has a stage of neither
 # a tile nor a hop
@@ -104,10 +104,10 @@ def test_all_probes_lie_in_memory_and_each_fits_a_block() -> None:
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("first", range(8))
 def test_every_probe_is_a_valid_plan(first: int) -> None:
-    """A fourth of them each."""
-    for probe in probes_of("1xh200", quick=False)[first::4]:
+    """An eighth of them each."""
+    for probe in probes_of("1xh200", quick=False)[first::8]:
         assert violations(probe.plan) == [], probe.name
 
 
@@ -119,10 +119,11 @@ def test_every_group_of_numbers_has_probes_even_in_a_hurry() -> None:
 def test_no_probe_takes_half_a_second() -> None:
     node = hidden_node()
     for probe in probes_of("1xh200", quick=True):
-        assert simulate(probe.plan, node).step_s * probe.steps < 0.5, probe.name
+        assert step_s(probe.plan, node) * probe.steps < 0.5, probe.name
 
 
-def test_held_out_runs_are_models_and_fit_one_gpu_together() -> None:
+def test_held_out_runs_are_models_and_fit_one_gpu_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "prove", lambda plan: None)  # who runs them proves them
     runs = held_out(h200())
     assert len({run.name for run in runs}) == len(runs) >= 12
     assert {run.options.handoff.value for run in runs} == {"sentinel", "counter", "grid"}

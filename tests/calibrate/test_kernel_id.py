@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -48,11 +49,16 @@ def test_devices_have_kernels_of_their_own() -> None:
 
 def test_the_kernel_of_every_record_is_on_file() -> None:
     runs, known = data_dir("calibration") / "runs", {row.id for row in kernels()}
+    named = 0
     for file in sorted(runs.glob("*/*/meta.yaml")):
         if file.parent.parent.name != "host":
-            record = store.read_run(file.parent)
-            if record.meta.get("commit") is not None:
-                assert kernel_of(record) in known, file
+            # two of its hundred lines: reading all of all records takes two seconds
+            said = file.read_text(encoding="utf-8")
+            meta = dict(re.findall(rf"^(commit|{KERNEL_ID}): (\S+)$", said, re.MULTILINE))
+            if meta.get("commit", "null") != "null":
+                named += 1
+                assert kernel_of(store.Run(file.parent, meta, {})) in known, file
+    assert named > 10
 
 
 def test_what_a_kernel_lacks_is_known_by_name() -> None:

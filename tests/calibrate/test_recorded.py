@@ -25,15 +25,22 @@ HERE = Path("record")
 HOST, H200 = load_node("1xhost"), load_node("1xh200")
 
 
-@pytest.mark.parametrize("run", [*held_out(HOST), *held_out(H200)], ids=lambda run: run.name)
-def test_a_run_comes_back_as_it_was_written(run: Experiment) -> None:
-    kept = yaml.safe_load(yaml.safe_dump({RUNS: {run.name: written(run)}}))
-    assert recorded(HERE, kept) == [run]
+@pytest.fixture(scope="module")
+def today() -> dict[str, Experiment]:
+    """What is held out of an H200, by name."""
+    return {run.name: run for run in held_out(H200)}
 
 
-def test_a_model_on_file_is_called_by_name_and_options_are_whole() -> None:
-    (run,) = [run for run in held_out(H200) if run.name == "qwen3-8b-1k"]
-    said = written(run)
+def test_runs_come_back_as_they_were_written(today: dict[str, Experiment]) -> None:
+    for run in (*held_out(HOST), *today.values()):
+        kept = yaml.safe_load(yaml.safe_dump({RUNS: {run.name: written(run)}}))
+        assert recorded(HERE, kept) == [run], run.name
+
+
+def test_a_model_on_file_is_called_by_name_and_options_are_whole(
+    today: dict[str, Experiment],
+) -> None:
+    said = written(today["qwen3-8b-1k"])
     assert said["model"] == "qwen3-8b"
     assert set(said["options"]) == set(Options.__slots__)
 
@@ -56,14 +63,15 @@ def record(meta: dict[str, Any]) -> store.Run:
     return store.Run(HERE, meta, {"llama-1b": [1e-3]})
 
 
-def test_what_a_record_says_it_ran_comes_before_todays_runs() -> None:
-    (today,) = [run for run in held_out(H200) if run.name == "llama-1b"]
-    changed = written(today) | {"prompt": 99}
+def test_what_a_record_says_it_ran_comes_before_todays_runs(
+    today: dict[str, Experiment],
+) -> None:
+    changed = written(today["llama-1b"]) | {"prompt": 99}
     assert [
         run.prompt
         for run in runs_of(record({RUNS: {"llama-1b": changed, "not-run": changed}}), H200)
     ] == [99]
-    assert runs_of(record({}), H200) == [today]
+    assert runs_of(record({}), H200) == [today["llama-1b"]]
 
 
 @pytest.mark.parametrize(

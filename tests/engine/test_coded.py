@@ -56,13 +56,13 @@ def test_blocks_of_gguf_match_the_reference(name: str, chosen: dict[str, Any]) -
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", FEW)
-@pytest.mark.usefixtures("as_users_compile")
 def test_four_bits_in_column_slices_match_the_reference(name: str) -> None:
     assert error(coded(name, **NARROW)) < 1e-5
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["int8", "mxfp4"])
+@pytest.mark.usefixtures("as_users_compile")
 def test_a_short_slice_behind_full_ones_matches_the_reference(name: str) -> None:
     plan = coded(name, replace(WIDE, hidden=1088, ffn=1344), slot_bytes=4352)
     assert {s.matrix.tile_cols for s in plan.stages if s.matrix and s.matrix.cols > 1024} == {512}

@@ -58,14 +58,14 @@ def test_passes_of_few_bit_weights_fill_the_cache_as_steps_do(name: str) -> None
     assert error(coded(name, prompt_chunk=CHUNK), LENGTHS) < 1e-5
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("chosen", [ODD, NARROW, {"execution": Execution.GRAPH}], ids=str)
 @pytest.mark.parametrize("name", ["fp8-128x128", "mxfp4"])
 def test_few_bits_in_passes_do_not_depend_on_the_plan(name: str, chosen: dict[str, Any]) -> None:
     assert error(coded(name, prompt_chunk=CHUNK, **chosen), (20,)) < 1e-5
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "spec", [QWEN2, replace(LANED, ffn=128), AROUND, TOGETHER], ids=lambda s: s.name
 )

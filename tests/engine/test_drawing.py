@@ -129,7 +129,6 @@ SLOW = ({"blocks": 4, "gpus": 2}, {"blocks": 40})
     ],
     ids=str,
 )
-@pytest.mark.usefixtures("as_users_compile")
 def test_tokens_are_those_of_the_definition(kind: str, chosen: dict[str, Any], tokens: int) -> None:
     running = drawing(KINDS[kind], **chosen)
     with running:

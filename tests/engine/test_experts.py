@@ -86,7 +86,7 @@ def test_gates_of_experts_and_of_shared_ones_are_the_familys() -> None:
     assert error(planned(gelu, blocks=3)) < 1e-5
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
 )
@@ -97,7 +97,7 @@ def test_logits_do_not_depend_on_the_plan(more: dict[str, Any]) -> None:
     assert error(plan) < 1e-5
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "spec",
     [routed(), routed(SHARED), from_config(FAMILIES["gpt-oss"], "biased")],
@@ -147,7 +147,7 @@ def test_layers_without_experts_stand_between() -> None:
 # ---- shared experts ------------------------------------------------------------------------------
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
 )
@@ -210,6 +210,7 @@ class Widened:
         return np.pad(made, ((0, 0), (0, self.more))) if leaf == "shared_down" else made
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("feed", "more"),
     [
@@ -334,7 +335,7 @@ class Tied:
         return tied
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("feed", "other"),
     [(FEED, 0), (FEED, 3), (FEED, 5), (MANY, 0), (MANY, 3), (MANY, 45), (MANY, 46), (MANY, 134)],

@@ -12,7 +12,7 @@ from twin.models.spec import DType, ModelSpec
 from twin.plan.types import HandOffKind
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 @pytest.mark.parametrize(("splits", "positions", "blocks"), [(6, 2, 3), (8, 1, 13), (7, 3, 20)])
 @pytest.mark.parametrize("spec", [LLAMA, QWEN3], ids=lambda spec: spec.name)

@@ -164,7 +164,7 @@ LIVE: dict[str, dict[str, Any]] = {  # what transformers does not read is as in 
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.hf
 @pytest.mark.parametrize("name", [*LIVE, *KINDS_READ])
 def test_transformers_computes_the_same_from_a_file(name: str, tmp_path: Path) -> None:

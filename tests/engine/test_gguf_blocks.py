@@ -102,7 +102,7 @@ def judged(made: GgufWeights) -> None:
     assert np.array_equal(one, two)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [form.name.upper() for form in GGUF])
 def test_a_file_of_one_type_is_multiplied_as_it_is(kind: str, tmp_path: Path) -> None:
     made = write(tmp_path / "model.gguf", WIDE, lambda name: kind)
@@ -110,7 +110,7 @@ def test_a_file_of_one_type_is_multiplied_as_it_is(kind: str, tmp_path: Path) ->
     judged(made)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_rows_of_few_columns_are_whole_blocks(kind: str, tmp_path: Path) -> None:
     judged(write(tmp_path / "model.gguf", NARROW, lambda name: kind))

@@ -37,13 +37,12 @@ from twin.reference.step import Reference
 
 
 @pytest.mark.few(1)
-@pytest.mark.usefixtures("as_users_compile")
 @pytest.mark.parametrize("spec", [LLAMA, QWEN2, QWEN3], ids=lambda s: s.name)
 def test_logits_of_each_family_match_the_reference(spec: ModelSpec) -> None:
     assert error(planned(spec)) < 1e-5
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("handoff", list(HandOffKind))
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 @pytest.mark.parametrize("gpus", [1, 2, 4])
@@ -118,6 +117,7 @@ def test_kernels_per_stage_match_the_reference(
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
 def test_stored_types_are_computed_in_fp32(dtype: DType) -> None:
     plan = planned(weight_dtype=dtype, kv_dtype=dtype)

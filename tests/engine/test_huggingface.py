@@ -115,7 +115,7 @@ CASE_PLANS = [
 ]
 
 
-@pytest.mark.few(32)
+@pytest.mark.few(20)
 @pytest.mark.parametrize(("name", "options"), CASE_PLANS)
 def test_recorded_logits(name: str, options: tuple[int, int, int, int, Sampling]) -> None:
     golden = np.load(GOLDENS / f"{name}.npz")
@@ -126,7 +126,7 @@ def test_recorded_logits(name: str, options: tuple[int, int, int, int, Sampling]
     assert np.abs(found - golden["logits"]).max() < TOLERANCE
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_cpu_engine_gives_transformers_logits_and_tokens(name: str) -> None:
     """Of every family, with weights in FP32: by steps, and where the family has passes behind
@@ -157,7 +157,7 @@ def test_the_cpu_engine_gives_transformers_logits_and_tokens(name: str) -> None:
     assert Reference(made, table).generate(prompt, len(wanted)) == wanted
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.hf
 @pytest.mark.parametrize("name", ALL)
 def test_live_logits_from_a_checkpoint_that_transformers_saved(name: str, tmp_path: Path) -> None:

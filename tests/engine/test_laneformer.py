@@ -156,7 +156,7 @@ def error(spec: ModelSpec, gpus: int, blocks: int, **more: Any) -> float:
     return float(np.abs(found - direct(spec, w, PROMPT, more.get("delay", spec.lanes.delay))).max())
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("head", list(LaneHead))
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("delay", [0, 1, 2, 4])
@@ -165,7 +165,7 @@ def test_reference_follows_the_definition(delay: int, early: bool, head: LaneHea
     assert error(spec, 2, 8) < TOLERANCE
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("collective", [CollectiveKind.PUSH, CollectiveKind.LIBRARY])
 @pytest.mark.parametrize(("gpus", "blocks"), [(1, 8), (1, 16), (2, 4), (4, 6), (8, 1), (8, 3)])
 def test_any_number_of_gpus_and_blocks(gpus: int, blocks: int, collective: CollectiveKind) -> None:

@@ -78,7 +78,7 @@ def test_a_sequence_that_outgrows_the_short_factors_goes_on_as_in_transformers()
     assert Reference(made(), TABLE).generate(TOKENS[:12], 10) == wanted
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("gpus", "chunk"), [(1, 1), (1, 4), (2, 4)])
 def test_a_sequence_is_read_again_where_the_factors_change(gpus: int, chunk: int) -> None:
     given: list[int] = []

@@ -187,7 +187,7 @@ def test_a_pass_streams_all_layers_but_what_follows_the_last_keys() -> None:
 @pytest.mark.parametrize(
     ("spec", "more"),
     [
-        (QWEN3, {"gpus": 2}),
+        (QWEN3, {"gpus": 2, "blocks": 1}),
         (replace(TOGETHER, layers=2, windows=(0, 5)), {}),
         pytest.param(LANED, {"blocks": 4, "attention_splits": 2}, marks=pytest.mark.slow),
     ],

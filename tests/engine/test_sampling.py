@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.rows import every
 from twin.engine.sampling import SamplingParams, sample, uniform
 from twin.errors import ConfigError, EngineError
 
@@ -135,9 +136,7 @@ OUT_OF_RANGE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [(field, value) for field, values in OUT_OF_RANGE for value in values]
-)
+@every(("field", "value"), [(field, value) for field, values in OUT_OF_RANGE for value in values])
 def test_a_parameter_that_the_kernel_cannot_hold_is_refused_in_one_short_line(
     field: str, value: object
 ) -> None:

@@ -12,6 +12,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.draws import scaled
 from tests.refusals import refused
 from twin.engine.tokenizer import Tokenizer, make_byte_tokenizer, open_tokenizer
 from twin.errors import CheckpointError, TwinError
@@ -143,7 +144,7 @@ PLACES = ["generation_config.json", "config.json", "text_config", "tokenizer_con
 PLACES += ["special_tokens_map.json", "chat_template.jinja"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(
     named=st.dictionaries(
         st.sampled_from(PLACES), st.sampled_from(["<eos>", "<|im_end|>", "<|eot_id|>"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -75,9 +74,9 @@ def healthy(page: Page, width: int) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("width", "height", "dark"), SCREENS)
 def test_an_exploration_is_made_and_its_address_shows_it_again(
-    width: int, height: int, dark: bool, live: Running, tmp_path: Path
+    width: int, height: int, dark: bool, live: Running
 ) -> None:
-    with browser(tmp_path / "profile") as page:
+    with browser() as page:
         page.show(f"{live.url}/?case={SHORTER}", width, height, dark=dark)
         page.until(QUIET)
         assert "tokens/s, predicted" in page.run("at('cards').textContent")
@@ -135,12 +134,10 @@ def test_an_exploration_is_made_and_its_address_shows_it_again(
 @pytest.mark.few(1)
 @pytest.mark.skipif(axe.script() is None, reason="no axe-core here (pip install axe-core-python)")
 @pytest.mark.parametrize(("width", "height", "dark"), AXE_SCREENS)
-def test_axe_finds_nothing_serious(
-    width: int, height: int, dark: bool, live: Running, tmp_path: Path
-) -> None:
+def test_axe_finds_nothing_serious(width: int, height: int, dark: bool, live: Running) -> None:
     """Two cases with a sweep, everything unfolded, and a case that cannot be."""
     cases = f"case={SHORTER}&case={SHORTER}+handoff%3Dgrid&case={SHORTER}+blocks%3D500"
-    with browser(tmp_path / "profile") as page:
+    with browser() as page:
         page.show(f"{live.url}/?{cases}&sweep=clock%3Dx0.5%2Cx1", width, height, dark=dark)
         page.until(QUIET)
         page.until("state.sweep && !!state.sweep.found")
@@ -153,10 +150,8 @@ def test_axe_finds_nothing_serious(
 
 
 @pytest.mark.slow
-def test_a_wrong_address_and_a_wrong_choice_get_one_error_each(
-    live: Running, tmp_path: Path
-) -> None:
-    with browser(tmp_path / "profile") as page:
+def test_a_wrong_address_and_a_wrong_choice_get_one_error_each(live: Running) -> None:
+    with browser() as page:
         page.show(f"{live.url}/?case={SHORTER}&colour=red", 1440, 900)
         page.until("!at('wrong').hidden")
         assert "unknown in an address" in page.run("at('wrong').textContent")
@@ -166,10 +161,8 @@ def test_a_wrong_address_and_a_wrong_choice_get_one_error_each(
         assert page.run("document.querySelectorAll('[role=alert]:not([hidden])').length") == 1
 
 
-def test_a_width_that_changes_before_a_case_is_chosen_draws_nothing(
-    live: Running, tmp_path: Path
-) -> None:
-    with browser(tmp_path / "profile") as page:
+def test_a_width_that_changes_before_a_case_is_chosen_draws_nothing(live: Running) -> None:
+    with browser() as page:
         page.show(f"{live.url}/?case={SHORTER}", 1440, 900)
         page.until(QUIET)
         page.run("(held = state.cases, state.cases = [], at('show').style.width = '500px')")
@@ -185,9 +178,9 @@ def test_a_width_that_changes_before_a_case_is_chosen_draws_nothing(
 @pytest.mark.few(1)
 @pytest.mark.parametrize("address", ["foo=bar", f"case={SHORTER}&case=x"])
 def test_an_address_that_is_refused_says_why_and_simulates_nothing(
-    address: str, live: Running, tmp_path: Path
+    address: str, live: Running
 ) -> None:
-    with browser(tmp_path / "profile") as page:
+    with browser() as page:
         page.show(f"{live.url}/?{address}", 1200, 900)
         page.until("!document.getElementById('wrong').hidden")
         page.until("document.body.innerText.includes('No prediction.')")
@@ -195,8 +188,8 @@ def test_an_address_that_is_refused_says_why_and_simulates_nothing(
         assert "simulating" not in page.run("document.body.innerText").lower()
 
 
-def test_a_floor_far_away_does_not_set_the_axis(live: Running, tmp_path: Path) -> None:
-    with browser(tmp_path / "profile") as page:
+def test_a_floor_far_away_does_not_set_the_axis(live: Running) -> None:
+    with browser() as page:
         page.show(f"{live.url}/?case={SHORTER}", 1200, 900)
         page.until(QUIET)
         share = """(floor => {

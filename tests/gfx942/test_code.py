@@ -16,7 +16,7 @@ from tests.gfx942.small import SPEC, STRIPS, small, strips
 from twin.engine.hip_build import compile_code_object
 from twin.errors import ToolchainError
 from twin.models.spec import DType
-from twin.plan.types import CollectiveKind, HandOffKind, Sampling
+from twin.plan.types import CollectiveKind, HandOffKind, Placement, Sampling
 from twin.schedule.strips import strips_of
 
 VGPRS = 256  # of a lane, with two waves on each of a CU's four SIMDs
@@ -24,7 +24,8 @@ ROWS, WORDS = 4, 4  # of a strip, whose loads are under way together; of a load
 LANES: dict[str, Any] = {"gpus": 2, "collective": CollectiveKind.PUSH}
 
 PLANS = {
-    "sentinel": small(),
+    "sentinel": small(placement=Placement.BY_DIE),
+    "flat": small(),
     "counter": small(handoff=HandOffKind.COUNTER),
     "grid": small(handoff=HandOffKind.GRID),
     "two GPUs": small(**LANES),
@@ -66,7 +67,7 @@ def test_weights_are_streamed_by_loads_of_four_words_that_leave_the_caches_alone
 @pytest.mark.parametrize("count", [STRIPS, 1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_wait_for_a_strip_leaves_the_others_under_way(count: int) -> None:
     """Else the stream would stand still while a wave multiplies."""
-    plan = small(**strips(count))
+    plan = small(placement=Placement.BY_DIE, **strips(count))
     assert strips_of(plan) == count
     code = code_of(plan).instructions
     left = []
@@ -102,7 +103,7 @@ def test_who_spins_sleeps_between_two_looks(name: str) -> None:
 
 def test_the_kernel_asks_on_which_die_it_runs() -> None:
     assert (
-        code_of(PLANS["sentinel"]).count(r"^s_getreg_b32 s\d+, hwreg\(HW_REG_XCC_ID, 0, 4\)$") == 1
+        code_of(PLANS["counter"]).count(r"^s_getreg_b32 s\d+, hwreg\(HW_REG_XCC_ID, 0, 4\)$") == 1
     )
 
 

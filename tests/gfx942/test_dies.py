@@ -52,7 +52,7 @@ def test_however_blocks_are_dealt_neighbours_share_a_die(name: str, seed: int) -
 
 
 def test_a_flat_plans_blocks_keep_the_numbers_that_the_hardware_gives_them() -> None:
-    plan = small()
+    plan = small(handoff=HandOffKind.COUNTER)
     running = Emulated(plan, seed=4, dies=8)
     running.logits(PROMPT[:1])
     drawn = np.random.default_rng(4)

@@ -36,14 +36,14 @@ from twin.plan.types import CollectiveKind, HandOffKind, Placement, Plan, Sampli
 
 PROMPT = TOKENS[:4]
 CLOSE = 1e-3  # of the largest logit: cached keys and values are FP16
-ONE = small()
+ONE = small(placement=Placement.BY_DIE)
 PLANS: dict[str, Plan] = {
     "one GPU": ONE,
     "counter": small(handoff=HandOffKind.COUNTER),
     "two GPUs": small(gpus=2, collective=CollectiveKind.PUSH),
-    "by die": small(placement=Placement.BY_DIE),
+    "flat": small(),
 }
-FULL_LENGTH = ("one GPU", "counter", "by die")  # too long for the gate
+FULL_LENGTH = ("one GPU", "counter", "flat")  # too long for the gate
 
 
 class Interpreted(Runtime):
@@ -101,7 +101,7 @@ def test_the_driver_computes_the_references_logits_and_tokens(install: Any, name
     for gpu in places:
         gpu.check(dies=2)
         assert len(gpu.dies) == plan.blocks
-        assert gpu.neighbours or name != "by die"
+        assert gpu.neighbours or name != "one GPU"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_kernels_arguments_lie_where_the_code_object_says(
     """The stub reads the code object's notes as ROCm does; llvm-readelf reads the same in them, and
     the driver's structs are as large.
     """
-    code = compiled(small(sampling=sampling)).code_object
+    code = compiled(small(sampling=sampling, placement=Placement.BY_DIE)).code_object
     reader = objdump().replace("objdump", "readelf")
     said = subprocess.run(
         [reader, "--notes", "-"], input=code, capture_output=True, check=True

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.rows import every
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError, HardwareError, TwinError
 from twin.hardware.load import (
@@ -50,7 +51,7 @@ def test_every_device_is_there() -> None:
     assert device_names() == ["host", *DEVICES]
 
 
-@pytest.mark.parametrize("name", node_names())
+@every("name", node_names())
 def test_every_number_of_every_node_has_a_source_and_a_range(name: str) -> None:
     node = load_node(name)
     for path, number in numbers(node).items():

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.rows import every
 from twin.errors import HardwareError
 from twin.hardware.load import load_device, load_node
 from twin.hardware.number import Kind, Number
@@ -87,7 +88,7 @@ def test_a_fit_of_all_present_numbers_changes_nothing(path: str) -> None:
     assert apply_fit(NODE, numbers(NODE)) == NODE
 
 
-@pytest.mark.parametrize("path", sorted(numbers(DEVICE)))
+@every("path", sorted(numbers(DEVICE)))
 def test_a_path_may_omit_its_unit(path: str) -> None:
     head, _, leaf = path.rpartition(".")
     assert resolve(DEVICE, f"{head}.{stem(leaf)}") == path
@@ -119,7 +120,7 @@ def test_factors_scale_the_range_too(text: str, factor: float) -> None:
     assert (new.kind, new.source) == (Kind.ASSUMED, "what-if")
 
 
-@pytest.mark.parametrize(
+@every(
     ("path", "value"),
     [
         ("memory.stream", "0 TB/s"),
@@ -168,7 +169,7 @@ def test_a_senseless_value_is_refused(path: str, value: str | float) -> None:
     assert str(error.value).isprintable()
 
 
-@pytest.mark.parametrize("path", PATHS)
+@every("path", PATHS)
 def test_every_number_has_a_range_and_both_ends_are_refused_beyond(path: str) -> None:
     """And no shipped number, nor what is believed about it, comes near an end."""
     least, most = limits(path)
@@ -219,7 +220,7 @@ def test_a_fit_that_cannot_be_is_refused() -> None:
         apply_fit(DEVICE, {"handoff.hop_s": Number(1e-6, Kind.FITTED, "x", 2e-6, 3e-6)})
 
 
-@pytest.mark.parametrize("path", PATHS)
+@every("path", PATHS)
 def test_an_interval_holds_its_value(path: str) -> None:
     number = numbers(NODE)[path]
     low, high = interval(number)

@@ -147,6 +147,7 @@ def test_who_adds_up_several_ranks_parts_keeps_the_residual_in_shared_memory(
         assert sizes["whole"] + scratch.whole + scratch.choice == sizes["scratch_floats"]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("model", "node", "together"),
     [

@@ -17,6 +17,7 @@ import pytest
 from tests.models.test_config import base
 from tests.models.test_layers import config_of
 from tests.refusals import refused
+from tests.rows import every
 from twin.data import data_dir
 from twin.errors import ConfigError
 from twin.models import files
@@ -50,7 +51,7 @@ def test_every_range_says_why_and_fits_what_the_kernel_holds() -> None:
         assert len(limits.reason) > 10, key
 
 
-@pytest.mark.parametrize("key", FIELDS)
+@every("key", FIELDS)
 def test_a_number_outside_of_its_range_is_refused_with_the_limit_and_its_reason(key: str) -> None:
     limits = FIELDS[key]
     read = Config.whole if isinstance(limits.highest, int) else Config.real
@@ -208,8 +209,8 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
-@pytest.mark.parametrize(
+@every("value", HOSTILE)
+@every(
     "key",
     [
         "model_type",
@@ -228,8 +229,8 @@ def test_a_refusal_of_any_value_is_one_short_line_without_control_characters(
     refused(ConfigError, lambda: from_config(base("llama", **{key: value}), "tiny"), key)
 
 
-@pytest.mark.parametrize("part", ["rope_type", "type", "factor"])
-@pytest.mark.parametrize("value", HOSTILE, ids=range(len(HOSTILE)))
+@every("part", ["rope_type", "type", "factor"])
+@every("value", HOSTILE)
 def test_so_is_one_of_a_value_inside_of_a_mapping(part: str, value: object) -> None:
     refused(
         ConfigError,

@@ -21,6 +21,7 @@ from tests.models.class_defaults import (
     read_by_transformers,
     variations,
 )
+from tests.rows import every
 from twin.errors import ConfigError
 from twin.models.feeds import ExpertFeed, Scoring
 from twin.models.load import from_config
@@ -66,7 +67,7 @@ def test_every_family_that_transformers_has_is_compared() -> None:
     assert {config["model_type"] for config in CASES.values()} == set(_FAMILIES) - UNKNOWN
 
 
-@pytest.mark.parametrize("name", CASES)
+@every("name", CASES)
 def test_a_key_that_is_left_out_or_null_means_what_the_class_takes_it_for(name: str) -> None:
     changes = recorded()["read"][name]
     plain = changes[AS_IT_IS]
@@ -75,7 +76,7 @@ def test_a_key_that_is_left_out_or_null_means_what_the_class_takes_it_for(name: 
     assert misread(name, {**full, AS_IT_IS: plain}) == []
 
 
-@pytest.mark.parametrize("name", CASES)
+@every("name", CASES)
 def test_a_key_that_no_class_has_means_what_the_code_of_the_model_takes_it_for(name: str) -> None:
     counted = recorded()["built"][name]
     for what, config in variations(CASES[name]):

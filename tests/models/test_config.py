@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.draws import drawn
+from tests.rows import every
 from twin.errors import ConfigError
 from twin.models.load import from_config, load_model
 from twin.models.spec import DType, LaneHead, RopeScaling, RopeStyle
@@ -90,7 +91,7 @@ def test_the_norm_epsilon_must_be_said(family: str) -> None:
             from_config(base(family, rms_norm_eps=value), "tiny")
 
 
-@pytest.mark.parametrize(
+@every(
     ("changes", "field"),
     [
         ({"num_key_value_heads": 3}, "num_attention_heads is 8"),
@@ -153,7 +154,7 @@ def test_lanes_were_not_trained_with_yarn() -> None:
         from_config(base("laneformer", rope_scaling=YARN), "tiny")
 
 
-@pytest.mark.parametrize(
+@every(
     ("family", "changes", "field"),
     [
         ("llama", {"hidden_size": 66}, "hidden_size is 66"),
@@ -283,8 +284,8 @@ FIRST = ["sliding_attention"] + ["full_attention"] * 3
 SCALING = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
 
 
-@pytest.mark.parametrize("family", ALL)
-@pytest.mark.parametrize(
+@every("family", ALL)
+@every(
     ("changes", "theta", "scaling"),
     [
         ({"rope_theta": 5e5}, 5e5, None),

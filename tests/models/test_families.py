@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.models.test_config import LLAMA3, base
+from tests.rows import every
 from twin.errors import ConfigError
 from twin.models.load import canonical, from_config, tensors
 from twin.models.spec import DType, ModelSpec, Rope, RopeScaling
@@ -50,8 +51,8 @@ def test_biases_of_attention_are_refused_where_the_family_has_none(family: str) 
         of(family, attention_bias=True)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
+@every("family", FAMILIES)
+@every(
     ("changes", "field"),
     [
         ({"mlp_bias": True}, "mlp_bias"),
@@ -70,7 +71,7 @@ def test_what_a_family_cannot_do_is_named(
     assert field in str(error.value)
 
 
-@pytest.mark.parametrize(
+@every(
     ("family", "changes", "field"),
     [
         ("granite", {"embedding_multiplier": 0}, "embedding_multiplier"),

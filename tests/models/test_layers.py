@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.draws import drawn
+from tests.rows import every
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError
 from twin.models.feeds import DenseFeed, ExpertFeed
@@ -42,7 +43,7 @@ def mixers() -> list[Mixer]:
     return list(dict.fromkeys(spec.layer(i).mixer for spec in specs for i in range(spec.layers)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_the_matrices_of_the_layers_are_the_parameters(name: str) -> None:
     spec = load_model(name)
     table = 0 if spec.tied else spec.vocab * spec.hidden
@@ -51,7 +52,7 @@ def test_the_matrices_of_the_layers_are_the_parameters(name: str) -> None:
     assert spec.streamed_bytes <= spec.stored_bytes
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_inputs_and_outputs_of_a_layer_meet_the_residual(name: str) -> None:
     spec = load_model(name)
     for index in range(spec.layers):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.rows import every
 from twin.data import data_dir, read_yaml
 from twin.engine.weights import open_checkpoint
 from twin.errors import CheckpointError, ConfigError
@@ -118,12 +119,12 @@ def test_every_model_is_there() -> None:
     assert model_names() == sorted(PUBLISHED)
 
 
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
+@every("name", sorted(PUBLISHED))
 def test_parameters_are_the_published_ones(name: str) -> None:
     assert load_model(name).parameters == PUBLISHED[name]
 
 
-@pytest.mark.parametrize("name", sorted(DENSE))
+@every("name", sorted(DENSE))
 def test_the_checkpoint_holds_exactly_the_parameters(name: str) -> None:
     spec = load_model(name)
     known = tensors(spec)
@@ -134,7 +135,7 @@ def test_the_checkpoint_holds_exactly_the_parameters(name: str) -> None:
     assert ("lm_head" in known) == (not spec.tied)
 
 
-@pytest.mark.parametrize("name", sorted(DENSE))
+@every("name", sorted(DENSE))
 def test_a_stored_tensor_has_as_many_elements_as_the_canonical_one(name: str) -> None:
     spec = load_model(name)
     for key, tensor in tensors(spec).items():
@@ -143,7 +144,7 @@ def test_a_stored_tensor_has_as_many_elements_as_the_canonical_one(name: str) ->
         assert math.prod(tensor.shape) == math.prod(canonical_shape(spec, key)), key
 
 
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
+@every("name", sorted(PUBLISHED))
 def test_every_source_is_listed(name: str) -> None:
     known = {*read_yaml(data_dir("hwmodels") / "sources.yaml"), "assumed"}
     data: dict[str, Any] = read_yaml(data_dir("hwmodels") / "models" / f"{name}.yaml")
@@ -151,7 +152,7 @@ def test_every_source_is_listed(name: str) -> None:
         assert text.split(":")[0] in known, text
 
 
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
+@every("name", sorted(PUBLISHED))
 def test_the_engine_says_which_models_it_does_not_run_and_why(name: str) -> None:
     spec = load_model(name)
     assert (spec.runnable_reason() is None) == (name in DENSE.keys() | ROUTED)

@@ -111,7 +111,7 @@ def test_threads_sum_coded_rows_as_fp64_does(name: str) -> None:
         assert np.array_equal(found, small)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [p for p in coded_names(FEW) if p.values[0] not in TENSOR])
 def test_threads_sum_rows_of_an_input_in_shared_memory_as_fp64_does(name: str) -> None:
     plan, x = planned(name), activations()
@@ -127,7 +127,7 @@ def test_threads_sum_rows_of_an_input_in_shared_memory_as_fp64_does(name: str) -
     assert np.isnan(summed(name, matrix.pack, x, packed, on_chip=True)).all()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", TENSOR)
 @pytest.mark.parametrize(
     ("rows", "cols", "team", "slices"),

@@ -85,7 +85,7 @@ def test_a_scan_of_eight_heads_a_warp_is_softmax_attention(head_dim: int, stored
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mutation", [*MUTATIONS, *WIDE_MUTATIONS])
 def test_each_step_of_it_is_needed(mutation: str, tmp_path: Path) -> None:
     kernel = SOURCE.parents[2] / "native" / "platform" / "cuda_scan.cuh"

@@ -11,6 +11,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from twin import toolchain
+from twin.engine import host
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = """
@@ -23,8 +24,9 @@ import twin.engine.host
 from twin.engine.sampling import sample
 from twin.errors import EngineError
 from twin.plan.types import HandOffKind, Sampling
-from test_warps import build_warps
+from tests.native.test_warps import build_warps
 twin.engine.host.build_host = build_warps
+first = None
 cases = (
     {"gpus": 2, "sampling": Sampling.FULL},
     {"handoff": HandOffKind.COUNTER, "attention_splits": 2},
@@ -39,6 +41,7 @@ for more in cases:
         spec = routed()
         spec = replace(spec, layers=2, hidden=32, windows=spec.windows[:2], layout=spec.layout[:2])
     plan = planned(spec, slot_bytes=256, **more)
+    first = first or plan
     weights = random_weights(plan.spec, SEED, DType.FP32)
     with HostEngine(plan, weights, sanitize=SANITIZE) as running:
         params = FULL if plan.options.sampling is Sampling.FULL else SamplingParams()
@@ -47,9 +50,9 @@ for more in cases:
         wanted = expected(plan, TOKENS[:3] + tokens[:-1])
         assert np.abs(logits - wanted).max() < 1e-5 * np.abs(wanted).max(), more
         assert tokens == [sample(row, params, step) for step, row in enumerate(logits[2:])], more
-plan = waits_for_the_others(planned())
+# of a kernel that is there
 hung = pytest.raises(EngineError, match="watchdog")
-with engine(plan, watchdog_s=0.3, sanitize=SANITIZE) as running, hung:
+with engine(waits_for_the_others(first), watchdog_s=0.3, sanitize=SANITIZE) as running, hung:
     running.generate([1, 2, 3], max_tokens=3)
 print("clean")
 """
@@ -60,7 +63,7 @@ import numpy as np
 from tests.engine.small_engine import *
 from tests.engine.test_recurrent import DELTA, recurrent
 import twin.engine.host
-from test_warps import build_warps
+from tests.native.test_warps import build_warps
 twin.engine.host.build_host = build_warps
 # as many threads as an item has columns and more, with threads that hold nothing; fewer threads
 for delta, blocks in ((replace(DELTA, value_dim=8), 2), (replace(DELTA, value_dim=32), 2)):
@@ -80,7 +83,7 @@ import numpy as np
 import twin.engine.host
 from tests.engine.test_drawing import KINDS, drawing
 from twin.engine.sampling import SamplingParams, sample
-from test_warps import build_warps
+from tests.native.test_warps import build_warps
 twin.engine.host.build_host = build_warps
 wanted = (
     SamplingParams(temperature=1.0, seed=1),
@@ -130,26 +133,32 @@ def build_warps(header: str, *, sanitize: str | None = None) -> Path:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("script", [SCRIPT, STATES, DRAWS], ids=["stages", "states", "draws"])
 @pytest.mark.parametrize("sanitize", [None, pytest.param("thread", marks=pytest.mark.slow)])
-def test_many_warps_compute_the_same_without_races(sanitize: str | None, script: str) -> None:
-    folders = f"{HERE}:{HERE.parents[1]}"
-    environment = os.environ | {
-        "PYTHONPATH": folders,
-        "TSAN_OPTIONS": "exitcode=66",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-    if sanitize:
-        runtime = subprocess.run(
-            ["g++", "-print-file-name=libtsan.so"], capture_output=True, text=True, check=False
-        ).stdout.strip()
-        if not os.path.isabs(runtime):
-            pytest.skip("libtsan.so is not installed")
-        environment |= {"LD_PRELOAD": runtime, "CXX": "g++"}
+def test_many_warps_compute_the_same_without_races(
+    sanitize: str | None, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sanitizer must be there when its process starts."""
     script = script.replace("SANITIZE", repr(sanitize))
+    if sanitize is None:
+        monkeypatch.setattr(host, "build_host", build_warps)  # what a script sets ends with it
+        exec(script, {})
+        return
+    runtime = subprocess.run(
+        ["g++", "-print-file-name=libtsan.so"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    if not os.path.isabs(runtime):
+        pytest.skip("libtsan.so is not installed")
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        env=environment,
+        env=os.environ
+        | {
+            "PYTHONPATH": str(HERE.parents[1]),
+            "TSAN_OPTIONS": "exitcode=66",
+            "OPENBLAS_NUM_THREADS": "1",
+            "LD_PRELOAD": runtime,
+            "CXX": "g++",
+        },
         timeout=PATIENCE_S,
         check=False,
     )

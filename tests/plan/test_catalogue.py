@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import pytest
-
 from tests.plan.family_models import DENSE, FEEDS, GROUPED, MIXERS, PACKED, family
 from tests.proof.tiny import LIMITS, plan_of, tiny
+from tests.rows import every
 from twin.cost.causes import CAUSES
 from twin.data import data_dir
 from twin.models.feeds import DenseFeed, Feed
@@ -51,8 +50,8 @@ def test_every_row_names_a_cause_of_the_twin() -> None:
     assert {spent.value for spent in Spent} <= set(CAUSES)
 
 
-@pytest.mark.parametrize("feed", FEEDS.values(), ids=FEEDS)
-@pytest.mark.parametrize("mixer", MIXERS.values(), ids=MIXERS)
+@every("feed", FEEDS.values())
+@every("mixer", MIXERS.values())
 def test_the_rows_refuse_every_model_that_readers_of_configurations_refuse(
     mixer: Mixer, feed: Feed
 ) -> None:

@@ -101,6 +101,7 @@ def test_experts_whose_even_slices_would_be_narrow_end_with_a_narrower_one(
     assert schedule_of(plan).warps.teams["ffn"].slices == 3 * slices
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("ffn", "name", "tile", "slices"),
     [
@@ -147,7 +148,7 @@ def test_the_plan_knows_how_many_tiles_teams_hold_side_by_side() -> None:
         assert several == (joined > teams_joined(cols, weight_bytes)), (weight_bytes, cols, joined)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("model", "node", "chosen"),
     [

@@ -36,7 +36,7 @@ def published(plan: Plan) -> list[int]:
     ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("handoff", HandOffKind)
 @pytest.mark.parametrize("copies", [2, 3])
 def test_layers_of_two_divisions_run_without_a_fault(handoff: HandOffKind, copies: int) -> None:
@@ -92,6 +92,7 @@ def test_a_long_context_gathers_few_partial_outputs_of_a_short_window() -> None:
     assert few < 0.97 * all_alike
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("model", "node", "context", "splits"),
     [

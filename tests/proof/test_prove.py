@@ -101,7 +101,7 @@ MODELS = [
 ]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("handoff", HandOffKind)
 @pytest.mark.parametrize(
     "spec",

@@ -21,7 +21,7 @@ def test_a_page_is_readable_in_light_and_dark(tmp_path: Path) -> None:
     page = Page("A page", "of a test", (("1", "card"),), (Section("S", "text", (figure,), table),))
     file = page.write(tmp_path / "page.html")
     seen = {}
-    with browser(tmp_path / "profile") as shown:
+    with browser() as shown:
         for dark in (False, True):
             shown.show(file.as_uri(), 1200, 900, dark=dark)
             shown.until("document.querySelectorAll('.figure .xtick').length > 1")

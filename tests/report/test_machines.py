@@ -12,6 +12,7 @@ from twin.models.load import model_names
 from twin.report.machines import cells_of
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["cerebras-cs3", "cerebras-cs4", "taalas-hc1"])
 def test_a_machine_is_shown_with_what_it_rests_on(name: str, twin: Twin) -> None:
     machine, outcome = load_machine(name), twin("hardware", name)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
+from tests.rows import every
 from twin.schedule.passes import sharing
 
 BLOCKS, CHUNK = 132, 1024  # of an H200; tokens of a pass
 
 
-@pytest.mark.parametrize("tokens", range(1, CHUNK + 1, 37))
+@every("tokens", range(1, CHUNK + 1, 37))
 def test_no_block_makes_a_fifth_more_than_its_share(tokens: int) -> None:
     members, tiles, together = sharing(tokens, CHUNK, BLOCKS)
     assert members * tiles <= 1.2 * -(-tokens // together)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import json
 import os
 import select
 import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,24 +21,37 @@ from tests.patience import PATIENCE_S
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
-class Page:
-    """A tab. `run` evaluates JavaScript, `until` waits for it to become true."""
+class Chromium:
+    """The browser of this process: it starts with the first page and ends with the process."""
 
-    def __init__(self, to: int, back: int) -> None:
-        self._to, self._back, self._rest, self._number = to, back, b"", 0
-        self._session = ""
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = attached["sessionId"]
-        self.faults: list[str] = []  # what the page's own code threw, and what it could not load
-        for domain in ("Page", "Runtime", "Log"):
-            self.call(f"{domain}.enable")
+    def __init__(self) -> None:
+        assert CHROMIUM
+        self._folder = tempfile.mkdtemp(prefix="chromium-")
+        theirs, self._to = os.pipe()
+        self._back, mine = os.pipe()
+        # The browser reads commands from descriptor 3 and writes to 4.
+        command = f'exec "$0" "$@" 3<&{theirs} 4>&{mine}'
+        options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
+        options += [f"--user-data-dir={self._folder}", "--no-first-run", "--disable-dev-shm-usage"]
+        self._process = subprocess.Popen(
+            ["bash", "-c", command, CHROMIUM, *options],
+            pass_fds=(theirs, mine),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(theirs)
+        os.close(mine)
+        self._rest, self._number = b"", 0
+        atexit.register(self.end)
 
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def call(
+        self, session: str, method: str, note: Callable[[dict[str, Any]], None], **parameters: Any
+    ) -> dict[str, Any]:
+        """The answer; `note` hears what is said of the session before it."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
+        if session:
+            message["sessionId"] = session
         os.write(self._to, json.dumps(message).encode() + b"\0")
         while True:
             said = self._next()
@@ -44,7 +59,8 @@ class Page:
                 assert "error" not in said, said
                 result: dict[str, Any] = said["result"]
                 return result
-            self._note(said)
+            if said.get("sessionId", "") == session:
+                note(said)
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
@@ -55,6 +71,38 @@ class Page:
         one, _, self._rest = self._rest.partition(b"\0")
         found: dict[str, Any] = json.loads(one)
         return found
+
+    def end(self) -> None:
+        atexit.unregister(self.end)
+        self._process.kill()
+        self._process.wait()
+        os.close(self._to)
+        os.close(self._back)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Page:
+    """A tab. `run` evaluates JavaScript, `until` waits for it to become true."""
+
+    def __init__(self, chromium: Chromium) -> None:
+        """With cookies and a cache of its own."""
+        self._chromium, self._session = chromium, ""
+        self.faults: list[str] = []  # what the page's own code threw, and what it could not load
+        self._context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call(
+            "Target.createTarget", url="about:blank", browserContextId=self._context
+        )["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def close(self) -> None:
+        self._session = ""
+        self.call("Target.disposeBrowserContext", browserContextId=self._context)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        return self._chromium.call(self._session, method, self._note, **parameters)
 
     def _note(self, said: dict[str, Any]) -> None:
         details = said.get("params", {})
@@ -110,27 +158,18 @@ class Page:
         file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
 
+_running: list[Chromium] = []
+
+
 @contextmanager
-def browser(folder: Path) -> Iterator[Page]:
-    assert CHROMIUM
-    theirs, to = os.pipe()
-    back, mine = os.pipe()
-    # The browser reads commands from descriptor 3 and writes to 4.
-    command = f'exec "$0" "$@" 3<&{theirs} 4>&{mine}'
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
-    options += [f"--user-data-dir={folder}", "--no-first-run", "--disable-dev-shm-usage"]
-    child = subprocess.Popen(
-        ["bash", "-c", command, CHROMIUM, *options],
-        pass_fds=(theirs, mine),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    os.close(theirs)
-    os.close(mine)
+def browser() -> Iterator[Page]:
+    """A page of the browser that runs; after a failure the next one gets another browser."""
+    if not _running:
+        _running.append(Chromium())
     try:
-        yield Page(to, back)
-    finally:
-        child.kill()
-        child.wait()
-        os.close(to)
-        os.close(back)
+        page = Page(_running[0])
+        yield page
+        page.close()
+    except BaseException:
+        _running.pop().end()
+        raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import httpx
 import pytest
@@ -49,10 +48,10 @@ def test_what_the_sampler_has_can_be_chosen_on_the_page(name: str, http: httpx.C
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 @pytest.mark.parametrize(("width", "height", "dark"), [(1366, 768, False), (390, 844, True)])
 def test_a_chat_is_held_by_keyboard_and_its_rates_are_shown(
-    width: int, height: int, dark: bool, live: Running, tmp_path: Path
+    width: int, height: int, dark: bool, live: Running
 ) -> None:
     too_slow = Expected(1e-3, 1e-3, live.app.served.context, 0.99, 1.01)
-    with live.expecting(too_slow), browser(tmp_path / "profile") as page:
+    with live.expecting(too_slow), browser() as page:
         page.show(live.url, width, height, dark=dark)
         page.until("state.facts !== null")
         assert page.run("document.documentElement.scrollWidth") <= width
@@ -75,9 +74,9 @@ def test_a_chat_is_held_by_keyboard_and_its_rates_are_shown(
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 def test_rate_and_line_are_live_and_escape_ends_an_answer(
-    live: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    live: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with browser(tmp_path / "profile") as page, monkeypatch.context() as patch:
+    with browser() as page, monkeypatch.context() as patch:
         page.show(live.url, 1366, 768)
         page.until("state.facts !== null")
         page.run("at('most').value = 150, at('temperature').value = 0")
@@ -101,7 +100,7 @@ def test_rate_and_line_are_live_and_escape_ends_an_answer(
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
-def test_what_is_chosen_on_the_page_is_sent(live: Running, tmp_path: Path) -> None:
+def test_what_is_chosen_on_the_page_is_sent(live: Running) -> None:
     def answer(**chosen: object) -> str:
         page.run("at('fresh').click()")
         for name, value in chosen.items():
@@ -111,7 +110,7 @@ def test_what_is_chosen_on_the_page_is_sent(live: Running, tmp_path: Path) -> No
         page.until("state.stop === null && document.querySelectorAll('.turn').length >= 2")
         return str(page.run("[...document.querySelectorAll('.turn')].at(-1).textContent"))
 
-    with browser(tmp_path / "profile") as page:
+    with browser() as page:
         page.show(live.url, 1366, 768)
         page.until("state.facts !== null")
         best = answer(most=20, temperature=0)
@@ -129,12 +128,10 @@ def test_what_is_chosen_on_the_page_is_sent(live: Running, tmp_path: Path) -> No
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 @pytest.mark.skipif(axe.script() is None, reason="no axe-core here (pip install axe-core-python)")
 @pytest.mark.parametrize(("width", "height", "dark"), AXE_SCREENS)
-def test_axe_finds_nothing_serious(
-    width: int, height: int, dark: bool, live: Running, tmp_path: Path
-) -> None:
+def test_axe_finds_nothing_serious(width: int, height: int, dark: bool, live: Running) -> None:
     """Before a chat with the settings open, and after one with an alarm and an error."""
     too_slow = Expected(1e-3, 1e-3, live.app.served.context, 0.99, 1.01)
-    with live.expecting(too_slow), browser(tmp_path / "profile") as page:
+    with live.expecting(too_slow), browser() as page:
         page.show(live.url, width, height, dark=dark)
         page.until("state.facts !== null")
         page.run("document.querySelector('details').open = true")

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 
 
 @pytest.fixture(scope="module")
-def page(live: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with browser(tmp_path_factory.mktemp("profile")) as found:
+def page(live: Running) -> Iterator[Page]:
+    with browser() as found:
         found.show(live.url, 1366, 768)
         found.until("state.facts !== null")
         found.run("at('most').value = 20, at('temperature').value = 0")

@@ -12,12 +12,13 @@ from twin.schedule.options import plan_for
 from twin.sim.run import simulate
 
 NODE = load_node("1xh200")
+BLOCKS = 12
 
 
 def planned(head: int | None) -> Plan:
     base = load_model("llama-3.2-1b")
-    spec = replace(base, layers=1, windows=base.windows[:1], vocab=132 * 256)
-    plan = plan_for(spec, NODE, context=64, max_context=128, window_slots=3)
+    spec = replace(base, layers=1, windows=base.windows[:1], vocab=BLOCKS * 256)
+    plan = plan_for(spec, NODE, blocks=BLOCKS, context=64, max_context=128, window_slots=3)
     return replace(plan, options=replace(plan.options, head_window_slots=head))
 
 

@@ -66,54 +66,38 @@ def test_nothing_starts_before_its_inputs(case: tuple[Node, Plan]) -> None:
 
     def recording(place, step, stage, publication):  # type: ignore[no-untyped-def]
         published[place.rank, place.index, step, stage] = machine.handoffs.env.now
-        work[place.rank, place.index, step, stage] = machine.handoffs.env.now
         return publish(place, step, stage, publication)
 
-    work: dict[tuple[int, int, int, int], int] = {}
     machine.handoffs.publish = recording  # type: ignore[method-assign]
     machine.run()
-    for block in machine.blocks:
-        for step in range(2):
-            for stage in plan.stages:
-                done = work.get((block.place.rank, block.place.index, step, stage.index))
-                if done is None:
-                    continue
-                own = block.program[stage.index]
-                effort = (
-                    own.fixed_ps + sum(own.slots) + sum(cost for _, cost in own.kv) + own.sample_ps
-                )
-                for time in _inputs(
-                    plan, block.place.rank, block.place.index, stage.index, step, published
-                ):
-                    assert done - effort >= time
+    blocks = {(block.place.rank, block.place.index): block for block in machine.blocks}
+    inputs = _inputs(plan)
+    for (rank, index, step, stage), done in published.items():
+        own = blocks[rank, index].program[stage]
+        effort = own.fixed_ps + sum(own.slots) + sum(cost for _, cost in own.kv) + own.sample_ps
+        for previous, parts, producer, at in inputs[index, stage]:
+            if step < previous:
+                continue
+            for source in [rank] if parts is Parts.OWN else range(plan.ranks):
+                if parts is not Parts.OTHERS or source != rank:
+                    assert done - effort >= published[source, producer, step - previous, at]
 
 
-def _inputs(
-    plan: Plan,
-    rank: int,
-    block: int,
-    stage: int,
-    step: int,
-    published: dict[tuple[int, int, int, int], int],
-) -> list[int]:
-    """Publication times of all that a block reads, worked out from the plan alone."""
-    times = []
-    for read in plan.stages[stage].reads:
-        if step - read.previous_step < 0:
-            continue
-        value = plan.values[read.value]
-        ranks = {
-            Parts.OWN: [rank],
-            Parts.ALL: range(plan.ranks),
-            Parts.OTHERS: [r for r in range(plan.ranks) if r != rank],
-        }[read.parts]
-        for source in ranks if value.pushed else [rank]:
-            for producer, (lo, hi) in enumerate(value.owned):
-                if any(max(a, lo) < min(b, hi) for a, b in read.spans[block]):
-                    times.append(
-                        published[source, producer, step - read.previous_step, value.stage]
-                    )
-    return times
+def _inputs(plan: Plan) -> dict[tuple[int, int], list[tuple[int, Parts, int, int]]]:
+    """What a block reads in a stage, worked out from the plan alone: how many steps earlier it was
+    published, by which ranks, by which block of them and in which stage.
+    """
+    inputs: dict[tuple[int, int], list[tuple[int, Parts, int, int]]] = {}
+    for stage in plan.stages:
+        for block in range(plan.blocks):
+            found = inputs[block, stage.index] = []
+            for read in stage.reads:
+                value = plan.values[read.value]
+                parts = read.parts if value.pushed else Parts.OWN
+                for producer, (lo, hi) in enumerate(value.owned):
+                    if any(max(a, lo) < min(b, hi) for a, b in read.spans[block]):
+                        found.append((int(read.previous_step), parts, producer, value.stage))
+    return inputs
 
 
 @drawn(32)

@@ -102,7 +102,7 @@ def alike(draw: st.DrawFn) -> tuple[Node, Plan]:
     return node, plan_for(node, options, lanes=lanes)
 
 
-@drawn(60)
+@drawn(30)
 @given(alike(), st.integers(1, 3))
 def test_one_gpu_stands_for_all_or_all_are_simulated(case: tuple[Node, Plan], steps: int) -> None:
     node, plan = case
@@ -125,6 +125,7 @@ SHIPPED = {  # (model, node, options); of two layers on few blocks
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_plans_give_the_same_with_one_gpu_as_with_all(name: str) -> None:
     model, on, chosen = SHIPPED[name]

@@ -12,6 +12,7 @@ import pytest
 
 from studies.common.blocks import Stamp, blocks
 from studies.common.study_page import FIGURE, PAGE, RESULTS, current_stamp
+from tests.rows import every
 from twin.calibrate.on_record import rows
 from twin.study.kinds import FILE
 
@@ -58,9 +59,7 @@ PREDICTED, OUTCOME = "**Prediction, before it ran.**", "**Outcome.**"
 NEAR = 1200  # characters: a prediction and its outcome are read together
 
 
-@pytest.mark.parametrize(
-    "page", sorted(STUDIES.glob(f"*/{PAGE}")), ids=lambda page: page.parent.name
-)
+@every("page", sorted(STUDIES.glob(f"*/{PAGE}")))
 def test_every_prediction_has_its_outcome_next_to_it(page: Path) -> None:
     said, _, after = page.read_text(encoding="utf-8").partition(PREDICTED)
     assert OUTCOME not in said
@@ -68,9 +67,7 @@ def test_every_prediction_has_its_outcome_next_to_it(page: Path) -> None:
     assert after or page.parent not in WANTED
 
 
-@pytest.mark.parametrize(
-    "page", sorted(STUDIES.glob(f"*/{PAGE}")), ids=lambda page: page.parent.name
-)
+@every("page", sorted(STUDIES.glob(f"*/{PAGE}")))
 def test_a_page_is_short_and_speaks_of_no_present(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text.count("\n") <= (ITS_LINES if page.parent.name == HISTORY else MOST_LINES)
@@ -79,9 +76,7 @@ def test_a_page_is_short_and_speaks_of_no_present(page: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "page", sorted(STUDIES.glob(f"*/{PAGE}")), ids=lambda page: page.parent.name
-)
+@every("page", sorted(STUDIES.glob(f"*/{PAGE}")))
 def test_what_a_page_links_exists(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
@@ -115,9 +110,7 @@ def on_record() -> set[str]:
     return {f"{run.tokens_per_s:,.0f}" for run in rows() if run.tokens_per_s}
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / PAGE, *sorted(STUDIES.glob(f"*/{PAGE}"))], ids=lambda page: page.parent.name
-)
+@every("page", [ROOT / PAGE, *sorted(STUDIES.glob(f"*/{PAGE}"))])
 def test_a_speed_in_prose_stands_in_a_table(page: Path) -> None:
     """One that a script made of the page, or a run on record."""
     text = page.read_text(encoding="utf-8")

@@ -60,6 +60,7 @@ def measured(bare: Path) -> tuple[Path, dict[str, Any]]:
     return out, found
 
 
+@pytest.mark.slow
 def test_every_question_is_answered_in_one_run(measured: tuple[Path, dict[str, Any]]) -> None:
     _, found = measured
     assert set(found) == CELLS
@@ -108,6 +109,7 @@ def page() -> ModuleType:
     return loaded("server/page.py")
 
 
+@pytest.mark.slow
 def test_a_record_fills_the_page(page: ModuleType, measured: tuple[Path, dict[str, Any]]) -> None:
     made = json.loads((FOLDER / "predictions.json").read_text(encoding="utf-8"))
     slower = copy.deepcopy(measured[1])

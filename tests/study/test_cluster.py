@@ -35,8 +35,9 @@ def worker(address: str) -> subprocess.Popen[str]:
     return start("dask_worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[tuple[str, list[subprocess.Popen[str]]]]:
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[subprocess.Popen[str]]]]:
+    """A scheduler, and as many workers as the test says, or one."""
     scheduler = start(
         "dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--no-show"
     )
@@ -46,7 +47,7 @@ def cluster() -> Iterator[tuple[str, list[subprocess.Popen[str]]]]:
         for line in scheduler.stdout
         if (found := re.search(r"Scheduler at:\s+(tcp://\S+)", line))
     )
-    workers = [worker(address), worker(address)]
+    workers = [worker(address) for _ in range(getattr(request, "param", 1))]
     yield address, workers
     for process in (*workers, scheduler):
         process.kill()
@@ -54,6 +55,7 @@ def cluster() -> Iterator[tuple[str, list[subprocess.Popen[str]]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cluster", [2], indirect=True)
 def test_a_worker_killed_in_the_middle_loses_nothing(
     cluster: tuple[str, list[subprocess.Popen[str]]], checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_what_repeats_is_found(name: str, depths: Depths | None) -> None:
     assert repeating(load_model(name)) == depths
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["qwen2.5-coder-1.5b", "gpt-oss-20b", "gemma-3-1b"])
 def test_two_depths_tell_the_speed_of_all_layers(name: str) -> None:
     # blocks draw when the memory answers, in a deep model otherwise than twice in a short one

@@ -43,6 +43,7 @@ def test_draws_stay_in_the_range_and_reach_most_of_it(name: str) -> None:
             assert np.median(values) == pytest.approx(number.value, rel=0.05 * high / low), path
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", NODES)
 def test_every_draw_is_a_possible_node(name: str) -> None:
     node = load_node(name)

@@ -272,9 +272,26 @@ def test_a_killed_worker_costs_nothing_but_time(checkpoint: Path, tmp_path: Path
     assert done.stdout.split() == ["1", "8", "True", "8"], done.stderr
 
 
+CELLS = 8
+HALTING = f"""
+import sys, time
+from twin.study import point
+simulate, begun = point.simulate, []
+def halting(*args, **more):
+    begun.append(0)
+    if len(begun) == 3:
+        time.sleep({PATIENCE_S})
+    return simulate(*args, **more)
+point.simulate = halting
+from twin.__main__ import main
+sys.exit(main())
+"""
+
+
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     checkpoint: Path, tmp_path: Path, twin: Twin
 ) -> None:
+    """The interrupted one stands still at its third cell."""
     store = tmp_path / "points"
     words = [
         str(w)
@@ -285,13 +302,13 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
             "--blocks",
             4,
             "--sweep",
-            f"context={','.join(map(str, range(1, 60)))}",
+            f"context={','.join(map(str, range(1, CELLS + 1)))}",
             "--store",
             store,
         )
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "twin.cli", *words, "--workers", "1"],
+        [sys.executable, "-c", HALTING, *words, "--workers", "1"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -308,8 +325,8 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     assert process.returncode == 130
     assert "goes on from there" in err
     kept = Store(store).count()
-    assert 59 < kept < 2 * 59  # all plans, some cells
+    assert CELLS < kept < 2 * CELLS  # all plans, some cells
     outcome = twin(*words, "--workers", 1, "--json")
     assert outcome.code == 0
     assert "plans: " not in outcome.err
-    assert Store(store).count() == 2 * 59
+    assert Store(store).count() == 2 * CELLS

@@ -17,7 +17,7 @@ from twin.study.runner import Runner
 
 @pytest.fixture(scope="module")
 def found(checkpoint: Path) -> Found:
-    point = Point(str(checkpoint), "1xmi300x", (("blocks", 8), ("context", 64)))
+    point = Point(str(checkpoint), "1xmi300x", (("blocks", 2), ("context", 64)))
     return probe_plan([point], 4, Runner.inline())
 
 
@@ -44,7 +44,7 @@ def test_numbers_that_a_fit_draws_together_are_measured_together() -> None:
 
 
 def test_what_no_probe_measures_is_said(twin: Twin, checkpoint: Path) -> None:
-    line = ("probe-plan", "1xrubin-r200", "--model", checkpoint, "--blocks", "8", "--draws", "4")
+    line = ("probe-plan", "1xrubin-r200", "--model", checkpoint, "--blocks", "2", "--draws", "4")
     said = twin(*line, "--workers", "1")
     assert said.code == 0, said.err
     assert "no probe of ours" in said.out

@@ -202,6 +202,7 @@ def answer(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcom
     changes: dict[str, Any] = {
         "models": [tiny(checkpoint)],
         "nodes": ["1xh200", "1xmi300x"],
+        "options": {"blocks": 8},
         "axes": {"context": [16, 128]},
         "columns": "context",
         "intervals": {"draws": 4, "seed": 3},

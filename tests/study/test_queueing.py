@@ -27,7 +27,7 @@ def run(
     batch: int = 1,
     distribution: str = EXPONENTIAL,
     shared: bool = False,
-    requests: int = 40_000,
+    requests: int = 20_000,
 ) -> Any:
     """One class at `load` of the group's capacity. `shared`: a batch is as slow as its sequences
     one after the other.
@@ -46,6 +46,7 @@ def test_one_server_waits_as_mm1(load: float) -> None:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_equal_requests_wait_as_md1(load: float) -> None:
     served = run(load, distribution=FIXED)
@@ -55,7 +56,7 @@ def test_equal_requests_wait_as_md1(load: float) -> None:
 
 
 def test_several_servers_wait_as_mmc() -> None:
-    served = run(0.6, nodes=4)
+    served = run(0.6, nodes=4, requests=40_000)
     expected = FORMS.mean_wait_mmc(0.6 * 4 / SERVICE_S, SERVICE_S, 4)
     assert served.waits("all").mean() == pytest.approx(expected, rel=0.08)
     assert (served.waits("all") > 0).mean() == pytest.approx(
@@ -67,7 +68,7 @@ def test_several_servers_wait_as_mmc() -> None:
 @pytest.mark.parametrize("distribution", [EXPONENTIAL, FIXED])
 def test_a_shared_server_takes_as_long_as_processor_sharing(distribution: str) -> None:
     """Whatever the lengths' distribution, and nobody waits for a place."""
-    served = run(0.6, batch=10_000, distribution=distribution, shared=True, requests=30_000)
+    served = run(0.6, batch=10_000, distribution=distribution, shared=True, requests=15_000)
     assert served.took("all").mean() == pytest.approx(
         FORMS.mean_time_shared(0.6 / SERVICE_S, SERVICE_S), rel=0.07
     )
