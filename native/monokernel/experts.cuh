@@ -25,6 +25,31 @@ struct ChosenBy {
   }
 };
 
+// Numbers by which experts' weights are multiplied, behind the keys of a choice. A thread requests
+// its first before the logits are there.
+struct ExpertScales {
+  static constexpr bool ANY = Experts::SCALED;
+  static constexpr int FIRST = Contest::FIRST + Contest::FLOATS;
+
+  const float* stored;
+  float own;
+
+  template <class Stage>
+  __device__ __forceinline__ ExpertScales(const Block& b, const Stage& stage)
+      : stored(ANY ? constants(b, stage.expert_scales) : nullptr),
+        own(ANY && b.core.thread() < Experts::COUNT ? stored[b.core.thread()] : 0.0f) {}
+  __device__ __forceinline__ void put(Block& b) const {
+    if constexpr (ANY) {
+      TWIN_HOLDS(FIRST + Experts::COUNT <= b.plan.choice);
+      TWIN_EACH(i, Experts::COUNT)
+        b.scratch[FIRST + i] = i == b.core.thread() ? own : stored[i];
+    }
+  }
+  __device__ static __forceinline__ float of(const Block& b, int expert) {
+    return ANY ? b.scratch[FIRST + expert] : 1.0f;
+  }
+};
+
 // The block's choice from its logits, which lie in the scratch; behind them is room for keys.
 __device__ __forceinline__ void choose(Block& b, const Choice& choice, const ChosenBy& by) {
   if constexpr (Experts::VISITED > Experts::TOP_K)
@@ -75,6 +100,8 @@ __device__ __forceinline__ bool route(Block& b, int index, const Stage& stage) {
   if constexpr (Experts::ANY) {
     b.core.barrier();  // the stage before may still read the scratch
     const ChosenBy by(b, stage);
+    const ExpertScales scales(b, stage);
+    scales.put(b);
     if (!gather_parts(b, index, b.plan.reads_at(stage.first_read), b.scratch)) return false;
     begin(b, index, stage);
     const Choice choice = choice_of(b.plan, b.scratch);
@@ -85,7 +112,8 @@ __device__ __forceinline__ bool route(Block& b, int index, const Stage& stage) {
       if (b.core.thread() == 0) kept_of(b.plan, b.scratch)[0] = shared_gate(b.scratch);
     TWIN_EACH(i, Experts::VISITED)
       choice.weight[i] = Experts::VISITED == Experts::TOP_K || i < Experts::TOP_K
-                             ? weight_of(b.scratch, choice, i)
+                             ? weight_of(b.scratch, choice, i) *
+                                   ExpertScales::of(b, choice.expert[i])
                              : shared_gate(b.scratch);
     b.core.barrier();
     return true;
@@ -93,7 +121,8 @@ __device__ __forceinline__ bool route(Block& b, int index, const Stage& stage) {
   return false;
 }
 
-// The shared experts' rows stay in the block, which adds them to those of the chosen ones.
+// The shared experts' rows stay in the block, which adds them to those of the chosen ones; those of
+// a dense MLP next to the experts are published.
 template <class Stage>
 __device__ __forceinline__ bool shared_down(Block& b, int index, const Stage& stage) {
   if constexpr (NonRouted::SHARED) {
@@ -102,6 +131,11 @@ __device__ __forceinline__ bool shared_down(Block& b, int index, const Stage& st
     auto ahead = b.core.prefetch<Core::Shared>(stage, own, true);
     if (!gather_vector(b, index, b.plan.reads_at(stage.first_read), x)) return false;
     begin(b, index, stage);
+    if constexpr (NonRouted::PARALLEL) {
+      const Work made = {own, 1, output_of(b, stage)};
+      return multiply(b, stage, made, x, ahead, unscaled,
+                      [&](int row, float sum, float) { publish(b, made.out, row, sum); });
+    }
     float* const kept = kept_of(b.plan, b.scratch);
     const float by = NonRouted::GATED ? kept[0] : 1.0f;
     const Work work = {own, 1, {}};
@@ -114,7 +148,7 @@ __device__ __forceinline__ bool shared_down(Block& b, int index, const Stage& st
 
 // A row's sum with that of the shared experts.
 __device__ __forceinline__ float with_shared(const Block& b, const Span& own, int row, float sum) {
-  if constexpr (NonRouted::SHARED)
+  if constexpr (NonRouted::SHARED && !NonRouted::PARALLEL)
     return sum + kept_of(b.plan, b.scratch)[facts::KEPT_FIRST + row - own.lo];
   return sum;
 }

@@ -29,14 +29,33 @@ __device__ __forceinline__ auto added_weight(Block& b, const Stage& stage) {
   }
 }
 
+template <class Weight>
+__device__ __forceinline__ void norm_vector(Block& b, Core::Hidden& x, const Weight& weight) {
+  const auto squares = x.begin_squares(b.core);
+  b.core.barrier();
+  x.scaled(b.core, x, norm_factor(b, Core::Hidden::end_squares(b.core, squares)), weight);
+}
+
 // That norm.
 template <class Weight>
 __device__ __forceinline__ void norm_added(Block& b, Core::Hidden& sum, const Weight& weight) {
-  if constexpr (Family::NORMS_AFTER) {
-    const auto squares = sum.begin_squares(b.core);
-    b.core.barrier();
-    sum.scaled(b.core, sum, norm_factor(b, Core::Hidden::end_squares(b.core, squares)), weight);
-  }
+  if constexpr (Family::NORMS_AFTER) norm_vector(b, sum, weight);
+}
+
+// sum = what a dense MLP and experts next to it make, each normed. The dense one's is there first.
+template <class Stage>
+__device__ __forceinline__ bool gather_parallel(Block& b, int index, const Stage& stage,
+                                                Core::Hidden& sum) {
+  const int behind = (b.plan.hidden + 31) / 32 * 32;
+  const auto weight = Core::Hidden::factors(b.core, constants(b, stage.shared_post_norm));
+  const auto other = Core::Hidden::factors(b.core, constants(b, stage.experts_post_norm));
+  Core::Hidden dense = Core::Hidden::in(b.input + behind, b.plan.hidden);
+  if (!gather_vector(b, index, b.plan.reads_at(stage.first_read), dense)) return false;
+  norm_vector(b, dense, weight);
+  if (!gather_vector(b, index, b.plan.reads_at(stage.first_read + 1), sum)) return false;
+  norm_vector(b, sum, other);
+  sum.add(b.core, 1.0f, dense, 1.0f);
+  return true;
 }
 
 // The factor of the whole residual, of a stage that brings the end of a layer.
@@ -54,6 +73,16 @@ __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& 
                                               Core::Hidden& sum) {
   const auto weight = added_weight(b, stage);
   const float whole = layer_scalar(b, stage);
+  if constexpr (NonRouted::PARALLEL) {
+    if (stage.reads > 1) {
+      if (!gather_parallel(b, index, stage, sum)) return false;
+      norm_added(b, sum, weight);
+      auto residual = b.residual.open(b.core);
+      residual.add(b.core, whole, sum, whole);
+      b.residual.close(b.core, residual);
+      return true;
+    }
+  }
   TWIN_ONCE
   for (int i = stage.first_read + stage.reads - 1; i >= stage.first_read; --i) {
     const Read& read = b.plan.reads_at(i);

@@ -17,7 +17,7 @@ from twin.plan.types import CollectiveKind, Limits, Options, Plan, Sampling
 from twin.schedule.plans import build
 
 SEED = 2024
-AROUND_ONE = ("norm", "layer_scalar")  # names of vectors that multiply
+AROUND_ONE = ("norm", "layer_scalar", "expert_scales")  # names of vectors that multiply
 POSITIONS = 20  # more than the sliding windows below
 TOLERANCE = 2e-5  # logits are about 4; the largest difference seen in FP32 is 5e-6
 
@@ -102,6 +102,29 @@ _GEMMA: dict[str, Any] = {
     "sliding_window": 7,
     "torch_dtype": "float32",
 }
+_GEMMA4: dict[str, Any] = {
+    **{key: value for key, value in _SIZES.items() if key != "rope_theta"},
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "head_dim": 16,
+    "global_head_dim": 24,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "sliding_window": 7,
+    "hidden_size_per_layer_input": 0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1000.0,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {"model_type": "phi3", **_WIDE, "sliding_window": 9, "pad_token_id": 0},
     "phi4": {
@@ -173,29 +196,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_local_base_freq": 100.0,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
     },
-    "gemma4": {
+    "gemma4": {"model_type": "gemma4_text", **_GEMMA4},
+    "gemma4-experts": {
         "model_type": "gemma4_text",
-        **{key: value for key, value in _SIZES.items() if key != "rope_theta"},
-        "num_hidden_layers": 6,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-        "head_dim": 16,
-        "global_head_dim": 24,
-        "num_global_key_value_heads": 2,
-        "attention_k_eq_v": True,
-        "sliding_window": 7,
-        "hidden_size_per_layer_input": 0,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "final_logit_softcapping": 3.0,
-        "tie_word_embeddings": True,
-        "torch_dtype": "float32",
-        "rope_parameters": {
-            "full_attention": {
-                "rope_type": "proportional",
-                "partial_rotary_factor": 0.25,
-                "rope_theta": 1000.0,
-            },
-            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-        },
+        **_GEMMA4,
+        "hidden_size": 72,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "intermediate_size": 88,
+        "num_experts": 9,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 40,
     },
     "qwen3-moe": {
         "model_type": "qwen3_moe",

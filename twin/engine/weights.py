@@ -489,7 +489,7 @@ def _distribution(spec: ModelSpec, name: str) -> tuple[float, float]:
     """
     leaf = name.rpartition(".")[2]
     shape = canonical_shape(spec, name)
-    if leaf.endswith("norm") or leaf == "layer_scalar":
+    if leaf.endswith("norm") or leaf in ("layer_scalar", "expert_scales"):
         return 1.0, 0.1
     if leaf.endswith("_bias"):
         return 0.0, 0.1

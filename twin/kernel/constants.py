@@ -24,7 +24,8 @@ from twin.schedule.block import up
 from twin.schedule.memory import VECTOR_FLOATS
 from twin.schedule.types import Schedule
 
-RESIDUAL_NORMS = ("norm", "post_norm")
+PARALLEL_NORMS = ("shared_post_norm", "experts_post_norm")
+RESIDUAL_NORMS = ("norm", "post_norm", *PARALLEL_NORMS)
 
 
 @frozen
@@ -87,6 +88,7 @@ def constants_of(schedule: Schedule) -> Constants:
         spec is not None and spec.variant.layer_scalar,
         len(plan.attentions) > 1,
         any(has_cache_scales(plan, stage) for stage in plan.stages),
+        *(3 * (plan.kernel_experts is not None and plan.kernel_experts.parallel,)),
     )
     extras = tuple(name for name, wanted in zip(STAGE_EXTRAS, used, strict=True) if wanted)
     if spec is None:
@@ -121,9 +123,12 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
             yield "norm", plan.shard.hidden
         if plan.spec.variant.norms.after and stage.reads:
             yield "post_norm", plan.shard.hidden
-    ends = stage.kind is StageKind.QKV or stage.kind is StageKind.LM_HEAD
-    if ends and stage.reads and plan.spec.variant.layer_scalar:
-        yield "layer_scalar", 1
+    kind = plan.kernel_experts
+    if shards.layer_ended(plan.spec, stage) is not None:
+        if plan.spec.variant.layer_scalar:
+            yield "layer_scalar", 1
+        if kind is not None and kind.parallel:
+            yield from ((name, plan.shard.hidden) for name in PARALLEL_NORMS)
     if shape := bias_shape(plan.spec, stage):
         yield "bias", math.prod(shape)
     if ROWS[stage.kind].sinks and plan.spec.sinks:
@@ -131,9 +136,10 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
     if has_cache_scales(plan, stage):
         yield "cache_scales", NUMBERS * plan.attention_of(stage).kv_heads
     yield from delta_sizes(plan, stage).items()
-    kind = plan.kernel_experts
     if stage.kind is StageKind.ROUTE and kind is not None and kind.choice_bias:
         yield "choice_bias", kind.experts
+    if stage.kind is StageKind.ROUTE and kind is not None and kind.parallel:
+        yield "expert_scales", kind.experts
     if stage.kind is StageKind.ATTENTION and plan.spec.qk_norm:
         own, together = plan.attention_of(stage), plan.spec.whole_qk_norm
         yield "q_norm", own.head_dim * (own.heads if together else 1)
@@ -155,8 +161,10 @@ def _vector(
         found = stage_sinks(plan, stage, rank, weights)
     elif name == "cache_scales":
         found = stage_cache_scales(plan, stage, rank)
-    elif name == "choice_bias":
-        found = weights[f"layers.{stage.layer}.choice_bias"].astype(np.float32)
+    elif name in PARALLEL_NORMS:
+        found = shards.parallel_norms(stage, weights)[name]
+    elif name in ("choice_bias", "expert_scales"):
+        found = weights[f"layers.{stage.layer}.{name}"].astype(np.float32)
     elif stage.kind in (StageKind.DELTA, StageKind.CONV_IN):
         found = delta_vectors(plan, stage, rank, weights)[name]
     else:

@@ -60,10 +60,12 @@ TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
         "NORMALISED": (True, "the chosen weights sum to one,"),
         "SCALING": (1.0, "times this"),
         "CHOICE_BIASED": (False, "the choice is by scores and Stage::choice_bias"),
+        "SCALED": (False, "their weights are multiplied by Stage::expert_scales"),
     },
     "NonRouted": {  # what stands next to routed experts
         "SHARED": (False, "experts that every token visits,"),
         "GATED": (False, "or VISITED ones, times the sigmoid of a logit behind the router's"),
+        "PARALLEL": (False, "which are a dense MLP, whose output is published and normed alone"),
         "DENSE": (False, "layers without experts"),
     },
     "Delta": {  # Gated DeltaNet
@@ -101,6 +103,7 @@ def traits(plan: Plan) -> dict[str, dict[str, Constant]]:
         found["NonRouted"] = {
             "SHARED": any(stage.kind is StageKind.SHARED_UP for stage in plan.stages),
             "GATED": routed.shared_gate,
+            "PARALLEL": routed.parallel,
             "DENSE": any(stage.kind is StageKind.DOWN for stage in plan.stages),
         }
     if spec and spec.delta and plan.delta_stages:
@@ -183,6 +186,7 @@ def _experts(kind: ExpertFeed, down: Stage) -> dict[str, Constant]:
         "NORMALISED": kind.renormalise,
         "SCALING": kind.scaling,
         "CHOICE_BIASED": kind.choice_bias,
+        "SCALED": kind.parallel,
     }
 
 

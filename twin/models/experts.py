@@ -113,6 +113,7 @@ def _feed_runs(feed: Feed) -> bool:
         offset=feed.offset,
         shared_width=feed.shared_width,
         shared_gate=feed.shared_gate,
+        parallel=feed.parallel,
     )
     # shared experts have the plain gate: no family gives them another
     shared = not feed.shared_gate if not feed.shared_width else _gate(feed) == _PLAIN_GATE
@@ -173,7 +174,7 @@ def feed_shape(feed: Feed, hidden: int, name: str) -> tuple[int, ...] | None:
             return (feed.experts, hidden)
         if name == SHARED_GATE:
             return (1, hidden)
-        if name in ("router_bias", "choice_bias"):
+        if name in ("router_bias", "choice_bias", "expert_scales"):
             return (feed.experts,)
         if name in ("shared_gate", "shared_up"):
             return (feed.shared_width, hidden)

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
 
 from twin.errors import ConfigError
+from twin.models import stacked
 from twin.models.config import Config, rope
 from twin.models.decoder import Tensor, canonical_shape
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
@@ -21,7 +25,10 @@ from twin.models.layers import Layer
 from twin.models.mixers import GroupedAttention, Mixer
 from twin.models.modules import GEMMA4
 from twin.models.spec import ModelSpec, Rope
+from twin.models.stacked import joined
 from twin.models.variant import Activation, Norms, Variant
+
+__all__ = ["VISION", "canonical", "from_config", "from_multimodal", "joined", "tensors"]
 
 VISION = ("model.vision_tower.", "model.embed_vision.")  # of what sees images
 _INNER = "language_model."  # of a text model within one that sees images
@@ -210,6 +217,18 @@ _NORMS = {
 }
 
 
+# of a layer whose experts stand next to a dense MLP
+_NEXT_TO_DENSE = {
+    **{f"shared_{name}": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+    "router": "router.proj.weight",
+    "router_norm": "router.scale",
+    "expert_scales": "router.per_expert_scale",
+    "experts_norm": "pre_feedforward_layernorm_2.weight",
+    "shared_post_norm": "post_feedforward_layernorm_1.weight",
+    "experts_post_norm": "post_feedforward_layernorm_2.weight",
+}
+
+
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     """Canonical name -> tensor of a checkpoint."""
     found = {
@@ -223,10 +242,18 @@ def tensors(spec: ModelSpec) -> dict[str, Tensor]:
             own = f"layers.{layer}.{name}"
             found[own] = Tensor(f"model.layers.{layer}.{called}", canonical_shape(spec, own))
     inner = "" if spec.family.endswith("_text") else _INNER
+    if spec.experts is not None and stacked.is_stacked(spec):
+        found |= stacked.tensors(spec, "experts")
     return {
         name: replace(tensor, name=tensor.name.replace("model.", f"model.{inner}", 1))
         for name, tensor in found.items()
     }
+
+
+def canonical(spec: ModelSpec, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """A stored array, or its part of one expert."""
+    own = stacked.canonical(name, array)
+    return array if own is None else own
 
 
 def _names(parts: Layer) -> dict[str, str]:
@@ -237,4 +264,12 @@ def _names(parts: Layer) -> dict[str, str]:
         found[name] = f"self_attn.{name}_proj.weight"
     for name in ("q_norm", "k_norm"):
         found[name] = f"self_attn.{name}.weight"
-    return found | {name: f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
+    if not isinstance(parts.feed, ExpertFeed):
+        return found | {name: f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
+    found |= _NEXT_TO_DENSE
+    for expert in range(parts.feed.experts):
+        found |= {
+            f"experts.{expert}.{name}": f"experts.{expert}.{name}_proj.weight"
+            for name in ("gate", "up", "down")
+        }
+    return found

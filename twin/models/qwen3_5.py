@@ -8,24 +8,21 @@ module for each expert.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from twin.models import decoder, qwen3_next
+from twin.models import decoder, qwen3_next, stacked
 from twin.models.config import Config
 from twin.models.decoder import Tensor
-from twin.models.experts import expert_of
-from twin.models.feeds import DenseFeed, ExpertFeed
-from twin.models.formats import Role
+from twin.models.feeds import DenseFeed
 from twin.models.layered import check_experts, feed_of
 from twin.models.modules import QWEN3_5
 from twin.models.qwen2_moe import NAMES, with_shared
 from twin.models.qwen3_next import hybrid, linear_attention, stored
 from twin.models.spec import ModelSpec
+from twin.models.stacked import joined
 
 __all__ = [
     "NO_PART",
@@ -73,8 +70,8 @@ def from_multimodal(fields: Config) -> ModelSpec:
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     """Canonical name -> tensor of a checkpoint."""
     found = qwen3_next.named(spec, decoder.tensors(spec, NAMES), _SPLIT)
-    if not _each_expert(spec):
-        found |= _stacked(spec)
+    if stacked.is_stacked(spec):
+        found |= stacked.tensors(spec, "mlp.experts")
     inner = "" if spec.family.endswith("_text") else _INNER
     return {
         name: replace(tensor, name=tensor.name.replace("model.", f"model.{inner}", 1))
@@ -82,42 +79,7 @@ def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     }
 
 
-def _each_expert(spec: ModelSpec) -> bool:
-    return spec.formats.of(Role.EXPERT).name != spec.dtype.value
-
-
-def _stacked(spec: ModelSpec) -> dict[str, Tensor]:
-    """Experts' matrices, of which a layer has [experts, gates and what passes them, in] and
-    [experts, out, in].
-    """
-    out: dict[str, Tensor] = {}
-    for layer in range(spec.layers):
-        feed = spec.layer(layer).feed
-        if not isinstance(feed, ExpertFeed):
-            continue
-        module = f"model.layers.{layer}.mlp.experts"
-        up = Tensor(f"{module}.gate_up_proj", (feed.experts, 2 * feed.width, spec.hidden))
-        down = Tensor(f"{module}.down_proj", (feed.experts, spec.hidden, feed.width))
-        for expert in range(feed.experts):
-            name = f"layers.{layer}.experts.{expert}"
-            out |= {f"{name}.gate": up, f"{name}.up": up, f"{name}.down": down}
-    return out
-
-
 def canonical(spec: ModelSpec, name: str, array: NDArray[Any]) -> NDArray[Any]:
     """A stored array's part of one expert; others as Qwen3-Next's."""
-    expert = expert_of(name)
-    if expert is None or array.ndim == 2:
-        return qwen3_next.canonical(spec, name, array)
-    own: NDArray[Any] = array[expert]
-    leaf, half = name.rpartition(".")[2], len(own) // 2
-    return {"gate": own[:half], "up": own[half:], "down": own}[leaf]
-
-
-def joined(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The way back, of all parts of a tensor in the order of `tensors`."""
-    if len(arrays) == 1:
-        return arrays[0]
-    if names[0].endswith(".down"):
-        return np.stack(arrays)
-    return np.stack([np.concatenate(two) for two in zip(arrays[0::2], arrays[1::2], strict=True)])
+    own = stacked.canonical(name, array)
+    return qwen3_next.canonical(spec, name, array) if own is None else own

@@ -245,6 +245,8 @@ class ModelSpec:
         feed = self.experts
         if feed is None or not feed.shared_width or feed.shared_width % feed.width:
             return 0
+        if feed.parallel:  # of other inputs, and normed alone
+            return 0
         own = self.formats.layers  # else layers with experts are alike
         routed = [i for i in range(self.layers) if isinstance(self.layer(i).feed, ExpertFeed)]
         for layer in routed if own else routed[:1]:

@@ -42,7 +42,8 @@ class StageKind(Enum):
     ROUTER = "router"  # residual += reads; norm; one logit an expert
     ROUTE = "route"  # choose each token's experts: from here on their weights may be fetched
     SHARED_UP = "shared_up"  # silu(gate) * up of the shared experts
-    SHARED_DOWN = "shared_down"  # their rows of the down projection, kept for ROUTED_DOWN
+    # their rows of the down projection, kept for ROUTED_DOWN, or published next to its own
+    SHARED_DOWN = "shared_down"
     ROUTED_UP = "routed_up"  # silu(gate) * up of the chosen experts
     # their weighted rows of the down projection, and those that were kept
     ROUTED_DOWN = "routed_down"
@@ -97,6 +98,7 @@ class Row:
     vector: bool = False  # its blocks gather whole vectors
     # the scale by which the engine norms the residual that it reads: of its layer, or the model's
     norm: str = ""
+    norm_in_parallel: str = ""  # the same where experts stand next to a dense MLP, if another
     # tensors of its layer whose rows a rank multiplies, those of two in turns; none where shards.py
     # has a rule of its own
     weights: tuple[str, ...] = ()
@@ -154,7 +156,14 @@ ROWS: dict[StageKind, Row] = {
     StageKind.CONV_IN: Row(
         engine=True, input=Input.HIDDEN, vector=True, norm="attn_norm", in_pass=InPass.NO_CODE
     ),
-    StageKind.ROUTER: Row(engine=True, input=Input.HIDDEN, vector=True, norm="ffn_norm", bias=True),
+    StageKind.ROUTER: Row(
+        engine=True,
+        input=Input.HIDDEN,
+        vector=True,
+        norm="ffn_norm",
+        norm_in_parallel="router_norm",
+        bias=True,
+    ),
     StageKind.ROUTE: Row(engine=True, spent=Spent.ROUTING),
     StageKind.SHARED_UP: Row(
         engine=True,
@@ -167,11 +176,18 @@ ROWS: dict[StageKind, Row] = {
         engine=True,
         input=Input.SHARED,
         vector=True,
+        summed=True,
         in_pass=InPass.NO_CODE,
         weights=("shared_down",),
         columns=True,
     ),
-    StageKind.ROUTED_UP: Row(engine=True, input=Input.HIDDEN, norm="ffn_norm", bias=True),
+    StageKind.ROUTED_UP: Row(
+        engine=True,
+        input=Input.HIDDEN,
+        norm="ffn_norm",
+        norm_in_parallel="experts_norm",
+        bias=True,
+    ),
     StageKind.ROUTED_DOWN: Row(engine=True, input=Input.FFN, vector=True, summed=True, bias=True),
 }
 

@@ -21,13 +21,15 @@ Weights = dict[str, Weight]
 EMBED_STAGE = 0  # the step's token is known behind it
 
 
-def feed(b: Builder, layer: int, kind: Feed, reads: list[Read]) -> Value:
-    """The feed-forward half from its norm to its down projection, whose partial sums it returns."""
+def feed(b: Builder, layer: int, kind: Feed, reads: list[Read]) -> tuple[Value, ...]:
+    """The feed-forward half from its norm to its down projection, whose partial sums it returns: of
+    experts next to a dense MLP, the dense one's and theirs.
+    """
     weights = {w.name: w for w in b.spec.layer_weights(layer)}
     if isinstance(kind, DenseFeed):
-        return _dense(b, layer, kind.width, weights, "", reads)
+        return (_dense(b, layer, kind.width, weights, "", reads),)
     if not kind.experts or not kind.top_k:
-        return _dense(b, layer, kind.shared_width, weights, "shared_", reads)
+        return (_dense(b, layer, kind.shared_width, weights, "shared_", reads),)
     return _experts(b, layer, kind, weights, reads)
 
 
@@ -53,11 +55,13 @@ def _dense(
 
 def _experts(
     b: Builder, layer: int, kind: ExpertFeed, weights: Weights, reads: list[Read]
-) -> Value:
+) -> tuple[Value, ...]:
     """router; shared up; route; routed up; shared down; routed down.
 
     Shared experts that are like routed ones are chosen by every token. Others' stages stand where a
-    block would otherwise wait: for the logits, and for what the chosen experts' rows make.
+    block would otherwise wait: for the logits, and for what the chosen experts' rows make. A dense
+    MLP next to the experts has the places of shared ones, but its rows are published: they are
+    normed alone.
     """
     logits = b.rows(
         StageKind.ROUTER,
@@ -81,10 +85,12 @@ def _experts(
         operations=(),
     )
     known = EMBED_STAGE if kind.hashed else gate
-    act = _routed_up(b, layer, kind, weights, known)
-    if shared is not None:
+    act, dense = _routed_up(b, layer, kind, weights, known), []
+    if shared is not None and kind.parallel:
+        dense.append(_dense_down(b, layer, weights["shared_down"], shared))
+    elif shared is not None:
         _shared_down(b, layer, weights["shared_down"], shared)
-    return _routed_down(b, layer, kind, weights["down"], act, known)
+    return (*dense, _routed_down(b, layer, kind, weights["down"], act, known))
 
 
 def _router(b: Builder, weights: Weights) -> list[Piece]:
@@ -129,6 +135,18 @@ def _shared_down(b: Builder, layer: int, down: Weight, act: Value) -> None:
         operations=("shared_down_proj",),
         matrix=matrix,
         kept=True,
+    )
+
+
+def _dense_down(b: Builder, layer: int, down: Weight, act: Value) -> Value:
+    pieces = [Piece(down.rows, act.elements, stored(b, down))]
+    return b.rows(
+        StageKind.SHARED_DOWN,
+        layer,
+        pieces,
+        reads=[b.whole(act)],
+        vector=0,
+        operations=("shared_down_proj",),
     )
 
 

@@ -73,7 +73,7 @@ def _grouped(
         layer,
         [Piece(made + gate, b.shard.hidden, stored(b, weights["q"]))],
         reads=reads,
-        vector=vector(b),
+        vector=vector(b, reads),
         operations=("add_norm", "qkv_proj", "rope_append"),
         heads=which,
     )

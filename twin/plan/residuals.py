@@ -4,6 +4,8 @@ residuals.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from twin.models.formats import DECODED, PLAIN, Format
 from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
@@ -38,7 +40,7 @@ def width(b: Builder) -> int:
     return b.shard.hidden * (b.spec.hyper.residuals if b.spec.hyper else 1)
 
 
-def vector(b: Builder) -> int:
+def vector(b: Builder, reads: Sequence[Read] = ()) -> int:
     """Elements that a block touches to make a module's input: the residual is summed and normed;
     several are collapsed first.
 
@@ -47,35 +49,38 @@ def vector(b: Builder) -> int:
     """
     collapsed = width(b) if b.spec.hyper else 0
     return (
-        0 if b.options.residual is Residual.SLICED else summed(b)
+        0 if b.options.residual is Residual.SLICED else summed(b, reads)
     ) + b.options.tokens * collapsed
 
 
-def summed(b: Builder) -> int:
-    """The same of one residual, which some families add to what they have normed first."""
-    return b.options.tokens * (2 + b.spec.variant.norms.after) * b.shard.hidden
+def summed(b: Builder, reads: Sequence[Read] = ()) -> int:
+    """The same of one residual, which some families add to what they have normed first, of two
+    modules' outputs (`reads`) each and then their sum.
+    """
+    normed = b.spec.variant.norms.after * (1 + 2 * (len(reads) > 1))
+    return b.options.tokens * (2 + normed) * b.shard.hidden
 
 
-def landed(b: Builder, layer: int, value: Value) -> list[Read]:
-    """The reads by which the next stage has the residual with a module's partial sums added."""
+def landed(b: Builder, layer: int, *values: Value) -> list[Read]:
+    """The reads by which the next stage has the residual with a module's partial sums added, or
+    those of two that stand next to each other.
+    """
     if b.options.residual is not Residual.SLICED:
-        return b.residual(layer, value)
+        return [read for value in values for read in b.residual(layer, value)]
     hidden, residuals = b.shard.hidden, width(b) // b.shard.hidden
     owned = spread(hidden, b.blocks)
-    parts = Parts.ALL if value.pushed else Parts.OWN
-    mine = Read(
-        value.id,
-        parts,
-        tuple((span,) if span[0] < span[1] else () for span in owned),
-        residual=True,
-    )
-    name = f"reduce.{b.stages[value.stage].kind.value}"
+    spans = tuple((span,) if span[0] < span[1] else () for span in owned)
+    mine = [
+        Read(value.id, Parts.ALL if value.pushed else Parts.OWN, spans, residual=True)
+        for value in values
+    ]
+    name = f"reduce.{b.stages[values[-1].stage].kind.value}"
     whole = tuple((residuals * lo, residuals * hi) for lo, hi in owned)
     summed = b.value(
         name, layer, len(b.stages), elements=residuals * hidden, pushed=False, owned=whole
     )
     own = 2 * b.options.tokens * width(b) // b.blocks
-    b.stage(StageKind.REDUCE, layer, reads=(mine,), publishes=summed.id, vector=own, operations=())
+    b.stage(StageKind.REDUCE, layer, reads=mine, publishes=summed.id, vector=own, operations=())
     return [b.whole(summed)]
 
 

@@ -301,7 +301,8 @@ def stage_norm(stage: Stage, weights: Weights) -> Vector | None:
     """
     lanes, before = weights.spec.lanes, weights.spec.variant.norms.before
     mean = lanes is not None and lanes.head is LaneHead.MEAN
-    name = ROWS[stage.kind].norm
+    row = ROWS[stage.kind]
+    name = (_parallel(weights.spec) and row.norm_in_parallel) or row.norm
     if name == FINAL_NORM:
         if mean != (stage.kind is StageKind.LANE_MEAN):
             return None
@@ -310,7 +311,14 @@ def stage_norm(stage: Stage, weights: Weights) -> Vector | None:
     else:
         return None
     scale = weights[name].astype(np.float32)
+    if stage.kind is StageKind.ROUTER and _parallel(weights.spec):
+        scale = scale * np.float32(weights.spec.hidden**-0.5)
     return scale * np.float32(weights.spec.variant.logit) if name == FINAL_NORM else scale
+
+
+def _parallel(spec: ModelSpec) -> bool:
+    """Do experts stand next to a dense MLP?"""
+    return spec.experts is not None and spec.experts.parallel
 
 
 def stage_post_norm(stage: Stage, weights: Weights) -> Vector | None:
@@ -329,20 +337,33 @@ def stage_post_norm(stage: Stage, weights: Weights) -> Vector | None:
     return None if name is None else weights[name].astype(np.float32)
 
 
+def parallel_norms(stage: Stage, weights: Weights) -> dict[str, Vector]:
+    """[hidden] RMSNorm scales of the dense MLP's and of the experts' output, which the stage adds
+    to each other before it norms the sum; none where it reads no such two.
+    """
+    spec, layer = weights.spec, layer_ended(weights.spec, stage)
+    if not _parallel(spec) or layer is None:
+        return {}
+    names = ("shared_post_norm", "experts_post_norm")
+    return {name: weights[f"layers.{layer}.{name}"].astype(np.float32) for name in names}
+
+
+def layer_ended(spec: ModelSpec, stage: Stage) -> int | None:
+    """The layer whose end the stage adds to the residual; None: of none."""
+    if not stage.reads:
+        return None
+    if stage.kind is StageKind.LM_HEAD:
+        return spec.layers - 1
+    return stage.layer - 1 if ROWS[stage.kind].norm == "attn_norm" else None
+
+
 def layer_scalar(stage: Stage, weights: Weights) -> Vector | None:
     """[1] What the residual is multiplied by once the stage has added the end of a layer to it;
     None where the family has no such factor.
     """
-    spec = weights.spec
-    if not spec.variant.layer_scalar or not stage.reads:
+    layer = layer_ended(weights.spec, stage)
+    if not weights.spec.variant.layer_scalar or layer is None:
         return None
-    match stage.kind:
-        case StageKind.QKV:
-            layer = stage.layer - 1
-        case StageKind.LM_HEAD:
-            layer = spec.layers - 1
-        case _:
-            return None
     return weights[f"layers.{layer}.layer_scalar"].astype(np.float32)
 
 

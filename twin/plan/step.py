@@ -53,7 +53,7 @@ def _layer(b: Builder, layer: int, residual: list[Read]) -> list[Read]:
     parts = b.spec.layer(layer)
     mixed = mixer(b, layer, parts.mixer, enter(b, "attn_hyper", layer, residual))
     fed = feed(b, layer, parts.feed, enter(b, "ffn_hyper", layer, landed(b, layer, mixed)))
-    return landed(b, layer, fed)
+    return landed(b, layer, *fed)
 
 
 def _head(b: Builder, residual: list[Read]) -> None:
@@ -90,7 +90,7 @@ def _head(b: Builder, residual: list[Read]) -> None:
         reads=residual,
         publishes=value.id,
         matrix=head.matrix(owned),
-        vector=summed(b),
+        vector=summed(b, residual),
         operations=("add_norm", "lm_head"),
     )
     everything = b.whole(b.collected(value))

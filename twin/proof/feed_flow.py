@@ -14,7 +14,10 @@ from twin.proof.stored import DECODED
 from twin.proof.walk import Need
 
 
-def fed(layer: LayerWalk, kind: Feed, reads: list[Need]) -> Value:
+def fed(layer: LayerWalk, kind: Feed, reads: list[Need]) -> tuple[Value, ...]:
+    """The partial sums that it adds to the residual: of experts next to a dense MLP, that one's
+    too.
+    """
     if isinstance(kind, ExpertFeed) and kind.experts and kind.top_k:
         return _experts(layer, kind, reads)
     width, prefix = (
@@ -22,12 +25,11 @@ def fed(layer: LayerWalk, kind: Feed, reads: list[Need]) -> Value:
     )
     ffn = layer.share(width)
     act = layer.rows(StageKind.GATE_UP, reads, [(ffn, f"{prefix}up")], unit=2)
-    return layer.rows(
-        StageKind.DOWN, [layer.all(act)], [(layer.walk.spec.hidden, f"{prefix}down")], cols=ffn
-    )
+    made = [(layer.walk.spec.hidden, f"{prefix}down")]
+    return (layer.rows(StageKind.DOWN, [layer.all(act)], made, cols=ffn),)
 
 
-def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> Value:
+def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> tuple[Value, ...]:
     walk, hidden = layer.walk, layer.walk.spec.hidden
     gates = int(kind.shared_gate)
     if layer.plan.attention is not None:  # the engine's router has the gate's row behind its own
@@ -63,8 +65,11 @@ def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> Value:
             "blocks do not publish their shares of the chosen experts' rows in block order, "
             f"{wanted[0]} the first",
         )
-    kept = None
-    if act is not None:
+    kept, dense = None, []
+    if act is not None and kind.parallel:
+        made = [(hidden, "shared_down")]
+        dense += [layer.rows(StageKind.SHARED_DOWN, [layer.all(act)], made, cols=act.elements)]
+    elif act is not None:
         kept = walk.peek(StageKind.SHARED_DOWN, layer.index)
         if not kept.kept:
             walk.say(kept, "throws the shared experts' sums away")
@@ -79,7 +84,8 @@ def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> Value:
     _chosen(layer, down, kind, known)
     if kept is not None and [m.owned for m in kept.matrices] != [m.owned for m in down.matrices]:
         walk.say(down, "blocks do not own the rows whose sums they kept")
-    return layer.rows(StageKind.ROUTED_DOWN, [layer.all(value)], [(hidden, "down")], cols=width)
+    made = [(hidden, "down")]
+    return (*dense, layer.rows(StageKind.ROUTED_DOWN, [layer.all(value)], made, cols=width))
 
 
 def _shares_of_chosen(
@@ -122,6 +128,8 @@ def _always(layer: LayerWalk, kind: ExpertFeed) -> int:
     all layers, whose blocks of scales do not cross from one to the next.
     """
     if layer.plan.attention is None or not kind.shared_width or kind.shared_width % kind.width:
+        return 0
+    if kind.parallel:  # they see another input, and are normed alone
         return 0
     count, spec = kind.shared_width // kind.width, layer.walk.spec
     for at in range(spec.layers) if spec.formats.layers else (layer.index,):

@@ -4,6 +4,7 @@ from module to module.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from twin.plan.types import Residual, StageKind, Value
@@ -21,17 +22,19 @@ def layers(walk: Walk) -> list[Need]:
     for index in range(walk.spec.layers):
         taken, layer = LayerWalk(walk, index), walk.spec.layer(index)
         mixes.append(mixed(taken, layer.mixer, _entered(taken, "attn_hyper", residual)))
-        feeds.append(fed(taken, layer.feed, _entered(taken, "ffn_hyper", _landed(taken, mixes))))
-        residual = _landed(taken, feeds)
+        *others, last = fed(taken, layer.feed, _entered(taken, "ffn_hyper", _landed(taken, mixes)))
+        feeds.append(last)
+        residual = _landed(taken, feeds, others)
     return _entered(LayerWalk(walk, -1), "head_hyper", residual)
 
 
-def _landed(layer: LayerWalk, modules: list[Value]) -> list[Need]:
+def _landed(layer: LayerWalk, modules: list[Value], others: Sequence[Value] = ()) -> list[Need]:
     """The newest module's partial sums, added by every block, or by the block that owns the
-    element and then read by all.
+    element and then read by all; and before them those of `others`, which stand next to it.
     """
     if layer.options.residual is not Residual.SLICED:
-        return layer.walk.residual(modules)
+        first = [need for value in others for need in layer.walk.residual([value])]
+        return first + layer.walk.residual(modules)
     hyper = layer.walk.spec.hyper
     residuals = hyper.residuals if hyper else 1
     stage = layer.walk.peek(StageKind.REDUCE, layer.index)
@@ -43,11 +46,14 @@ def _landed(layer: LayerWalk, modules: list[Value]) -> list[Need]:
         if summed
         else ()
     )
-    need = replace(layer.walk.all(modules[-1], residual=True), spans=mine)
+    needs = [
+        replace(layer.walk.all(value, residual=True), spans=mine)
+        for value in (*others, modules[-1])
+    ]
     return [
         layer.all(
             layer.walk.take(
-                StageKind.REDUCE, layer.index, [need], elements=residuals * layer.walk.spec.hidden
+                StageKind.REDUCE, layer.index, needs, elements=residuals * layer.walk.spec.hidden
             )
         )
     ]

@@ -14,7 +14,7 @@ from twin.plan.types import Common, Parts, Scan, Span, Stage, StageKind, Value
 from twin.proof.walk import Need, Walk, Wrong, partials_of, whole
 
 Rows = list[tuple[int, str]]  # (outputs of a rank, the matrix that makes them)
-CROSSING = (StageKind.O_PROJ, StageKind.DOWN, StageKind.ROUTED_DOWN)
+CROSSING = (StageKind.O_PROJ, StageKind.DOWN, StageKind.SHARED_DOWN, StageKind.ROUTED_DOWN)
 
 
 class LayerWalk:

@@ -50,6 +50,9 @@ class Experts:
         if kind.choice_bias:
             bias = self.weights[f"layers.{stage.layer}.choice_bias"].astype(self.dtype)
         made = [chosen(kind, seen.reshape(-1)[: kind.experts], bias) for seen in logits]
+        if kind.parallel:
+            scales = self.weights[f"layers.{stage.layer}.expert_scales"].astype(self.dtype)
+            made = [Choice(one.experts, one.weights * scales[list(one.experts)]) for one in made]
         if not self.always:
             return tuple(made)
         shared = tuple(range(kind.experts, kind.experts + self.always))

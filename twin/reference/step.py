@@ -231,14 +231,16 @@ class Reference:
                 self.gates[rank] = self.experts.shared_gates(inputs[0])
                 return inputs[0]
             case StageKind.SHARED_UP:
-                rows = self._rows(stage, rank, self.normed[rank])
+                rows = self._rows(stage, rank, self._normed_again(stage, rank))
                 return ACTIVATIONS[self.spec.variant.activation](rows[:, 0::2]) * rows[:, 1::2]
             case StageKind.SHARED_DOWN:
-                sums = self._rows(stage, rank, inputs[0][:, 0])
-                self.kept[rank] = self.gates[rank] * sums
-                return self.kept[rank]
+                sums = self.gates[rank] * self._rows(stage, rank, inputs[0][:, 0])
+                if stage.kept:
+                    self.kept[rank] = sums
+                return sums
             case StageKind.ROUTED_UP:
-                return self.experts.up(stage, rank, self.normed[rank], self.choices[rank])
+                x = self._normed_again(stage, rank)
+                return self.experts.up(stage, rank, x, self.choices[rank])
             case StageKind.ROUTED_DOWN:
                 routed = self.experts.down(stage, rank, inputs[0][:, 0], self.choices[rank])
                 kept, self.kept[rank] = self.kept[rank], np.zeros((1, 1), dtype=self.dtype)
@@ -274,8 +276,14 @@ class Reference:
         after = self._vector(
             "post_norm", stage, 0, lambda: shards.stage_post_norm(stage, self.weights)
         )
-        for read, parts in zip(stage.reads, inputs, strict=True):
-            made = parts.sum(axis=1)
+        sums, scales = [parts.sum(axis=1) for parts in inputs], self._parallel_norms(stage)
+        if scales:
+            first, second = (
+                rms_norm(made, scale, self.spec.norm_eps)
+                for made, scale in zip(sums, scales, strict=True)
+            )
+            sums = [first + second]
+        for read, made in zip(stage.reads, sums, strict=False):
             total = self.dtype(read.scale) * (
                 made if after is None else rms_norm(made, after, self.spec.norm_eps)
             )
@@ -290,6 +298,25 @@ class Reference:
             x = x / self.dtype(lanes.count)
         scale = self._vector("norm", stage, 0, lambda: shards.stage_norm(stage, self.weights))
         return x if scale is None else rms_norm(x, scale, self.spec.norm_eps)
+
+    def _parallel_norms(self, stage: Stage) -> tuple[Array, ...]:
+        made: tuple[Array, ...] = self._vector(
+            "parallel_norms",
+            stage,
+            0,
+            lambda: tuple(shards.parallel_norms(stage, self.weights).values()),
+        )
+        return made
+
+    def _normed_again(self, stage: Stage, rank: int) -> Array:
+        """[n, hidden] that experts, or those next to them, see: what the router does, but for
+        families that norm it for each.
+        """
+        kind = self.spec.experts
+        if kind is None or not kind.parallel:
+            return self.normed[rank]
+        scale = self._vector("norm", stage, 0, lambda: shards.stage_norm(stage, self.weights))
+        return rms_norm(self.residual[rank], scale, self.spec.norm_eps)
 
     def _rows(self, stage: Stage, rank: int, x: Array) -> Array:
         """[n, rows]: the stage's matrix times x ([n, cols]); with n > 1 a block computes only the

@@ -194,6 +194,9 @@ def _input_floats(plan: Plan, matrices: tuple[Matrix | None, ...]) -> int:
         for s in plan.stages
         if s.kind is StageKind.EXCHANGE
     ]
+    kind = plan.kernel_experts
+    if kind is not None and kind.parallel:  # two modules' outputs are normed next to each other
+        wanted.append(2 * up(plan.shard.hidden, LINE_FLOATS))
     return up(max([plan.shard.hidden, 1, *wanted]), LINE_FLOATS)
 
 
@@ -265,14 +268,15 @@ def _logits_floats(plan: Plan, stage: Stage) -> int:
 
 def _contest_floats(plan: Plan) -> int:
     """What a block needs to choose among many experts: its logits and a gate's, and keys of two
-    words of all experts and of the first ones of each group.
+    words of all experts and of the first ones of each group; behind them the experts' scales.
     """
     kind = plan.kernel_experts
-    if kind is None or kind.experts <= CONTEST:
+    if kind is None or (kind.experts <= CONTEST and not kind.parallel):
         return 0
     groups = -(-kind.experts // CONTEST)
     keys = up(kind.experts, 2) + up(groups * kind.top_k, 2)
-    return up(kind.experts + 1, KEYS_ALIGNED) + 2 * keys
+    scales = kind.experts if kind.parallel else 0
+    return up(kind.experts + 1, KEYS_ALIGNED) + 2 * keys + scales
 
 
 def _sampler_floats(plan: Plan, half: int) -> tuple[int, int]:
