@@ -42,22 +42,6 @@ __device__ __forceinline__ void norm_added(Block& b, Core::Hidden& sum, const We
   if constexpr (Family::NORMS_AFTER) norm_vector(b, sum, weight);
 }
 
-// sum = what a dense MLP and experts next to it make, each normed. The dense one's is there first.
-template <class Stage>
-__device__ __forceinline__ bool gather_parallel(Block& b, int index, const Stage& stage,
-                                                Core::Hidden& sum) {
-  const int behind = (b.plan.hidden + 31) / 32 * 32;
-  const auto weight = Core::Hidden::factors(b.core, constants(b, stage.shared_post_norm));
-  const auto other = Core::Hidden::factors(b.core, constants(b, stage.experts_post_norm));
-  Core::Hidden dense = Core::Hidden::in(b.input + behind, b.plan.hidden);
-  if (!gather_vector(b, index, b.plan.reads_at(stage.first_read), dense)) return false;
-  norm_vector(b, dense, weight);
-  if (!gather_vector(b, index, b.plan.reads_at(stage.first_read + 1), sum)) return false;
-  norm_vector(b, sum, other);
-  sum.add(b.core, 1.0f, dense, 1.0f);
-  return true;
-}
-
 // The factor of the whole residual, of a stage that brings the end of a layer.
 template <class Stage>
 __device__ __forceinline__ float layer_scalar(const Block& b, const Stage& stage) {
@@ -66,23 +50,40 @@ __device__ __forceinline__ float layer_scalar(const Block& b, const Stage& stage
   return 1.0f;
 }
 
+// residual += norm(norm(a dense MLP's output) + norm(that of the experts next to it)). The first is
+// there earlier. Weights are requested where few vectors are in registers, but before a wait.
+template <class Stage>
+__device__ __forceinline__ bool read_parallel(Block& b, int index, const Stage& stage,
+                                              Core::Hidden& sum) {
+  const int behind = (b.plan.hidden + 31) / 32 * 32;
+  Core::Hidden dense = Core::Hidden::in(b.input + behind, b.plan.hidden);
+  {
+    const auto weight = Core::Hidden::factors(b.core, constants(b, stage.shared_post_norm));
+    if (!gather_vector(b, index, b.plan.reads_at(stage.first_read), dense)) return false;
+    norm_vector(b, dense, weight);
+  }
+  const auto weight = Core::Hidden::factors(b.core, constants(b, stage.experts_post_norm));
+  const float whole = layer_scalar(b, stage);
+  if (!gather_vector(b, index, b.plan.reads_at(stage.first_read + 1), sum)) return false;
+  const auto added = added_weight(b, stage);
+  norm_vector(b, sum, weight);
+  sum.add(b.core, 1.0f, dense, 1.0f);
+  norm_added(b, sum, added);
+  auto residual = b.residual.open(b.core);
+  residual.add(b.core, whole, sum, whole);
+  b.residual.close(b.core, residual);
+  return true;
+}
+
 // residual += reads, each the sum of its parts in rank order. The last read comes first: delayed
 // parts have long been there. Where lanes' residuals meet before the norm, their sum takes the
 // residual's place. `sum` is for what is read.
 __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& stage,
                                               Core::Hidden& sum) {
+  if constexpr (NonRouted::PARALLEL)
+    if (stage.reads > 1) return read_parallel(b, index, stage, sum);
   const auto weight = added_weight(b, stage);
   const float whole = layer_scalar(b, stage);
-  if constexpr (NonRouted::PARALLEL) {
-    if (stage.reads > 1) {
-      if (!gather_parallel(b, index, stage, sum)) return false;
-      norm_added(b, sum, weight);
-      auto residual = b.residual.open(b.core);
-      residual.add(b.core, whole, sum, whole);
-      b.residual.close(b.core, residual);
-      return true;
-    }
-  }
   TWIN_ONCE
   for (int i = stage.first_read + stage.reads - 1; i >= stage.first_read; --i) {
     const Read& read = b.plan.reads_at(i);

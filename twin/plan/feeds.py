@@ -85,10 +85,11 @@ def _experts(
         operations=(),
     )
     known = EMBED_STAGE if kind.hashed else gate
-    act, dense = _routed_up(b, layer, kind, weights, known), []
+    dense = []
     if shared is not None and kind.parallel:
         dense.append(_dense_down(b, layer, weights["shared_down"], shared))
-    elif shared is not None:
+    act = _routed_up(b, layer, kind, weights, known)
+    if shared is not None and not kind.parallel:
         _shared_down(b, layer, weights["shared_down"], shared)
     return (*dense, _routed_down(b, layer, kind, weights["down"], act, known))
 

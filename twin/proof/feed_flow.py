@@ -47,6 +47,10 @@ def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> tuple[Val
     route = walk.peek(StageKind.ROUTE, layer.index)
     walk.take(StageKind.ROUTE, layer.index, [layer.all(logits)], elements=None)
     known = 0 if kind.hashed else route.index
+    dense = []
+    if act is not None and kind.parallel:
+        made = [(hidden, "shared_down")]
+        dense += [layer.rows(StageKind.SHARED_DOWN, [layer.all(act)], made, cols=act.elements)]
     up = walk.peek(StageKind.ROUTED_UP, layer.index)
     pack = up.matrix.pack if up.matrix else 0
     width = _slice(layer, kind.width, pack, "down", layer.ranks // layer.options.expert_ranks)
@@ -65,11 +69,8 @@ def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> tuple[Val
             "blocks do not publish their shares of the chosen experts' rows in block order, "
             f"{wanted[0]} the first",
         )
-    kept, dense = None, []
-    if act is not None and kind.parallel:
-        made = [(hidden, "shared_down")]
-        dense += [layer.rows(StageKind.SHARED_DOWN, [layer.all(act)], made, cols=act.elements)]
-    elif act is not None:
+    kept = None
+    if act is not None and not kind.parallel:
         kept = walk.peek(StageKind.SHARED_DOWN, layer.index)
         if not kept.kept:
             walk.say(kept, "throws the shared experts' sums away")
