@@ -97,6 +97,7 @@ LAYERED = {  # the exact counts whose roundings are published (test_published.py
 PUBLISHED = DENSE | LAYERED
 # whose experts the engine runs
 ROUTED = {
+    "gemma-4-26b-a4b",
     "gemma-4-31b",  # none: heads of two shapes in dense layers
     "glm-4.5-air",
     "gpt-oss-120b",

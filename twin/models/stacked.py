@@ -1,4 +1,4 @@
-"""Experts of which a layer has two tensors in checkpoints, [experts, gates and what passes them, in]
+"""Experts of which a layer has two tensors in checkpoints, [experts, gates and ups, in]
 and [experts, out, in], as transformers 5 holds them in 16 bits. Quantised ones have a module each.
 """
 

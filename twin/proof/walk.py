@@ -35,6 +35,7 @@ MOST_SHAPES = 2  # of heads
 SUMMED = (  # of which every rank has a share
     StageKind.O_PROJ,
     StageKind.DOWN,
+    StageKind.SHARED_DOWN,
     StageKind.ROUTED_DOWN,
     StageKind.COLLECTIVE,
     StageKind.LANE_MEAN,
