@@ -130,7 +130,7 @@ def test_memory_that_is_not_free_counts_as_not_there(monkeypatch: pytest.MonkeyP
 
 
 def test_what_the_engine_has_no_code_for_is_refused_before_its_size_is_looked_at() -> None:
-    for model in ("deepseek-v3", "gemma-4-26b-a4b", "llama-3.1-8b@fp8-128x128-e8m0"):
+    for model in ("deepseek-v3", "deepseek-v4-flash", "llama-3.1-8b@fp8-128x128-e8m0"):
         refused(
             ConfigError, partial(open_source, model, 1), model, "can be planned and simulated only"
         )
