@@ -1,5 +1,5 @@
-"""Experts of which a layer has two tensors in checkpoints, [experts, gates and ups, in]
-and [experts, out, in], as transformers 5 holds them in 16 bits. Quantised ones have a module each.
+"""Experts of which a layer has two tensors in checkpoints, [experts, gates and ups, in] and
+[experts, out, in], as transformers 5 holds them in 16 bits. Quantised ones have a module each.
 """
 
 from __future__ import annotations
