@@ -57,8 +57,8 @@ def test_hugging_faces_client_stops_and_reads_log_probabilities(
 
 def test_hugging_faces_client_hears_what_is_wrong(client: InferenceClient) -> None:
     with pytest.raises(BadRequestError) as error:
-        client.chat_completion(model="tiny", messages=MESSAGES, frequency_penalty=1.0, **HOW)
-    assert "frequency_penalty=1.0 is not supported" in str(error.value)
+        client.chat_completion(model="tiny", messages=MESSAGES, frequency_penalty=3.0, **HOW)
+    assert "frequency_penalty=3.0: must lie between" in str(error.value)
 
 
 @pytest.mark.skipif(CURL is None, reason="no curl here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from typing import Any
 
@@ -113,3 +114,51 @@ def test_an_engine_that_keeps_its_logits_refuses_them(
         assert error["message"].endswith(said)
     finally:
         live.app.served = served
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_an_echo_scores_the_prompt_as_who_scores_texts_wants_it(
+    http: httpx.Client, most: int, stream: bool
+) -> None:
+    """A token of the prompt has the probability that it would have had as an answer."""
+    body = {"prompt": "hello there", "temperature": 0, "ignore_eos": True, "logprobs": 2}
+    answer = http.post(
+        "/v1/completions", json=body | {"echo": True, "max_tokens": most, "stream": stream}
+    )
+    assert answer.status_code == 200, answer.text
+    if stream:
+        parts = [
+            json.loads(line.removeprefix("data: "))["choices"][0]
+            for line in answer.text.splitlines()
+            if line.startswith("data: {")
+        ]
+        text = "".join(one["text"] for one in parts)
+        keys = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        found = {
+            k: [v for one in parts if one["logprobs"] for v in one["logprobs"][k]] for k in keys
+        }
+    else:
+        (choice,) = answer.json()["choices"]
+        text, found = choice["text"], choice["logprobs"]
+        assert answer.json()["usage"]["completion_tokens"] == most
+        assert choice["finish_reason"] == "length"
+    tokens = http.post("/tokenize", json={"prompt": "hello there"}).json()["tokens"]
+    assert text.startswith("hello there")
+    assert len(found["tokens"]) == len(tokens) + most
+    assert found["token_logprobs"][0] is None
+    assert found["top_logprobs"][0] is None
+    for at in range(1, len(tokens)):
+        one = {"prompt": tokens[:at], "max_tokens": 1, "logprobs": 20, "ignore_eos": True}
+        said = http.post("/v1/completions", json=one | {"temperature": 0}).json()
+        best = max(said["choices"][0]["logprobs"]["top_logprobs"][0].values())
+        assert max(found["top_logprobs"][at].values()) == pytest.approx(best, abs=1e-4)
+
+
+def test_an_echo_without_log_probabilities_is_text(http: httpx.Client) -> None:
+    body = {"prompt": ["ab", "cd"], "temperature": 0, "max_tokens": 2, "echo": True}
+    choices = http.post("/v1/completions", json=body | {"ignore_eos": True}).json()["choices"]
+    assert [one["text"][:2] for one in choices] == ["ab", "cd"]
+    assert all(one["logprobs"] is None for one in choices)
+    plain = http.post("/v1/completions", json=body | {"echo": False, "max_tokens": 0})
+    assert plain.status_code == 400

@@ -64,6 +64,7 @@ DEFAULTS: dict[str, list[Any]] = {
     "reasoning_format": ["auto", "none"],
     "include_reasoning": [True],
     "logit_bias": [{}],
+    "echo": [False],
     "presence_penalty": [0, 0.0],
     "frequency_penalty": [0, 0.0],
     "response_format": [{"type": "text"}],

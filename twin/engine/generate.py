@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from twin.engine.logprobs import Scored, scored
 from twin.engine.sampling import SamplingParams
-from twin.engine.session import Bias, Generation, Session
+from twin.engine.session import Bias, Cancelled, Generation, Session
 from twin.engine.tokenizer import Detokenizer, Tokenizer
 from twin.errors import EngineError
 
+ECHO_TOKENS = 128  # of a prompt whose logits the host holds at once: 78 MB of 151,936 each
+NOTHING = Generation([], np.zeros(0, np.int64), 0, "length")
 MARK = 0xD800  # the first character that no text has: half of a pair in UTF-16
 
 
@@ -42,6 +44,7 @@ class Request:
     logprobs: int | None = None  # of each token, and of so many of the most probable ones
     named: frozenset[str] = frozenset()  # special tokens that stand in the text by their names
     bias: Callable[[], Bias] | None = None  # makes what is added to this generation's logits
+    echo: bool = False  # the prompt's text and log probabilities come first; 0 tokens may follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,14 @@ def complete(
         if on_piece is not None:
             on_piece(piece)
 
+    before = ""
+    if request.echo:
+        try:
+            before = _echoed(session, tokenizer, request, tell)
+        except Cancelled:
+            return Completion("", Stop.CANCELLED, NOTHING)
+    if request.max_tokens == 0:
+        return Completion(before, Stop.LENGTH, NOTHING)
     logits: list[NDArray[np.float32]] = []  # of the next token
 
     def take(token: int) -> None:
@@ -111,7 +122,36 @@ def complete(
     )
     if rest := text.finish():
         tell(Piece(rest))
-    return Completion(text.whole, _stop(made, text), made, text.found or "")
+    return Completion(before + text.whole, _stop(made, text), made, text.found or "")
+
+
+def _echoed(session: Session, tokenizer: Tokenizer | None, request: Request, tell: OnPiece) -> str:
+    """Hands out the prompt, and returns its text. Logits of a part at a time: all of them at once
+    would take gigabytes.
+    """
+    detokenizer, prompt = tokenizer.detokenizer() if tokenizer else None, list(request.prompt)
+    text = ""
+
+    def say(token: int, found: Scored | None) -> None:
+        nonlocal text
+        piece = detokenizer.push(token) if detokenizer else f"{token} "
+        text += piece
+        tell(Piece(piece, scored=found))
+
+    say(prompt[0], None if request.logprobs is None else Scored(prompt[0], None, ()))
+    for at in range(0, len(prompt) - 1, ECHO_TOKENS):
+        read, follow = prompt[at:][:ECHO_TOKENS], prompt[at + 1 :][:ECHO_TOKENS]
+        if request.logprobs is None:
+            for token in follow:
+                say(token, None)
+            continue
+        rows = session.logits(read[: len(follow)], after=prompt[:at])
+        for row, token in zip(rows, follow, strict=True):
+            say(token, scored(row, token, request.logprobs))
+    if rest := detokenizer.finish() if detokenizer else "":
+        text += rest
+        tell(Piece(rest))
+    return text
 
 
 def _stop(made: Generation, text: Text) -> Stop:

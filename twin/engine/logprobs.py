@@ -21,7 +21,7 @@ class Scored:
     """A token with its log probability, and the most probable tokens at its place."""
 
     token: int
-    logprob: float
+    logprob: float | None  # None: of a prompt's first token, which follows nothing
     top: tuple[tuple[int, float], ...]  # the most probable first, of equal ones the lower number
 
 

@@ -87,6 +87,10 @@ class Generation:
         )
 
 
+class Cancelled(EngineError):
+    """By Ctrl-C or `Session.cancel`, where no part of the work is worth having."""
+
+
 class Bias(Protocol):
     """What is added to the logits of generated tokens. Raises nothing: what it raises ends the
     generation.
@@ -376,7 +380,7 @@ class Session(ABC):
         request.every_position, request.logits, request.stamps = 1, address(out), address(stamps)
         self._trace_memory(request, request.forced)
         if self._run(request, np.zeros(0, np.int32), None):
-            raise EngineError("cancelled before all positions were computed")
+            raise Cancelled("cancelled before all positions were computed")
         return out[-len(tokens) :].copy()
 
     def run_steps(self, steps: int) -> NDArray[np.int64]:

@@ -27,6 +27,18 @@ from twin.text import said, shown
 
 MOST_SCHEMA = 2**16  # bytes of JSON
 _TEXT = r"/(.|\n)*/"
+# Of a schema: its parts have to hold together, or it is no schema.
+_WHOLE = frozenset({"allOf", "enum", "const", "default", "examples"})
+_OTHERS = frozenset(
+    {
+        "additionalProperties",
+        "patternProperties",
+        "unevaluatedProperties",
+        "allOf",
+        "anyOf",
+        "oneOf",
+    }
+)
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 Marks = Callable[[str], str]  # a mark as a grammar has it
 Before = Callable[[str, bool], str]  # what stands before an argument: its name, is it a text
@@ -179,10 +191,22 @@ _COMMON = f"TEXT: {_TEXT}\nSPACE: /[ \\n]?[ \\n]?/\n"
 
 
 def _json(schema: Any) -> str:
-    """JSON of a schema, without spaces that a model could go on with for ever."""
+    """JSON of a schema, without spaces and keys that a model could go on with for ever."""
     if isinstance(schema, Mapping):
-        schema = {**schema, "x-guidance": _SPACES}
+        schema = {**_closed(schema), "x-guidance": _SPACES}
     return f"%json {json.dumps(schema)}"
+
+
+def _closed(schema: Any) -> Any:
+    """Objects whose properties are listed have no others, unless the schema says so."""
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: one if key in _WHOLE else _closed(one) for key, one in schema.items()}
+    if isinstance(schema.get("properties"), dict) and not _OTHERS & schema.keys():
+        made["additionalProperties"] = False
+    return made
 
 
 def _surround(form: Format) -> tuple[tuple[str, ...], tuple[str, ...]]:

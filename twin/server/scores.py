@@ -36,11 +36,11 @@ class Scores:
         top = [self._one(token, logprob) for token, logprob in one.top]
         return self._one(one.token, one.logprob) | {"top_logprobs": top}
 
-    def _one(self, token: int, logprob: float) -> dict[str, Any]:
+    def _one(self, token: int, logprob: float | None) -> dict[str, Any]:
         spelt = self.spelling.bytes_of(token)
         return {"token": _readable(spelt), "logprob": _finite(logprob), "bytes": list(spelt)}
 
-    def _chosen_and_top(self, one: Scored) -> dict[str, float] | None:
+    def _chosen_and_top(self, one: Scored) -> dict[str, float | None] | None:
         if not one.top:
             return None
         found = {self._text(token): _finite(logprob) for token, logprob in one.top}
@@ -57,8 +57,8 @@ class Scores:
         return before
 
 
-def _finite(logprob: float) -> float:
-    return logprob if logprob > LEAST else LEAST
+def _finite(logprob: float | None) -> float | None:
+    return logprob if logprob is None or logprob > LEAST else LEAST
 
 
 def _readable(spelt: bytes) -> str:

@@ -164,7 +164,11 @@ class Served:
         prompts = self._prompts(body)
         most, logprobs = body.max_tokens, self._completion_logprobs(body)
         grammar = self._grammar(body)
-        return Work(self._requests(body, prompts, most, COMPLETION_TOKENS, logprobs, grammar))
+        if most == 0 and body.echo:  # only the prompt, as who scores texts wants it
+            made = self._requests(body, prompts, 1, COMPLETION_TOKENS, logprobs, grammar)
+            return Work([replace(one, echo=True, max_tokens=0) for one in made])
+        made = self._requests(body, prompts, most, COMPLETION_TOKENS, logprobs, grammar)
+        return Work([replace(one, echo=True) for one in made] if body.echo else made)
 
     def _chat_logprobs(self, body: Chat) -> int | None:
         """How many of the most probable tokens come with each; None: not even its own."""
@@ -270,13 +274,16 @@ class Served:
         if schema is None and not calls:
             return None
         form = PLAIN if self.conversation is None or turn is None else self.conversation.format
-        thinking = form.begun(prompt)
-        if turn is not None and calls:
-            text = calls_grammar(turn.tools, form, self.grammars.mark, thinking=thinking)
-        else:
-            assert schema is not None
-            text = schema_grammar(schema, form, self.grammars.mark, thinking=thinking)
-        matcher = self.grammars.matcher(text, "tool_choice" if calls else "response_format")
+        thinking, param = form.begun(prompt), "tools" if calls else "response_format"
+        try:
+            if turn is not None and calls:
+                text = calls_grammar(turn.tools, form, self.grammars.mark, thinking=thinking)
+            else:
+                assert schema is not None
+                text = schema_grammar(schema, form, self.grammars.mark, thinking=thinking)
+        except RecursionError as error:
+            raise Problem(f"{param}: a schema is nested too deeply", param=param) from error
+        matcher = self.grammars.matcher(text, param)
         return lambda: self.grammars.allowed(matcher)
 
     def _tokens(self, prompt: list[int], limit: Whole | None, usual: int | None) -> int:

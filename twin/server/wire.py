@@ -67,6 +67,7 @@ class _Generation(msgspec.Struct, kw_only=True):
 class Completion(_Generation, kw_only=True):
     prompt: Unread  # `prompts` reads it
     logprobs: Whole | bool | None = None  # how many of the most probable tokens, 0 too
+    echo: bool | None = None
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True):
@@ -216,8 +217,7 @@ _EITHER: dict[str, Values] = {
     "lora": ([],),
 }
 LACKING: dict[type[msgspec.Struct], dict[str, Values]] = {
-    Completion: _EITHER
-    | {"best_of": (1,), "echo": (False,), "suffix": ("",), "add_special_tokens": (True,)},
+    Completion: _EITHER | {"best_of": (1,), "suffix": ("",), "add_special_tokens": (True,)},
     Chat: _EITHER
     | {
         "functions": ([],),
