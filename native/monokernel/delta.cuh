@@ -1,4 +1,4 @@
-// Gated DeltaNet of one token: each block convolves what its items see, and updates their recurrent
+// Gated DeltaNet or Mamba-2 of one token: each block convolves what its items see, and updates their recurrent
 // states, which nobody else reads or writes. Of a state S, [KEY_DIM][COLUMNS], a key k, a query q
 // and a value v, with a decay d and a write strength w:
 //
@@ -7,6 +7,13 @@
 // Both products are made in one pass over the state, since (S + k u^T)^T q = S^T q + (k.q) u. The
 // norm over a head's outputs is applied by who multiplies them: an item publishes its columns,
 // gated and scaled, and the sum of their squares before that.
+//
+// Mamba-2 has neither write strength nor delta: of B as the key, C as the query, x as the value, a
+// time step t and a factor D of the head
+//
+//   S = d S + B (t x)^T;  out = S^T C + D x
+//
+// and its squares are those of gated outputs, of all heads that share B and C.
 #pragma once
 
 #include "convolution.cuh"
@@ -19,7 +26,8 @@ struct Recurrent {
                        SPLITS = Delta::VALUE_DIM / COLUMNS, ITEMS = Delta::VALUE_HEADS * SPLITS,
                        PER_KEY = Delta::VALUE_HEADS / Delta::KEY_HEADS,
                        CHANNELS = 2 * KEYS + COLUMNS,  // that it sees
-                       PAST = Delta::CONV - 1;         // positions of its history
+                       PAST = Delta::CONV - 1,         // positions of its history
+                       JOINT = Delta::NORMED / COLUMNS;  // items whose outputs are normed together
   static constexpr int FLOATS = KEYS * COLUMNS + PAST * CHANNELS;
   static constexpr int WORDS = COLUMNS + 4;  // that it publishes: outputs, squares, three zeros
   // channels of a rank: queries, keys, values
@@ -28,6 +36,7 @@ struct Recurrent {
   // is added to the squared length of a key and of a query
   static constexpr float LEAST_SQUARE = 1e-6f, FAR = 20.0f;
   static_assert(COLUMNS % 4 == 0 && COLUMNS * SPLITS == Delta::VALUE_DIM, "items of whole loads");
+  static_assert(JOINT % SPLITS == 0, "whole heads are normed together");
 
   __device__ static __forceinline__ int key_head(int head) { return head / PER_KEY; }
 
@@ -39,7 +48,8 @@ struct Recurrent {
 };
 
 // Where a block gathers what its items use: queries and keys of their key heads, columns of values
-// and of gates, write strengths and decays of their value heads. Spans come in this order.
+// and of gates, write strengths (DeltaNet's) and time steps of their value heads. Spans come in this
+// order.
 struct Gathered {
   int first_head, first_key, keys, values, gates, strengths, decays, end;
 
@@ -51,7 +61,7 @@ struct Gathered {
     values = 2 * keys;
     gates = values + (items.hi - items.lo) * Recurrent::COLUMNS;
     strengths = gates + (items.hi - items.lo) * Recurrent::COLUMNS;
-    decays = strengths + heads;
+    decays = strengths + (Delta::MAMBA ? 0 : heads);
     end = (decays + heads + 15) / 16 * 16;
   }
 };
@@ -83,19 +93,20 @@ struct StatePart {
     for (int j = 0; HELD && j < EACH; ++j)
       at[j] = here(thread, j) && !first ? state[key(thread, j) * COLUMNS + column(thread)] : 0.0f;
   }
-  // Its parts of S^T k and S^T q, [2][PARTS][COLUMNS].
+  // Its parts of S^T k (of DeltaNet) and S^T q, [2][PARTS][COLUMNS].
   __device__ __forceinline__ void multiply(const float* query, const float* by_key, int thread,
                                            float* sums) const {
     float with_key = 0, with_query = 0;
     TWIN_UNROLL
     for (int j = 0; j < EACH; ++j) {
       if (!here(thread, j)) continue;
-      with_key += at[j] * by_key[key(thread, j)];
+      if constexpr (!Delta::MAMBA) with_key += at[j] * by_key[key(thread, j)];
       with_query += at[j] * query[key(thread, j)];
     }
     if (part(thread) >= PARTS) return;
     float* const to = sums + part(thread) * COLUMNS + column(thread);
-    to[0] = with_key, to[PARTS * COLUMNS] = with_query;
+    if constexpr (!Delta::MAMBA) to[0] = with_key;
+    to[PARTS * COLUMNS] = with_query;
   }
   __device__ __forceinline__ void update(float* state, const float* by_key, float decay, float by,
                                          int thread) const {
@@ -116,9 +127,17 @@ __device__ __forceinline__ float time_step(float x) {
   return small < 1e-4f ? small : log32(1.0f + small);
 }
 
+// A head's time step, which some models clamp.
+__device__ __forceinline__ float clamped_step(float x) {
+  float step = time_step(x);
+  if constexpr (Delta::LEAST_STEP > 0.0f) step = step < Delta::LEAST_STEP ? Delta::LEAST_STEP : step;
+  if constexpr (Delta::MOST_STEP > 0.0f) step = step > Delta::MOST_STEP ? Delta::MOST_STEP : step;
+  return step;
+}
+
 // Of an item's token.
 struct Rule {
-  float decay, strength;
+  float decay, strength;  // of Mamba-2 the time step
   float by_key, by_query;  // factors of the convolved key and query
   float both;              // their product
 };
@@ -128,7 +147,7 @@ struct Rule {
 struct Channel {
   static constexpr int KEYS = Recurrent::KEYS, PAST = Recurrent::PAST;
 
-  float tap[PAST + 1], past[PAST];
+  float tap[PAST + 1], past[PAST], added;
 
   __device__ static __forceinline__ int gathered_at(const Gathered& at, Span items, int item,
                                                     int channel) {
@@ -147,6 +166,7 @@ struct Channel {
     const float* const taps = b.memory.constants + stage.taps + number;
     TWIN_UNROLL
     for (int m = 0; m <= PAST; ++m) tap[m] = taps[m * Recurrent::ALL];
+    added = Delta::BIASED ? taps[(PAST + 1) * Recurrent::ALL] : 0.0f;
     TWIN_UNROLL
     for (int m = 0; m < PAST; ++m) {
       const int seen = position - PAST + m;
@@ -160,6 +180,7 @@ struct Channel {
     TWIN_UNROLL
     for (int m = 0; m < PAST; ++m) sum += past[m] * tap[m];
     history[position % PAST * Recurrent::CHANNELS + channel] = newest;
+    if constexpr (Delta::BIASED) sum += added;
     return silu(sum);
   }
 };
@@ -171,7 +192,7 @@ struct Steering {
       StatePart::HELD ? (Recurrent::CHANNELS + Core::threads() - 1) / Core::threads() : 1;
 
   Channel channel[ROUNDS];
-  float decay, offset, scale;  // of the item's head; of the thread's column
+  float decay, offset, skip, scale;  // of the item's head; of the thread's column
 
   template <class Stage>
   __device__ __forceinline__ void load(const Block& b, const Stage& stage, int item, int position,
@@ -179,6 +200,7 @@ struct Steering {
     const float* const decays =
         b.memory.constants + stage.decays + item / Recurrent::SPLITS;
     decay = decays[0], offset = decays[Delta::VALUE_HEADS];
+    skip = Delta::MAMBA ? decays[2 * Delta::VALUE_HEADS] : 0.0f;
     if constexpr (StatePart::HELD) {
       const int thread = b.core.thread();
       scale = scales(b, stage, item)[StatePart::column(thread)];
@@ -192,7 +214,8 @@ struct Steering {
   template <class Stage>
   __device__ static __forceinline__ const float* scales(const Block& b, const Stage& stage,
                                                         int item) {
-    return b.memory.constants + stage.gated_norm + item % Recurrent::SPLITS * Recurrent::COLUMNS;
+    const int columns = Delta::MAMBA ? item : item % Recurrent::SPLITS;
+    return b.memory.constants + stage.gated_norm + columns * Recurrent::COLUMNS;
   }
 };
 
@@ -203,10 +226,14 @@ __device__ __forceinline__ Rule rule_of(Block& b, const Steering& steering, cons
     const float q = convolved[d], k = convolved[Recurrent::KEYS + d];
     query += q * q, key += k * k, both += q * k;
   }
+  const int number = head - at.first_head;
+  if constexpr (Delta::MAMBA) {
+    const float step = clamped_step(gathered[at.decays + number] + steering.offset);
+    return {exp32(steering.decay * step), step, 1.0f, 1.0f, b.core.warp_sum(both)};
+  }
   const float by_query = inverse_root(b.core.warp_sum(query) + Recurrent::LEAST_SQUARE) /
                          square_root(float(Recurrent::KEYS)),
               by_key = inverse_root(b.core.warp_sum(key) + Recurrent::LEAST_SQUARE);
-  const int number = head - at.first_head;
   return {exp32(steering.decay * time_step(gathered[at.decays + number] + steering.offset)),
           1.0f / (1.0f + exp32(-gathered[at.strengths + number])), by_key, by_query,
           b.core.warp_sum(both) * by_key * by_query};
@@ -216,15 +243,22 @@ __device__ __forceinline__ Rule rule_of(Block& b, const Steering& steering, cons
 struct Column {
   float out, written;
 
-  __device__ __forceinline__ Column(const Rule& rule, const float* sums, int column, float value) {
+  // `skip`: of the value itself, in Mamba-2's output
+  __device__ __forceinline__ Column(const Rule& rule, const float* sums, int column, float value,
+                                    float skip) {
     float with_key = 0, with_query = 0;
     TWIN_UNROLL
     for (int p = 0; p < StatePart::PARTS; ++p) {
-      with_key += sums[p * Recurrent::COLUMNS + column];
+      if constexpr (!Delta::MAMBA) with_key += sums[p * Recurrent::COLUMNS + column];
       with_query += sums[(StatePart::PARTS + p) * Recurrent::COLUMNS + column];
     }
-    written = (value - rule.decay * rule.by_key * with_key) * rule.strength;
-    out = rule.decay * rule.by_query * with_query + rule.both * written;
+    if constexpr (Delta::MAMBA) {
+      written = value * rule.strength;
+      out = rule.decay * with_query + rule.both * written + skip * value;
+    } else {
+      written = (value - rule.decay * rule.by_key * with_key) * rule.strength;
+      out = rule.decay * rule.by_query * with_query + rule.both * written;
+    }
   }
 };
 
@@ -262,18 +296,24 @@ __device__ __forceinline__ void update_item(Block& b, const Stage& stage, const 
   const float* const gates = gathered + at.gates + (item - items.lo) * COLUMNS;
   Output out = output_of(b, stage);
   if constexpr (Core::OWN_GPUS) out.others = 0;
+  // of Mamba-2 gated before they are squared
+  const auto squared = [&](int column, float made) {
+    return Delta::MAMBA ? made * silu(gates[column]) : made;
+  };
   const auto put = [&](int column, float made, float scale) {
-    publish(b, out, item * Recurrent::WORDS + column, made * scale * silu(gates[column]));
+    publish(b, out, item * Recurrent::WORDS + column,
+            Delta::MAMBA ? made * scale : made * scale * silu(gates[column]));
   };
   if constexpr (StatePart::HELD) {
     part.multiply(convolved, key, thread, sums);
     b.core.barrier();
     const int column = StatePart::column(thread);
-    const Column made(rule, sums, column, values[column]);
+    const Column made(rule, sums, column, values[column], steering.skip);
     const bool first = StatePart::part(thread) == 0;
-    const float squares = b.core.sum(first ? made.out * made.out : 0.0f);
+    const float output = squared(column, made.out);
+    const float squares = b.core.sum(first ? output * output : 0.0f);
     b.core.cleared();
-    if (first) put(column, made.out, steering.scale);
+    if (first) put(column, output, steering.scale);
     TWIN_EACH(i, 4) publish(b, out, item * Recurrent::WORDS + COLUMNS + i, i ? 0.0f : squares);
     part.update(state, key, rule.decay, rule.by_key * made.written, thread);
   } else {
@@ -282,14 +322,15 @@ __device__ __forceinline__ void update_item(Block& b, const Stage& stage, const 
     for (int k = 0; k < KEYS; ++k)
       TWIN_EACH(c, COLUMNS) {
         const float held = first ? 0.0f : state[k * COLUMNS + c];
-        sums[c] += held * key[k];
+        if constexpr (!Delta::MAMBA) sums[c] += held * key[k];
         sums[COLUMNS + c] += held * convolved[k];
       }
     float mine = 0;
     TWIN_EACH(c, COLUMNS) {
-      const Column made(rule, sums, c, values[c]);
-      sums[c] = rule.by_key * made.written, sums[COLUMNS + c] = made.out;
-      mine += made.out * made.out;
+      const Column made(rule, sums, c, values[c], steering.skip);
+      const float output = squared(c, made.out);
+      sums[c] = rule.by_key * made.written, sums[COLUMNS + c] = output;
+      mine += output * output;
     }
     const float squares = b.core.sum(mine);
     b.core.cleared();
@@ -347,26 +388,29 @@ __device__ __forceinline__ bool delta(Block& b, int index, const Stage& stage) {
 
 // ---- who reads it -------------------------------------------------------------------------------
 
-// A head's sum of squares. Of threads side by side that have outputs of one head each requests some
-// of its items, and they add up what they found: all blocks poll these few words, and waited for
+// The sum of squares of outputs that are normed together, those of a head or of several. Of threads
+// side by side that have some of these each requests some of their items, and they add up what they found: all blocks poll these few words, and waited for
 // them where each thread requested all. Of few items the exchanges take longer, 0.6 us of 5,120
 // columns.
 template <class Vector>
 struct Squares {
-  static constexpr int SPLITS = Recurrent::SPLITS, PITCH = Vector::SIDE_BY_SIDE;
+  static constexpr int SPLITS = Recurrent::JOINT, PITCH = Vector::SIDE_BY_SIDE;
+  // such threads, of a warp
+  static constexpr int ALL_NEIGHBOURS =
+      PITCH > 0 && Delta::NORMED % PITCH == 0 ? Delta::NORMED / PITCH : 1;
   static constexpr int NEIGHBOURS =
-      PITCH > 0 && Delta::VALUE_DIM % PITCH == 0 ? Delta::VALUE_DIM / PITCH : 1;
+      ALL_NEIGHBOURS % Core::warp_threads() == 0 ? Core::warp_threads() : ALL_NEIGHBOURS;
   static constexpr bool TOGETHER = SPLITS > 4 && NEIGHBOURS > 1 && (NEIGHBOURS & (NEIGHBOURS - 1)) == 0 &&
                                    Core::warp_threads() % NEIGHBOURS == 0 &&
-                                   Vector::SIDE_WIDTH % Delta::VALUE_DIM == 0;
+                                   Vector::SIDE_WIDTH % Delta::NORMED == 0;
   static constexpr int THREADS = TOGETHER ? NEIGHBOURS : 1,
                        EACH = (SPLITS + THREADS - 1) / THREADS;
 
   Pack<1> item[EACH];
 
-  // `element`: the thread's first of the head
+  // `element`: the thread's first of them
   __device__ __forceinline__ void load(const float* head, int element) {
-    const int mine = TOGETHER ? element % Delta::VALUE_DIM / (PITCH > 0 ? PITCH : 1) : 0;
+    const int mine = TOGETHER ? element % Delta::NORMED / (PITCH > 0 ? PITCH : 1) % THREADS : 0;
     TWIN_UNROLL
     for (int j = 0; j < EACH; ++j) {
       const int split = mine + j * THREADS;
@@ -409,7 +453,7 @@ __device__ __forceinline__ void hand_on(Block& b, const Out& out) {
   b.core.barrier();
 }
 
-// x = the items' outputs, each head's divided by its length. The loads of a thread's outputs, and
+// x = the items' outputs, those that are normed together divided by their length. The loads of a thread's outputs, and
 // of sums of squares, are under way before the first is looked at. Of threads that hold the same
 // columns one requests them.
 template <class Vector>
@@ -418,10 +462,10 @@ __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& st
   const Source source = source_of(b, index, read);
   if (source.lost) return false;
   const float* const base = source.at(0);  // a value of one part
-  constexpr int COLUMNS = Recurrent::COLUMNS, SPLITS = Recurrent::SPLITS, WORDS = Recurrent::WORDS,
+  constexpr int COLUMNS = Recurrent::COLUMNS, JOINT = Recurrent::JOINT, WORDS = Recurrent::WORDS,
                 QUADS = Vector::PACK / 4;
-  // of a pack: neighbours are of one head, or each quad is looked up
-  constexpr int HEADS = Delta::VALUE_DIM % Vector::PACK == 0 ? 1 : QUADS, PITCH = QUADS / HEADS;
+  // of a pack: neighbours are normed together, or each quad is looked up
+  constexpr int HEADS = Delta::NORMED % Vector::PACK == 0 ? 1 : QUADS, PITCH = QUADS / HEADS;
   static_assert(Vector::PACK % 4 == 0, "quads of an item");
   static_assert(HEADS == 1 || !Squares<Vector>::TOGETHER, "threads side by side have whole packs");
   bool asks = true;
@@ -433,7 +477,7 @@ __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& st
   return b.core.agree(x.packs(b.core, [&](const auto& first, const auto& valid, const auto& out) {
     constexpr int PACKS = int(sizeof(first) / sizeof(int));
     const auto head_of = [&](int r, int h) {
-      return base + (first[r] + 4 * PITCH * h) / Delta::VALUE_DIM * (SPLITS * WORDS);
+      return base + (first[r] + 4 * PITCH * h) / Delta::NORMED * (JOINT * WORDS);
     };
     Pack<4> part[PACKS][QUADS];
     Squares<Vector> squares[PACKS][HEADS];
@@ -468,7 +512,7 @@ __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& st
       for (int h = 0; h < HEADS; ++h) {
         const bool has = asks && valid[0] && (r == 0 || valid[r]);
         const float squared = squares[r][h].sum(b.core, has);
-        const float by = inverse_root(squared / float(Delta::VALUE_DIM) + b.plan.norm_eps);
+        const float by = inverse_root(squared / float(Delta::NORMED) + b.plan.norm_eps);
         TWIN_UNROLL
         for (int d = 0; d < 4 * PITCH; ++d) {
           const int e = h * PITCH + d / 4;

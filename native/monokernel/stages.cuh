@@ -197,11 +197,14 @@ __device__ __forceinline__ StageKind way_of(int kind) {
   return StageKind(kind);
 }
 
-// Do a stage's rows come in pairs, of a gate and of what passes it?
-__device__ __forceinline__ bool makes_pairs(int kind) {
+// Do a stage's rows make what a down projection multiplies?
+__device__ __forceinline__ bool feeds_down(int kind) {
   return kind == int(StageKind::GATE_UP) || (Experts::ANY && kind == int(StageKind::ROUTED_UP)) ||
          (NonRouted::SHARED && kind == int(StageKind::SHARED_UP));
 }
+
+// Do they come in pairs, of a gate and of what passes it?
+__device__ __forceinline__ bool makes_pairs(int kind) { return Family::GATED && feeds_down(kind); }
 
 // The stages that norm the residual and multiply it: QKV, GATE_UP and LM_HEAD, a router and
 // experts, are one piece of code on a device.
@@ -262,6 +265,8 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
     } else if (gated) {
       own.add(b, stage, work.own, row, sum, up);
       sum = through_gate(sum, up);
+    } else if (!Family::GATED && feeds_down(stage.kind)) {
+      sum = activated(sum);
     } else if (Additions::EXPERT_BIAS) {
       sum = own.added(b, stage, work.own, row, sum);
     } else if (b.plan.biased) {

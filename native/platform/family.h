@@ -11,6 +11,12 @@ __device__ __forceinline__ float gate_exponent(float x) {
   return -Additions::GAIN * x;
 }
 
+// What a gate opens to, and what a row makes that no gate meets. A NaN passes.
+__device__ __forceinline__ float activated(float x) {
+  if constexpr (Family::GATE == Gate::RELU2) return x <= 0.0f ? 0.0f : x * x;
+  return x / (1.0f + exp32(gate_exponent(x)));
+}
+
 // What a gate lets pass of its up row. A NaN passes.
 __device__ __forceinline__ float through_gate(float gate, float up) {
   constexpr float LIMIT = Additions::LIMIT;
@@ -18,7 +24,7 @@ __device__ __forceinline__ float through_gate(float gate, float up) {
     gate = gate > LIMIT ? LIMIT : gate;
     up = up > LIMIT ? LIMIT : up < -LIMIT ? -LIMIT : up;
   }
-  const float open = gate / (1.0f + exp32(gate_exponent(gate)));
+  const float open = activated(gate);
   return open * (Additions::OFFSET != 0.0f ? up + Additions::OFFSET : up);
 }
 

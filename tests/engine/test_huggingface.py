@@ -59,7 +59,7 @@ def hf_model(config: dict[str, Any], table: Table, save: Path | None = None) -> 
     # a copy: it writes into the scaling
     hf_config = transformers.AutoConfig.for_model(**copy.deepcopy(config))
     hf_config._attn_implementation = "eager"
-    if table.spec.experts:
+    if table.spec.experts or table.spec.family == "nemotron_h":
         return _from_folder(transformers, hf_config, table, save)
     model = transformers.AutoModelForCausalLM.from_config(hf_config).float().eval()
     state = {name: torch.tensor(array) for name, array in as_stored(table).items()}
@@ -72,7 +72,9 @@ def hf_model(config: dict[str, Any], table: Table, save: Path | None = None) -> 
 
 
 def _from_folder(transformers: Any, config: Any, table: Table, save: Path | None) -> Any:
-    """The same of a model whose modules hold all experts in one tensor, unlike its checkpoints."""
+    """The same of a model whose modules hold all experts in one tensor, or are called otherwise,
+    unlike its checkpoints.
+    """
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         safetensors.write(Path(folder) / "model.safetensors", as_stored(table))

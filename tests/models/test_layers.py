@@ -61,8 +61,9 @@ def test_inputs_and_outputs_of_a_layer_meet_the_residual(name: str) -> None:
             layer.mixer.weights(spec.hidden, spec.formats),
             layer.feed.weights(spec.hidden, spec.formats),
         ):
-            assert weights[0].cols == spec.hidden
-            assert weights[-1].rows == spec.hidden
+            if weights:  # of layers without a half
+                assert weights[0].cols == spec.hidden
+                assert weights[-1].rows == spec.hidden
 
 
 def test_absorbed_matrices_are_the_stored_one_in_two() -> None:

@@ -31,6 +31,7 @@ TOTAL_AND_ACTIVE = {  # as printed: total, active, whether active counts the emb
     "lfm2.5-350m": ("350 M", "350 M", False),
     "minimax-m2.7": ("230 B", "10 B", False),
     "mixtral-8x7b": ("46.7 B", "12.9 B", True),
+    "nemotron-3-nano-30b-a3b": ("31.6 B", "3.6 B", True),
     "qwen1.5-moe-a2.7b": ("14.3 B", "2.7 B", True),
     "qwen3-235b-a22b": ("235 B", "22 B", True),
     "qwen3-30b-a3b": ("30.5 B", "3.3 B", True),

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from twin.errors import HardwareError, PlanError
 from twin.frozen import frozen
 from twin.hardware.types import Node
-from twin.models.feeds import ExpertFeed
+from twin.models.feeds import ExpertFeed, NoFeed
 from twin.models.formats import Format
 from twin.models.mixers import GroupedAttention, LatentAttention
 from twin.models.spec import ModelSpec
@@ -164,6 +164,11 @@ def _layer(
     spec: ModelSpec, index: int, gpus: int, rope_kernels: int, quantised: Format | None
 ) -> Iterator[Work]:
     layer = spec.layer(index)
+    if isinstance(layer.feed, NoFeed) or not layer.feed.gated:
+        raise PlanError(
+            f"{spec.name}: layer {index} has no gated feed-forward layer: ordinary engines are "
+            "modelled for layers of attention and such a one; choose another model"
+        )
     stored = {weight.name: weight for weight in spec.layer_weights(index)}
     yield Row("add_norm", spec.hidden, reduces=True)
     if isinstance(layer.mixer, GroupedAttention):

@@ -47,7 +47,7 @@ from twin.models.foreign import (
 )
 from twin.models.formats import Format, Role
 from twin.models.gguf_file import is_gguf
-from twin.models.linear import DECAY
+from twin.models.linear import DECAY, SKIP, STEP
 from twin.models.load import (
     canonical,
     described,
@@ -72,9 +72,9 @@ __all__ = [
 LARGEST_SEED = 2**64 - 1
 CODED_PARTS = ("codes", "scales", "zeros", "outer", "blocks")  # of a coded matrix, behind its name
 # what tools may leave in FP32 next to weights of 16 bits
-_EXACT, ROUTER = ("choice_bias", DECAY), "router"
+_EXACT, ROUTER = ("choice_bias", DECAY, STEP, SKIP), "router"
 _ROLES = {
-    Role.ATTENTION: ("q", "k", "v", "o", "qkvz", "qkv", "z"),
+    Role.ATTENTION: ("q", "k", "v", "o", "qkvz", "qkv", "z", "state_in", "conv_in"),
     Role.SMALL: ("ba", "b", "a"),
     Role.DENSE: ("gate", "up", "down"),
     Role.SHARED: ("shared_gate", "shared_up", "shared_down"),
@@ -493,7 +493,7 @@ def _distribution(spec: ModelSpec, name: str) -> tuple[float, float]:
         return 1.0, 0.1
     if leaf.endswith("_bias"):
         return 0.0, 0.1
-    if leaf in ("sinks", DECAY):
+    if leaf in ("sinks", DECAY, SKIP):
         return 0.0, 1.0
     if leaf == "embed":
         # A tied table is also the LM head: rows of length 2 keep its logits within reach of

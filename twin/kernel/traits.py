@@ -12,6 +12,7 @@ from twin.kernel.coded import bits_of
 from twin.kernel.fields import CODED_FIELDS
 from twin.models.codes import CODES
 from twin.models.feeds import ExpertFeed, Scoring
+from twin.models.mixers import Mamba2, Recurring
 from twin.models.spec import ModelSpec
 from twin.models.variant import Activation
 from twin.plan.catalogue import INPUTS
@@ -21,7 +22,8 @@ Constant = bool | int | float | Activation
 # struct -> member -> (value where the plan has nothing of the kind, what it is)
 TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
     "Family": {
-        "GATE": (Activation.SILU, "the function of gates"),
+        "GATE": (Activation.SILU, "the function of gates, and of rows that have none"),
+        "GATED": (True, "rows that feed a down projection come with those of gates"),
         "NORMS_BEFORE": (True, "what a module reads is normed"),
         "NORMS_AFTER": (False, "what a module adds to the residual is: Stage::post_norm"),
         "QK_NORMED_TOGETHER": (False, "all heads of q as one vector, and those of k"),
@@ -68,7 +70,7 @@ TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
         "PARALLEL": (False, "which are a dense MLP, whose output is published and normed alone"),
         "DENSE": (False, "layers without experts"),
     },
-    "Delta": {  # Gated DeltaNet
+    "Delta": {  # Gated DeltaNet, Mamba-2
         "ANY": (False, "there are recurrent states"),
         "KEY_DIM": (4, "of a head"),
         "VALUE_DIM": (4, "of a head"),
@@ -76,6 +78,11 @@ TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
         "KEY_HEADS": (1, "of a rank"),
         "VALUE_HEADS": (1, "of a rank"),
         "COLUMNS": (4, "of a head's state that an item has"),
+        "MAMBA": (False, "Mamba-2's rule, else the delta rule"),
+        "BIASED": (False, "the convolution adds a number to each channel"),
+        "NORMED": (4, "outputs that one norm is over"),
+        "LEAST_STEP": (0.0, "time steps are clamped to it"),
+        "MOST_STEP": (0.0, "and to this; 0: not"),
     },
     "Convolution": {  # gated, short
         "ANY": (False, "there are some"),
@@ -106,16 +113,8 @@ def traits(plan: Plan) -> dict[str, dict[str, Constant]]:
             "PARALLEL": routed.parallel,
             "DENSE": any(stage.kind is StageKind.DOWN for stage in plan.stages),
         }
-    if spec and spec.delta and plan.delta_stages:
-        found["Delta"] = {
-            "ANY": True,
-            "KEY_DIM": spec.delta.key_dim,
-            "VALUE_DIM": spec.delta.value_dim,
-            "CONV": spec.delta.conv,
-            "KEY_HEADS": spec.delta.key_heads // plan.ranks,
-            "VALUE_HEADS": spec.delta.value_heads // plan.ranks,
-            "COLUMNS": next(stage.scan.page for stage in plan.delta_stages if stage.scan),
-        }
+    if spec and spec.recurrence and plan.delta_stages:
+        found["Delta"] = _recurrence(plan, spec.recurrence)
     if spec and spec.convolution and plan.convolving_stages:
         found["Convolution"] = {
             "ANY": True,
@@ -128,6 +127,27 @@ def traits(plan: Plan) -> dict[str, dict[str, Constant]]:
         }
         for struct, members in TRAITS.items()
     }
+
+
+def _recurrence(plan: Plan, kind: Recurring) -> dict[str, Constant]:
+    own: dict[str, Constant] = {
+        "ANY": True,
+        "KEY_DIM": kind.key_dim,
+        "VALUE_DIM": kind.value_dim,
+        "CONV": kind.conv,
+        "KEY_HEADS": kind.key_heads // plan.ranks,
+        "VALUE_HEADS": kind.value_heads // plan.ranks,
+        "COLUMNS": next(stage.scan.page for stage in plan.delta_stages if stage.scan),
+        "NORMED": kind.normed,
+    }
+    if isinstance(kind, Mamba2):
+        own |= {
+            "MAMBA": True,
+            "BIASED": kind.conv_bias,
+            "LEAST_STEP": kind.least_step,
+            "MOST_STEP": kind.most_step or 0.0,
+        }
+    return own
 
 
 def _shapes_of(plan: Plan) -> list[dict[str, Constant]]:
@@ -149,6 +169,7 @@ def _family(spec: ModelSpec) -> dict[str, Constant]:
     variant = spec.variant
     return {
         "GATE": variant.activation,
+        "GATED": spec.gated,
         "NORMS_BEFORE": variant.norms.before,
         "NORMS_AFTER": variant.norms.after,
         "QK_NORMED_TOGETHER": spec.whole_qk_norm,

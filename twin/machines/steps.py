@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from twin.models.feeds import DenseFeed, Feed
+from twin.models.feeds import DenseFeed, Feed, NoFeed
 from twin.models.mixers import (
     CompressedAttention,
     DeltaNet,
     GroupedAttention,
     LatentAttention,
+    Mamba2,
     Mixer,
+    NoMixer,
     ShortConvolution,
 )
 from twin.models.spec import ModelSpec
@@ -35,7 +37,9 @@ def dependent_steps(spec: ModelSpec) -> int:
 
 def mixer_steps(mixer: Mixer) -> int:
     match mixer:
-        case GroupedAttention() | DeltaNet():
+        case NoMixer():
+            return 0
+        case GroupedAttention() | DeltaNet() | Mamba2():
             return 3  # projections; attention or state; output projection
         case ShortConvolution():
             return 2  # projections and convolution; output projection
@@ -50,4 +54,6 @@ def mixer_steps(mixer: Mixer) -> int:
 
 
 def feed_steps(feed: Feed) -> int:
+    if isinstance(feed, NoFeed):
+        return 0
     return 2 if isinstance(feed, DenseFeed) else 3  # (router;) gate and up; down

@@ -42,6 +42,7 @@ CLASSES: dict[str, tuple[str, ...]] = {  # by model_type
     "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM",),
     "glm4_moe": ("Glm4MoeForCausalLM",),
     "minimax_m2": ("MiniMaxM2ForCausalLM",),
+    "nemotron_h": ("NemotronHForCausalLM",),
     "gpt_oss": ("GptOssForCausalLM",),
     "deepseek_v3": ("DeepseekV3ForCausalLM",),
     "kimi_k2": ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM"),

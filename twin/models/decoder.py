@@ -11,7 +11,7 @@ from twin.errors import ConfigError
 from twin.frozen import frozen
 from twin.models.config import Config, dtype
 from twin.models.experts import Names, feed_shape
-from twin.models.feeds import DenseFeed
+from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.linear import mixer_shape
 from twin.models.modules import DENSE, Table
 from twin.models.quantized import stored_formats
@@ -135,7 +135,7 @@ def _routed(spec: ModelSpec, layer: int, names: Names) -> Iterator[tuple[str, Te
         dense = feed_shape(feed, spec.hidden, name)
         if dense is None or isinstance(feed, DenseFeed):
             yield name, Tensor(tensor.name, dense or tensor.shape)
-    if isinstance(feed, DenseFeed):
+    if not isinstance(feed, ExpertFeed):
         return
     stored = names.alone(feed)
     for expert in range(feed.experts):

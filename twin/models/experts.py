@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from twin.frozen import frozen
 from twin.models import linear
-from twin.models.feeds import DenseFeed, ExpertFeed, Feed, Scoring
+from twin.models.feeds import DenseFeed, ExpertFeed, Feed, NoFeed, Scoring, halves_of
 from twin.models.layers import Layer
-from twin.models.mixers import RECURRENT, GroupedAttention
+from twin.models.mixers import RECURRENT, GroupedAttention, NoMixer
 
 SHARED_GATE = "shared_expert_gate"  # the row whose sigmoid gates the shared experts
 SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID)  # of a router, for which the kernel has code
@@ -21,13 +21,15 @@ def runs(layout: Sequence[Layer]) -> bool:
     """Has the kernel code for these layers? Some have experts, and all that are alike are equal.
 
     Their attention is grouped. Only windows differ, and the shapes of heads between two kinds of
-    layers. Some layers may have gated DeltaNet instead, or short convolutions.
+    layers. Some layers may have recurrent states instead, or short convolutions; some may lack one
+    of their halves.
     """
     states = {layer.mixer for layer in layout if isinstance(layer.mixer, RECURRENT)}
-    attending = [layer.mixer for layer in layout if not isinstance(layer.mixer, RECURRENT)]
+    others = (*RECURRENT, NoMixer)
+    attending = [layer.mixer for layer in layout if not isinstance(layer.mixer, others)]
     mixers = {_plain(mixer) for mixer in attending}
     shapes = {mixer.shape for mixer in attending if isinstance(mixer, GroupedAttention)}
-    feeds = {layer.feed for layer in layout}
+    feeds = {layer.feed for layer in layout if not isinstance(layer.feed, NoFeed)}
     routed = {feed for feed in feeds if isinstance(feed, ExpertFeed)}
     # a kernel has one kind of gate
     gates = {_gate(feed) for feed in feeds if isinstance(feed, ExpertFeed)} | (
@@ -36,7 +38,8 @@ def runs(layout: Sequence[Layer]) -> bool:
     # without experts only where the layers' mixers differ
     differ = len(states) == 1 or len(shapes) == MOST_SHAPES
     counted = len(routed) == 1 or (not routed and differ and len(feeds) == 1)
-    alike = None not in mixers and len(mixers) == len(gates) == 1 and counted
+    gated = {feed.gated for feed in feeds}
+    alike = None not in mixers and len(mixers) == len(gates) == len(gated) == 1 and counted
     known = len(states) < 2 and all(map(linear.runs, states))
     several = len(shapes) == 1 or not (states or any(map(_adds, attending)))
     whole = len(shapes) <= MOST_SHAPES and several
@@ -95,7 +98,7 @@ def _plain(mixer: object) -> GroupedAttention | None:
     return replace(mixer, window=0, heads=1, kv_heads=1, head_dim=1, values_are_keys=False)
 
 
-def _feed_runs(feed: Feed) -> bool:
+def _feed_runs(feed: DenseFeed | ExpertFeed) -> bool:
     if isinstance(feed, DenseFeed):
         return feed.limit is None
     known = ExpertFeed(
@@ -111,6 +114,7 @@ def _feed_runs(feed: Feed) -> bool:
         limit=feed.limit,
         gain=feed.gain,
         offset=feed.offset,
+        gated=feed.gated,
         shared_width=feed.shared_width,
         shared_gate=feed.shared_gate,
         parallel=feed.parallel,
@@ -120,7 +124,9 @@ def _feed_runs(feed: Feed) -> bool:
     chooses = feed.scoring in SCORINGS and 0 < feed.top_k <= feed.experts
     # scores without a scale of their own take no addition
     added = feed.scoring is Scoring.SIGMOID or not feed.choice_bias
-    return feed == known and shared and chooses and added
+    # biases, limits and offsets are of pairs of a gate and of what passes it
+    plain = feed.gated or _gate(feed) == _PLAIN_GATE
+    return feed == known and shared and chooses and added and plain
 
 
 # ---- tensors ------------------------------------------------------------------------------------
@@ -132,7 +138,7 @@ class Names:
 
     router: str
     experts: str  # then the expert's number
-    gate: str
+    gate: str  # none of a family whose experts have two matrices
     up: str
     down: str
     shared: str = ""  # of all shared experts together
@@ -143,20 +149,19 @@ class Names:
         """Canonical name -> name, of the router and the shared experts."""
         names = {"router": self.router}
         if feed.shared_width:
-            names |= {
-                "shared_gate": f"{self.shared}.{self.gate}",
-                "shared_up": f"{self.shared}.{self.up}",
-                "shared_down": f"{self.shared}.{self.down}",
-            }
+            names |= {f"shared_{key}": f"{self.shared}.{name}" for key, name in self._matrices()}
         return names | ({SHARED_GATE: self.shared_gate} if feed.shared_gate else {})
 
     def of(self, expert: int) -> dict[str, str]:
         """Canonical name -> name, of one expert's matrices."""
-        names = {"gate": self.gate, "up": self.up, "down": self.down}
         return {
             f"experts.{expert}.{leaf}": f"{self.experts}.{expert}.{name}"
-            for leaf, name in names.items()
+            for leaf, name in self._matrices()
         }
+
+    def _matrices(self) -> list[tuple[str, str]]:
+        names = {"gate": self.gate, "up": self.up, "down": self.down}
+        return [(leaf, name) for leaf, name in names.items() if name]
 
 
 def expert_of(name: str) -> int | None:
@@ -169,6 +174,8 @@ def expert_of(name: str) -> int | None:
 
 def feed_shape(feed: Feed, hidden: int, name: str) -> tuple[int, ...] | None:
     """Shape of a layer's tensor `name` ("router", "experts.3.gate", ...); None: not of its feed."""
+    if isinstance(feed, NoFeed):
+        return None
     if isinstance(feed, ExpertFeed):
         if name == "router":
             return (feed.experts, hidden)
@@ -185,6 +192,6 @@ def feed_shape(feed: Feed, hidden: int, name: str) -> tuple[int, ...] | None:
         return (feed.width,)
     if leaf == "down_bias":
         return (hidden,)
-    if leaf in ("gate", "up"):
+    if leaf in halves_of(feed):
         return (feed.width, hidden)
     return (hidden, feed.width) if leaf == "down" else None

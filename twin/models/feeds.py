@@ -1,4 +1,4 @@
-"""Feed-forward layers: dense, and mixtures of experts."""
+"""Feed-forward layers: dense, and mixtures of experts; gated, or of two matrices."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ class Scoring(Enum):
 
 @frozen(kw_only=True)
 class DenseFeed:
-    """SwiGLU over the whole width."""
+    """SwiGLU over the whole width; without a gate the activation of what up makes."""
 
     width: int
     limit: float | None = None  # gate and up are clamped to it before they meet
+    gated: bool = True
 
     def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
-        return _swiglu("", Role.DENSE, self.width, hidden, formats)
+        return _matrices("", Role.DENSE, self.width, hidden, formats, gated=self.gated)
 
     def vectors(self, hidden: int) -> int:
         return 0
@@ -60,6 +61,7 @@ class ExpertFeed:
     limit: float | None = None  # gate and up are clamped to it before they meet
     gain: float = 1.0  # of a gate within its sigmoid
     offset: float = 0.0  # is added to what passes the gate
+    gated: bool = True  # experts have a gate's matrix, else two matrices
     # the shared experts are a dense MLP next to the routed ones (Gemma 4): of both and of the
     # router the input is normed by weights of their own, of both the output; the router's weights
     # are multiplied by a number of each expert
@@ -76,15 +78,17 @@ class ExpertFeed:
             router += (
                 Weight("shared_expert_gate", Role.ROUTER, 1, hidden, formats.of(Role.ROUTER)),
             )
+        gated = self.gated
         shared = (
-            _swiglu("shared_", Role.SHARED, self.shared_width, hidden, formats)
+            _matrices("shared_", Role.SHARED, self.shared_width, hidden, formats, gated=gated)
             if self.shared_width
             else ()
         )
+        numbers = (self.experts, self.top_k)
         return (
             *router,
             *shared,
-            *_swiglu("", Role.EXPERT, self.width, hidden, formats, self.experts, self.top_k),
+            *_matrices("", Role.EXPERT, self.width, hidden, formats, *numbers, gated=gated),
         )
 
     def vectors(self, hidden: int) -> int:
@@ -105,10 +109,29 @@ class ExpertFeed:
         return 2 * self.width + hidden if self.bias else 0
 
 
-Feed = DenseFeed | ExpertFeed
+@frozen
+class NoFeed:
+    """Of a layer that is a mixer alone."""
+
+    def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
+        return ()
+
+    def vectors(self, hidden: int) -> int:
+        return 0
+
+    def active_vectors(self, hidden: int) -> int:
+        return 0
 
 
-def _swiglu(
+Feed = DenseFeed | ExpertFeed | NoFeed
+
+
+def halves_of(feed: DenseFeed | ExpertFeed) -> tuple[str, ...]:
+    """The matrices whose rows make what the down projection multiplies."""
+    return ("gate", "up") if feed.gated else ("up",)
+
+
+def _matrices(
     prefix: str,
     role: Role,
     width: int,
@@ -116,10 +139,12 @@ def _swiglu(
     formats: Formats,
     experts: int = 1,
     active: int = 1,
+    *,
+    gated: bool,
 ) -> tuple[Weight, ...]:
     shapes = (("gate", width, hidden), ("up", width, hidden), ("down", hidden, width))
     form = formats.of(role)
     return tuple(
         Weight(prefix + name, role, rows, cols, form, 1, experts, active)
-        for name, rows, cols in shapes
+        for name, rows, cols in shapes[not gated :]
     )

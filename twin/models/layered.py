@@ -11,7 +11,7 @@ from twin.errors import ConfigError
 from twin.models.config import Config, dtype
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
 from twin.models.layers import HyperConnections, Layer
-from twin.models.mixers import RECURRENT, Mixer
+from twin.models.mixers import RECURRENT, Mixer, NoMixer
 from twin.models.modules import Table
 from twin.models.quantized import stored_formats
 from twin.models.schemes import quantization_of
@@ -36,11 +36,9 @@ def layered(
     """A ModelSpec with a layout. `table`: what its matrices are called in checkpoints."""
     for key, allowed in (
         ("hidden_act", Activation.SILU.names),
-        ("hidden_activation", tuple(one.value for one in Activation)),
+        ("hidden_activation", (Activation.SILU.value, Activation.GELU.value)),
     ):
-        config.require(
-            key, "silu", allowed, f"the gates described are {', '.join(a.name for a in Activation)}"
-        )
+        config.require(key, "silu", allowed, "the gates described are SILU and GELU")
     config.require(
         "mlp_bias", False, (False,), "biases in dense feed-forward layers are not described"
     )
@@ -72,7 +70,8 @@ def layered(
 
 def _all(layout: Sequence[Layer], what: str) -> bool:
     """Has every layer's attention this? Layers that carry a state have none."""
-    mixers = [layer.mixer for layer in layout if not isinstance(layer.mixer, RECURRENT)]
+    others = (*RECURRENT, NoMixer)
+    mixers = [layer.mixer for layer in layout if not isinstance(layer.mixer, others)]
     return bool(mixers) and all(getattr(mixer, what, False) for mixer in mixers)
 
 

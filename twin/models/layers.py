@@ -55,7 +55,9 @@ class HyperConnections:
 
 @frozen
 class Layer:
-    """One decoder layer: residual += mixer(norm(residual)); residual += feed(norm(residual))."""
+    """One decoder layer: residual += mixer(norm(residual)); residual += feed(norm(residual)). Of
+    some one half is missing.
+    """
 
     mixer: Mixer
     feed: Feed

@@ -167,9 +167,8 @@ def _feed(spec: ModelSpec, feed: Feed) -> dict[str, Tensor]:
         down="w2",
         choice_bias="feed_forward.expert_bias",
     )
-    if isinstance(feed, DenseFeed):
-        stored = {"gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2"}
-    else:
+    stored = {"gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2"}
+    if isinstance(feed, ExpertFeed):
         stored = names.alone(feed)
         for expert in range(feed.experts):
             stored |= names.of(expert)

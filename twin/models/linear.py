@@ -1,5 +1,5 @@
-"""What the engine runs next to softmax attention, gated DeltaNet and short convolutions: which of
-them, and the shapes of a mixer's tensors.
+"""What the engine runs next to softmax attention, gated DeltaNet, Mamba-2 and short convolutions:
+which of them, and the shapes of a mixer's tensors.
 """
 
 from __future__ import annotations
@@ -7,17 +7,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twin.models.layers import Layer
-from twin.models.mixers import DeltaNet, GroupedAttention, Mixer, ShortConvolution
+from twin.models.mixers import (
+    GroupedAttention,
+    Mamba2,
+    Mixer,
+    Recurrence,
+    Recurring,
+    ShortConvolution,
+)
 
 LOADED = 4  # elements of a head that a thread loads at once
-# vectors of a gated DeltaNet layer, by canonical name: taps of the convolution, logarithms of the
-# decays, what is added to each time step, scales of the outputs' norm
+# vectors of a layer with recurrent states, by canonical name: taps of the convolution, logarithms
+# of the decays, what is added to each time step, scales of the outputs' norm;
 TAPS, DECAY, STEP, NORM = "conv", "decay", "step_bias", "gated_norm"
+# of Mamba-2 also what the convolution adds, and the factors of x in the outputs
+TAPS_BIAS, SKIP = "conv_bias", "skip"
 
 
-def delta_of(layout: Sequence[Layer]) -> DeltaNet | None:
-    """The gated DeltaNet of a layout that runs; None of one without."""
-    return next((layer.mixer for layer in layout if isinstance(layer.mixer, DeltaNet)), None)
+def recurrence_of(layout: Sequence[Layer]) -> Recurring | None:
+    """The recurrent states of a layout that runs; None of one without."""
+    return next((layer.mixer for layer in layout if isinstance(layer.mixer, Recurrence)), None)
 
 
 def convolution_of(layout: Sequence[Layer]) -> ShortConvolution | None:
@@ -34,7 +43,7 @@ def attention_of(layout: Sequence[Layer]) -> GroupedAttention | None:
     return next(found, None)
 
 
-def runs(mixer: DeltaNet | ShortConvolution) -> bool:
+def runs(mixer: Recurring | ShortConvolution) -> bool:
     """Has the kernel code for it? Heads are whole loads, and the convolution looks back."""
     if isinstance(mixer, ShortConvolution):
         return mixer.conv > 1
@@ -61,9 +70,18 @@ def mixer_shape(mixer: Mixer, hidden: int, name: str) -> tuple[int, ...] | None:
             "o": (hidden, mixer.channels),
             TAPS: (mixer.channels, mixer.conv),
         }.get(name)
-    if not isinstance(mixer, DeltaNet):
+    if not isinstance(mixer, Recurrence):
         return None
     values = mixer.value_heads * mixer.value_dim
+    if isinstance(mixer, Mamba2):
+        return {
+            "state_in": (values + mixer.channels + mixer.value_heads, hidden),
+            "o": (hidden, values),
+            TAPS: (mixer.channels, mixer.conv),
+            TAPS_BIAS: (mixer.channels,),
+            **dict.fromkeys((DECAY, STEP, SKIP), (mixer.value_heads,)),
+            NORM: (values,),
+        }.get(name)
     if mixer.split:
         projections = {"qkv": mixer.channels, "z": values} | dict.fromkeys("ba", mixer.value_heads)
     else:

@@ -115,6 +115,7 @@ _FAMILIES = {  # by model_type
     "deepseek_v4": _Family("deepseek_v4"),
     "glm4_moe": _Family("glm4_moe"),
     "minimax_m2": _Family("minimax_m2"),
+    "nemotron_h": _Family("nemotron_h", no_part="NO_PART"),
     "gemma4": _Family("gemma4", "from_multimodal", "VISION", text=("gemma4_text",)),
     "gemma4_text": _Family("gemma4"),
 }

@@ -1,5 +1,5 @@
-"""How a layer mixes tokens: softmax attention in its published kinds, gated DeltaNet, and gated
-short convolutions. Sizes are those of the whole model.
+"""How a layer mixes tokens: softmax attention in its published kinds, gated DeltaNet, Mamba-2, and
+gated short convolutions. Sizes are those of the whole model.
 """
 
 from __future__ import annotations
@@ -154,9 +154,9 @@ class LatentAttention:
 
 
 @frozen(kw_only=True)
-class DeltaNet:
-    """Gated DeltaNet: a matrix-valued state per value head that every step reads, updates and
-    writes, whatever the context.
+class Recurrence:
+    """A matrix-valued state per value head that every step reads, updates and writes, whatever the
+    context.
 
     q, k and v pass a causal depthwise convolution over `conv` positions; value_heads / key_heads
     value heads share a key head.
@@ -167,10 +167,6 @@ class DeltaNet:
     value_heads: int
     value_dim: int
     conv: int
-    # stored as qkv, z, b, a (all queries, all keys, ...) instead of qkvz and ba (by key head)
-    split: bool = False
-
-    window: int = 0
 
     @property
     def channels(self) -> int:
@@ -190,6 +186,39 @@ class DeltaNet:
     def positions(self, context: int) -> int:
         return 0
 
+    def traffic(self, context: int, element_bytes: float) -> Traffic:
+        """The whole state is read and written; of the convolution's history conv - 1 positions are
+        read and one is written.
+        """
+        state = self.state_elements * STATE_BYTES
+        channel = round(self.channels * element_bytes)
+        return Traffic(state + (self.conv - 1) * channel, state + channel)
+
+    def held_bytes(self, context: int, element_bytes: float) -> int:
+        return self.state_elements * STATE_BYTES + round(
+            self.channels * (self.conv - 1) * element_bytes
+        )
+
+
+@frozen(kw_only=True)
+class DeltaNet(Recurrence):
+    """Gated DeltaNet: a head's outputs are normed, then gated."""
+
+    # stored as qkv, z, b, a (all queries, all keys, ...) instead of qkvz and ba (by key head)
+    split: bool = False
+
+    window: int = 0
+
+    @property
+    def steering(self) -> int:
+        """Rows of a value head that steer its state: write strength and decay."""
+        return 2
+
+    @property
+    def normed(self) -> int:
+        """Outputs that one norm is over: those of a head."""
+        return self.value_dim
+
     def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
         """qkvz (queries, keys, values, output gate), ba (write strength and decay, one each a value
         head), o.
@@ -205,18 +234,46 @@ class DeltaNet:
         """The convolution's taps, decay and time-step bias of each value head, the output norm."""
         return self.channels * self.conv + 2 * self.value_heads + self.value_dim
 
-    def traffic(self, context: int, element_bytes: float) -> Traffic:
-        """The whole state is read and written; of the convolution's history conv - 1 positions are
-        read and one is written.
-        """
-        state = self.state_elements * STATE_BYTES
-        channel = round(self.channels * element_bytes)
-        return Traffic(state + (self.conv - 1) * channel, state + channel)
 
-    def held_bytes(self, context: int, element_bytes: float) -> int:
-        return self.state_elements * STATE_BYTES + round(
-            self.channels * (self.conv - 1) * element_bytes
+@frozen(kw_only=True)
+class Mamba2(Recurrence):
+    """Mamba-2: C is the query, B the key and x the value of a head. Its state decays by the time
+    step, takes the step times x in and is read by C; x is added once more, by a factor of the head.
+
+    Outputs are gated, then normed: those of all heads that share B and C together.
+    """
+
+    conv_bias: bool = True
+    least_step: float = 0.0  # time steps are clamped to these, behind their softplus
+    most_step: float | None = None
+
+    window: int = 0
+
+    @property
+    def steering(self) -> int:
+        """Rows of a head that steer its state: the time step."""
+        return 1
+
+    @property
+    def normed(self) -> int:
+        """Outputs that one norm is over: those of the heads that share a key."""
+        return self.per_key * self.value_dim
+
+    def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
+        """state_in (output gates, x, B, C, time steps), o."""
+        values, form = self.value_heads * self.value_dim, formats.of(Role.ATTENTION)
+        rows = values + self.channels + self.value_heads
+        return (
+            Weight("state_in", Role.ATTENTION, rows, hidden, form),
+            Weight("o", Role.ATTENTION, hidden, values, form),
         )
+
+    def vectors(self, hidden: int) -> int:
+        """The convolution's taps and biases; decay, time-step bias and factor of x of each head;
+        the output norm.
+        """
+        taps = self.channels * (self.conv + self.conv_bias)
+        return taps + 3 * self.value_heads + self.value_heads * self.value_dim
 
 
 @frozen(kw_only=True)
@@ -382,5 +439,36 @@ class CompressedAttention:
         )
 
 
-Mixer = GroupedAttention | LatentAttention | DeltaNet | ShortConvolution | CompressedAttention
-RECURRENT = (DeltaNet, ShortConvolution)  # without a cache: a state of one size is carried on
+@frozen
+class NoMixer:
+    """Of a layer that is a feed-forward layer alone."""
+
+    window: int = 0
+
+    def positions(self, context: int) -> int:
+        return 0
+
+    def weights(self, hidden: int, formats: Formats) -> tuple[Weight, ...]:
+        return ()
+
+    def vectors(self, hidden: int) -> int:
+        return 0
+
+    def traffic(self, context: int, element_bytes: float) -> Traffic:
+        return Traffic(0, 0)
+
+    def held_bytes(self, context: int, element_bytes: float) -> int:
+        return 0
+
+
+Mixer = (
+    GroupedAttention
+    | LatentAttention
+    | DeltaNet
+    | Mamba2
+    | ShortConvolution
+    | CompressedAttention
+    | NoMixer
+)
+Recurring = DeltaNet | Mamba2
+RECURRENT = (Recurrence, ShortConvolution)  # without a cache: a state of one size is carried on

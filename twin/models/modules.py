@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from twin.frozen import frozen
 from twin.models.formats import Role
-from twin.models.mixers import DeltaNet, ShortConvolution
+from twin.models.mixers import DeltaNet, Mamba2, ShortConvolution
 from twin.models.spec import ModelSpec
 from twin.models.weight import Weight
 
@@ -24,7 +24,7 @@ HEAD = "lm_head"
 # Before "layers.N": as text models are published, and as they are called within others.
 PREFIXES = (
     *("model.", "", "language_model.model.", "model.language_model.", "language_model."),
-    *("model.language_model.model.", "model.text_model."),
+    *("model.language_model.model.", "model.text_model.", "backbone."),
 )
 
 
@@ -97,6 +97,14 @@ LFM2: Table = {
     "down": "feed_forward.w2",
     **of_experts("feed_forward.experts", "w1", "w3", "w2"),
 }
+NEMOTRON_H: Table = {
+    **{key: f"mixer.{key}_proj" for key in "qkvo"},
+    "mamba.state_in": "mixer.in_proj",
+    "mamba.o": "mixer.out_proj",
+    **{key: f"mixer.{key}_proj" for key in ("up", "down")},
+    **{f"experts.{key}": f"mixer.experts.{{}}.{key}_proj" for key in ("up", "down")},
+    **{f"shared_{key}": f"mixer.shared_experts.{key}_proj" for key in ("up", "down")},
+}
 # its experts are one module
 GPT_OSS: Table = {
     **DENSE,
@@ -114,7 +122,11 @@ COMPRESSED: Table = {
 }
 
 
-_KINDS: Mapping[type, str] = {DeltaNet: "delta.", ShortConvolution: "conv."}
+_KINDS: Mapping[type, str] = {
+    DeltaNet: "delta.",
+    Mamba2: "mamba.",
+    ShortConvolution: "conv.",
+}
 
 
 @frozen

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from twin.frozen import frozen
 from twin.models import experts, linear
-from twin.models.feeds import DenseFeed, ExpertFeed
+from twin.models.feeds import DenseFeed, ExpertFeed, NoFeed, halves_of
 from twin.models.formats import DECODED, PLAIN, WHOLE_ROW, Format, Formats, Role, format_named
 from twin.models.layers import HyperConnections, Layer
 from twin.models.mixers import (
@@ -19,6 +19,9 @@ from twin.models.mixers import (
     GroupedAttention,
     HeadShape,
     LatentAttention,
+    Mamba2,
+    NoMixer,
+    Recurring,
     ShortConvolution,
 )
 from twin.models.variant import LLAMA, Variant
@@ -28,6 +31,7 @@ _WORDS = {
     ExpertFeed: "experts",
     LatentAttention: "latent attention",
     DeltaNet: "gated DeltaNet",
+    Mamba2: "Mamba-2",
     ShortConvolution: "short convolutions",
     CompressedAttention: "compressed attention",
 }
@@ -251,7 +255,7 @@ class ModelSpec:
         routed = [i for i in range(self.layers) if isinstance(self.layer(i).feed, ExpertFeed)]
         for layer in routed if own else routed[:1]:
             form = {weight.name: weight.format for weight in self.layer_weights(layer)}
-            halves = ("gate", "up", "down")
+            halves = (*halves_of(feed), "down")
             if any(form[half] != form[f"shared_{half}"] for half in halves):
                 return 0
             # one's rows and columns are cut out of those of all
@@ -281,8 +285,12 @@ class ModelSpec:
         hyper = (
             self.layers * self.hyper.layer_vectors + self.hyper.head_vectors if self.hyper else 0
         )
-        norms = 2 * (self.variant.norms.before + self.variant.norms.after)  # of a layer
-        return own + (norms * self.layers + 1) * self.hidden + hyper
+        norms = self.variant.norms.before + self.variant.norms.after  # of half a layer
+        halves = sum(
+            2 - isinstance(layer.mixer, NoMixer) - isinstance(layer.feed, NoFeed)
+            for layer in self._each()
+        )
+        return own + (norms * halves + 1) * self.hidden + hyper
 
     @property
     def parameters(self) -> int:
@@ -344,7 +352,8 @@ class ModelSpec:
         what = f"{self.name} ({', '.join(self.features()) or 'layers that are not alike'})"
         return (
             f"{what} can be planned and simulated only; the engine runs dense models, and experts "
-            f"behind grouped attention, gated DeltaNet or short convolutions, in {', '.join(RUN)}"
+            "behind grouped attention, gated DeltaNet, Mamba-2 or short convolutions, in "
+            f"{', '.join(RUN)}"
         )
 
     def _formats_run(self) -> bool:
@@ -382,9 +391,9 @@ class ModelSpec:
         return self._of_attention("output_gate")
 
     @property
-    def delta(self) -> DeltaNet | None:
-        """The gated DeltaNet of a model that the engine runs; None of one without."""
-        return linear.delta_of(self.layout)
+    def recurrence(self) -> Recurring | None:
+        """The recurrent states of a model that the engine runs; None of one without."""
+        return linear.recurrence_of(self.layout)
 
     @property
     def convolution(self) -> ShortConvolution | None:
@@ -394,7 +403,13 @@ class ModelSpec:
     @property
     def recurs(self) -> bool:
         """Does a layer carry a state from token to token, which is no cache?"""
-        return self.delta is not None or self.convolution is not None
+        return self.recurrence is not None or self.convolution is not None
+
+    @property
+    def gated(self) -> bool:
+        """The same: have feed-forward layers and experts gates?"""
+        feeds = (layer.feed for layer in self.layout)
+        return all(isinstance(feed, NoFeed) or feed.gated for feed in feeds)
 
     @property
     def experts(self) -> ExpertFeed | None:

@@ -10,13 +10,15 @@ from twin.frozen import frozen
 
 
 class Activation(Enum):
-    """What a gate passes through before it meets its up row: a member's name is the kernel's, its
-    values are the names in configurations, the first by which it is known here. What it computes:
-    `gate_exponent` in native/platform/family.h, twin/reference/activations.py.
+    """What a gate passes through before it meets its up row, or an up row that no gate meets: a
+    member's name is the kernel's, its values are the names in configurations, the first by which it
+    is known here. What it computes: `activated` in native/platform/family.h,
+    twin/reference/activations.py.
     """
 
     SILU = "silu", "swish"
     GELU = "gelu_pytorch_tanh"
+    RELU2 = "relu2"
 
     def __new__(cls, *names: str) -> Activation:
         one = object.__new__(cls)

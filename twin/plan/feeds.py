@@ -8,7 +8,7 @@ layer.
 
 from __future__ import annotations
 
-from twin.models.feeds import DenseFeed, ExpertFeed, Feed
+from twin.models.feeds import DenseFeed, ExpertFeed, Feed, NoFeed, halves_of
 from twin.models.formats import Format
 from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
@@ -23,28 +23,48 @@ EMBED_STAGE = 0  # the step's token is known behind it
 
 def feed(b: Builder, layer: int, kind: Feed, reads: list[Read]) -> tuple[Value, ...]:
     """The feed-forward half from its norm to its down projection, whose partial sums it returns: of
-    experts next to a dense MLP, the dense one's and theirs.
+    experts next to a dense MLP, the dense one's and theirs; none of a layer without such a half.
     """
+    if isinstance(kind, NoFeed):
+        return ()
     weights = {w.name: w for w in b.spec.layer_weights(layer)}
     if isinstance(kind, DenseFeed):
-        return (_dense(b, layer, kind.width, weights, "", reads),)
+        return (_dense(b, layer, kind, kind.width, weights, "", reads),)
     if not kind.experts or not kind.top_k:
-        return (_dense(b, layer, kind.shared_width, weights, "shared_", reads),)
+        return (_dense(b, layer, kind, kind.shared_width, weights, "shared_", reads),)
     return _experts(b, layer, kind, weights, reads)
 
 
+def _unit(kind: DenseFeed | ExpertFeed) -> int:
+    """Rows that make one of the elements that a down projection multiplies."""
+    return len(halves_of(kind))
+
+
+def _made(kind: DenseFeed | ExpertFeed, prefix: str = "") -> tuple[str, str]:
+    """The kernels of these rows."""
+    if kind.gated:
+        return f"{prefix}gate_up_proj", "silu_mul"
+    return f"{prefix}up_proj", "activation"
+
+
 def _dense(
-    b: Builder, layer: int, width: int, weights: Weights, prefix: str, reads: list[Read]
+    b: Builder,
+    layer: int,
+    kind: DenseFeed | ExpertFeed,
+    width: int,
+    weights: Weights,
+    prefix: str,
+    reads: list[Read],
 ) -> Value:
     ffn = share(b.spec.name, b.ranks, "feed-forward columns", width)
     up, down = weights[f"{prefix}up"], weights[f"{prefix}down"]
     act = b.rows(
         StageKind.GATE_UP,
         layer,
-        [Piece(ffn, up.cols, stored(b, up), unit=2)],
+        [Piece(ffn, up.cols, stored(b, up), unit=_unit(kind))],
         reads=reads,
         vector=vector(b),
-        operations=("add_norm", "gate_up_proj", "silu_mul"),
+        operations=("add_norm", *_made(kind)),
     )
     b.sum_late_parts(layer)
     pieces = [Piece(down.rows, ffn, stored(b, down))]
@@ -114,10 +134,10 @@ def _shared_up(b: Builder, layer: int, kind: ExpertFeed, weights: Weights) -> Va
     return b.rows(
         StageKind.SHARED_UP,
         layer,
-        [Piece(width, up.cols, stored(b, up), unit=2)],
+        [Piece(width, up.cols, stored(b, up), unit=_unit(kind))],
         reads=(),
         vector=_normed_again(b),
-        operations=("shared_gate_up_proj", "silu_mul"),
+        operations=_made(kind, "shared_"),
     )
 
 
@@ -172,7 +192,7 @@ def _routed_up(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate:
     up, down = weights["up"], weights["down"]
     width = _slice(b, kind.width, down.format, b.ranks // b.options.expert_ranks)
     routed = _routed(b, kind)
-    matrix = Piece(width, up.cols, stored(b, up), unit=2).matrix(())
+    matrix = Piece(width, up.cols, stored(b, up), unit=_unit(kind)).matrix(())
     # a tile of low-bit weights lies in memory with its scales: blocks do not divide its rows
     step = b.coding.rows_at_once(matrix.format, b.options) // matrix.unit if b.coding else 1
     owned = _shares(routed, width, b.blocks, step)
@@ -185,7 +205,7 @@ def _routed_up(b: Builder, layer: int, kind: ExpertFeed, weights: Weights, gate:
         reads=(),
         publishes=act.id,
         vector=_normed_again(b),
-        operations=("permute", "grouped_gate_up_proj", "silu_mul"),
+        operations=("permute", *_made(kind, "grouped_")),
         matrix=matrix,
         routed=routed,
         gate=gate,

@@ -1,4 +1,4 @@
-"""The stages of a layer's mixer on one rank: attention in its kinds, gated DeltaNet, and short
+"""The stages of a layer's mixer on one rank: attention in its kinds, recurrent states, and short
 convolutions.
 
 Heads are sharded over the ranks; what all heads share (latents, one key-value head, an indexer)
@@ -11,10 +11,11 @@ from functools import lru_cache
 
 from twin.models.mixers import (
     CompressedAttention,
-    DeltaNet,
     GroupedAttention,
     LatentAttention,
     Mixer,
+    NoMixer,
+    Recurrence,
     ShortConvolution,
 )
 from twin.plan.attending import (
@@ -29,7 +30,7 @@ from twin.plan.builder import Builder, Piece
 from twin.plan.compressed import compressed
 from twin.plan.convolution import convolution
 from twin.plan.latent import latent
-from twin.plan.recurrent import delta
+from twin.plan.recurrent import recurrence
 from twin.plan.residuals import stored, vector
 from twin.plan.spans import kv_share, scatter, share
 from twin.plan.types import (
@@ -44,20 +45,24 @@ from twin.plan.types import (
 )
 
 
-def mixer(b: Builder, layer: int, kind: Mixer, reads: list[Read]) -> Value:
-    """The layer's mixer from its norm to its output projection, whose partial sums it returns."""
+def mixer(b: Builder, layer: int, kind: Mixer, reads: list[Read]) -> Value | None:
+    """The layer's mixer from its norm to its output projection, whose partial sums it returns;
+    None of a layer without one.
+    """
     weights = {w.name: w for w in b.spec.layer_weights(layer)}
     match kind:
         case GroupedAttention():
             return _grouped(b, layer, kind, weights, reads)
         case LatentAttention():
             return latent(b, layer, kind, weights, reads)
-        case DeltaNet():
-            return delta(b, layer, kind, weights, reads)
+        case Recurrence():
+            return recurrence(b, layer, kind, weights, reads)
         case ShortConvolution():
             return convolution(b, layer, kind, weights, reads)
         case CompressedAttention():
             return compressed(b, layer, kind, weights, reads)
+        case NoMixer():
+            return None
 
 
 def _grouped(

@@ -1,8 +1,8 @@
-"""Gated DeltaNet: a recurrent state for each value head."""
+"""Gated DeltaNet and Mamba-2: a recurrent state for each value head."""
 
 from __future__ import annotations
 
-from twin.models.mixers import DeltaNet
+from twin.models.mixers import Mamba2, Recurring
 from twin.plan.attending import Weights, output_projection, read_by_items
 from twin.plan.builder import Builder, Piece
 from twin.plan.residuals import stored, vector
@@ -10,20 +10,24 @@ from twin.plan.spans import scatter, share
 from twin.plan.types import ITEM_WORDS, Read, Scan, Span, StageKind, Value
 
 
-def delta(b: Builder, layer: int, kind: DeltaNet, weights: Weights, reads: list[Read]) -> Value:
-    """On a rank: [queries][keys][values][output gate][write strength][decay], heads inside each.
+def recurrence(
+    b: Builder, layer: int, kind: Recurring, weights: Weights, reads: list[Read]
+) -> Value:
+    """On a rank: [queries][keys][values][output gate][write strength, of DeltaNet][decay], heads
+    inside each.
 
-    An item publishes its part of a head's output, gated and scaled, and the sum of its squares
-    before that: the norm over the head is applied where all its items are read.
+    An item publishes its part of a head's output, gated and scaled, and a sum of squares: the norm
+    over the head, or over several, is applied where all its items are read.
     """
     keys, values = (
         share(b.spec.name, b.ranks, "key heads", kind.key_heads),
         share(b.spec.name, b.ranks, "value heads", kind.value_heads),
     )
     k, v = keys * kind.key_dim, values * kind.value_dim
-    made, gates, first = _delta_in(b, layer, weights, reads, (2 * k + 2 * v, 2 * values))
+    rows = (2 * k + 2 * v, kind.steering * values)
+    made, gates, first = _projected(b, layer, kind, weights, reads, rows)
     scan = _state(b, kind, values)
-    items, rows = scatter(scan.items, b.blocks), scan.page
+    items, columns = scatter(scan.items, b.blocks), scan.page
     per_key = values // keys
 
     def head_of(item: int) -> int:
@@ -31,23 +35,23 @@ def delta(b: Builder, layer: int, kind: DeltaNet, weights: Weights, reads: list[
 
     def used(item: int) -> list[Span]:
         head, split = head_of(item), item % scan.splits
-        key, value = head // per_key * kind.key_dim, head * kind.value_dim + split * rows
+        key, value = head // per_key * kind.key_dim, head * kind.value_dim + split * columns
         return [
             (key, key + kind.key_dim),
             (k + key, k + key + kind.key_dim),
-            (2 * k + value, 2 * k + value + rows),
-            (2 * k + v + value, 2 * k + v + value + rows),
+            (2 * k + value, 2 * k + value + columns),
+            (2 * k + v + value, 2 * k + v + value + columns),
         ]
 
     def steered(item: int) -> list[Span]:
-        at = first + head_of(item)
-        return [(at, at + 1), (at + values, at + values + 1)]
+        steps = range(first + head_of(item), first + kind.steering * values, values)
+        return [(at, at + 1) for at in steps]
 
     if gates is made:
         seen = [read_by_items(scan, items, made, lambda item: used(item) + steered(item))]
     else:
         seen = [read_by_items(scan, items, made, used), read_by_items(scan, items, gates, steered)]
-    width = rows + ITEM_WORDS
+    width = columns + ITEM_WORDS
     owned = tuple((lo * width, hi * width) for lo, hi in items)
     out = b.value(
         "delta",
@@ -64,19 +68,35 @@ def delta(b: Builder, layer: int, kind: DeltaNet, weights: Weights, reads: list[
         reads=seen,
         publishes=out.id,
         vector=0,
-        operations=("conv", "delta_rule", "gated_norm"),
+        operations=("conv", "state_update", "gated_norm"),
         items=items,
         scan=scan,
     )
     return output_projection(b, layer, weights["o"], [b.whole(out)], v, vector=v)
 
 
-def _delta_in(
-    b: Builder, layer: int, weights: Weights, reads: list[Read], rows: tuple[int, int]
+def _projected(
+    b: Builder,
+    layer: int,
+    kind: Recurring,
+    weights: Weights,
+    reads: list[Read],
+    rows: tuple[int, int],
 ) -> tuple[Value, Value, int]:
-    """(projections, the value with write strengths and decays, their first element there). To the
-    kernel a stage has one matrix: of two formats it makes two stages.
+    """(projections, the value with what steers the states, its first element there). To the kernel
+    a stage has one matrix: of two formats it makes two stages.
     """
+    if isinstance(kind, Mamba2):
+        matrix = weights["state_in"]
+        made = b.rows(
+            StageKind.DELTA_IN,
+            layer,
+            [Piece(sum(rows), matrix.cols, stored(b, matrix))],
+            reads=reads,
+            vector=vector(b),
+            operations=("add_norm", "in_proj"),
+        )
+        return made, made, rows[0]
     pieces = [
         Piece(count, weights[name].cols, stored(b, weights[name]))
         for name, count in zip(("qkvz", "ba"), rows, strict=True)
@@ -106,7 +126,7 @@ def _delta_in(
     return made, gates, 0
 
 
-def _state(b: Builder, kind: DeltaNet, heads: int) -> Scan:
+def _state(b: Builder, kind: Recurring, heads: int) -> Scan:
     """The recurrent state of `heads` value heads, cut along the value dimension into items of whole
     loads. Besides its state an item keeps the convolution's history of the channels that it uses.
     """

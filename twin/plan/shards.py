@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from twin.errors import PlanError
 from twin.models.codes import BlockCode, Blocks, Code, Encoded, code_of, joined, paired
+from twin.models.feeds import halves_of
 from twin.models.formats import WHOLE_ROW
-from twin.models.mixers import DeltaNet, ShortConvolution
+from twin.models.mixers import DeltaNet, Recurring, ShortConvolution
 from twin.models.spec import DType, LaneHead, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.models.yarn import blended
 from twin.plan.catalogue import FINAL_NORM, ROWS
@@ -68,8 +69,9 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
         case StageKind.DELTA_IN:
             return _delta_in(plan, matrix, rank, weights, layer)
         case StageKind.DELTA_GATES:
-            parts = steering_rows(_delta(weights), plan.ranks, rank)
-            return _rows(weights, layer, parts)
+            kind = _recurrence(weights)
+            assert isinstance(kind, DeltaNet)
+            return _rows(weights, layer, steering_rows(kind, plan.ranks, rank))
         case StageKind.CONV_IN:
             return weights[f"{layer}.conv_in"][channel_rows(_convolution(weights), plan, rank)]
         case StageKind.ROUTER:
@@ -86,7 +88,8 @@ def named(stage: Stage) -> tuple[str, ...]:
     """The tensors of a layer whose rows or columns the ranks share. Raises PlanError for others."""
     if not ROWS[stage.kind].weights:
         raise PlanError(f"{stage.name} has no weights of a model")
-    return ROWS[stage.kind].weights
+    # of rows without a gate the last alone
+    return ROWS[stage.kind].weights[-stage.matrix.unit if stage.matrix else 0 :]
 
 
 def _share(stage: Stage, matrix: Matrix, rank: int, tables: list[Array]) -> Array:
@@ -108,8 +111,8 @@ def _qkv(plan: Plan, stage: Stage) -> tuple[tuple[str, str], ...]:
     return (*rows, ("gate", "q")) if plan.spec and plan.spec.output_gate else rows
 
 
-def _delta(weights: Weights) -> DeltaNet:
-    kind = weights.spec.delta
+def _recurrence(weights: Weights) -> Recurring:
+    kind = weights.spec.recurrence
     assert kind is not None
     return kind
 
@@ -134,9 +137,9 @@ def channels_of(kind: ShortConvolution, plan: Plan, rank: int) -> Rows:
 
 def _delta_in(plan: Plan, matrix: Matrix, rank: int, weights: Weights, layer: str) -> Array:
     """The projections; behind them write strengths and decays, where the stage has them, too."""
-    kind = _delta(weights)
+    kind = _recurrence(weights)
     parts = projected_rows(kind, plan.ranks, rank)
-    if sum(len(rows) for _, rows in parts) < matrix.rows:
+    if isinstance(kind, DeltaNet) and sum(len(rows) for _, rows in parts) < matrix.rows:
         parts += steering_rows(kind, plan.ranks, rank)
     return _rows(weights, layer, parts)
 
@@ -170,7 +173,7 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Enco
         case StageKind.QKV:
             return joined([turned(name, leaf) for name, leaf in _qkv(plan, stage)])
         case StageKind.DELTA_IN:
-            parts = projected_rows(_delta(weights), plan.ranks, rank)
+            parts = projected_rows(_recurrence(weights), plan.ranks, rank)
             return joined([coded(name).rows(rows) for name, rows in parts])
         case StageKind.CONV_IN:
             return coded("conv_in").rows(channel_rows(_convolution(weights), plan, rank))
@@ -210,11 +213,8 @@ def expert_matrix(
         columns = padded(weights[f"{name}down"][:, own].T, rank * matrix.cols, matrix.cols)
         return columns.T
     width = matrix.rows // matrix.unit
-    pair = np.stack(
-        [padded(weights[f"{name}{half}"][own], rank * width, width) for half in ("gate", "up")],
-        axis=1,
-    )
-    return pair.reshape(matrix.rows, matrix.cols)
+    rows = [padded(weights[f"{name}{half}"][own], rank * width, width) for half in halves_of(feed)]
+    return np.stack(rows, axis=1).reshape(matrix.rows, matrix.cols)
 
 
 def _nth(at: int, width: int) -> slice:
@@ -224,7 +224,7 @@ def _nth(at: int, width: int) -> slice:
 def _coded_expert(
     stage: Stage, matrix: Matrix, rank: int, weights: Weights, name: str, own: slice
 ) -> Encoded:
-    """`own`: of the rows of gate and up, and of the columns of down, the expert's."""
+    """`own`: of the rows of gate (if any) and up, and of the columns of down, the expert's."""
     assert matrix.format is not None
     code, width, first = code_of(matrix.format), matrix.rows // matrix.unit, rank * matrix.cols
     if stage.kind is StageKind.ROUTED_DOWN:
@@ -233,8 +233,11 @@ def _coded_expert(
             down = down.columns(own.start, own.stop)
         return _within(down, (0, matrix.rows), (first, first + matrix.cols))
     of_rank = (rank * width, (rank + 1) * width)
-    halves = [_named(weights, code, f"{name}{half}").rows(own) for half in ("gate", "up")]
-    return paired(*(_within(half, of_rank, (0, matrix.cols)) for half in halves))
+    shares = [
+        _within(_named(weights, code, f"{name}{half}").rows(own), of_rank, (0, matrix.cols))
+        for half in ("gate", "up")[-matrix.unit :]
+    ]
+    return shares[0] if len(shares) == 1 else paired(*shares)
 
 
 def _within(stored: Encoded, rows: Span, cols: Span) -> Encoded:

@@ -48,12 +48,13 @@ def _embed(b: Builder) -> None:
 
 def _layer(b: Builder, layer: int, residual: list[Read]) -> list[Read]:
     """residual += mixer(norm(residual)); residual += feed(norm(residual)), with hyper-connections
-    around both.
+    around both. What a layer lacks leaves the residual as it is.
     """
     parts = b.spec.layer(layer)
     mixed = mixer(b, layer, parts.mixer, enter(b, "attn_hyper", layer, residual))
-    fed = feed(b, layer, parts.feed, enter(b, "ffn_hyper", layer, landed(b, layer, mixed)))
-    return landed(b, layer, *fed)
+    residual = residual if mixed is None else landed(b, layer, mixed)
+    fed = feed(b, layer, parts.feed, enter(b, "ffn_hyper", layer, residual))
+    return landed(b, layer, *fed) if fed else residual
 
 
 def _head(b: Builder, residual: list[Read]) -> None:

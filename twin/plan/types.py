@@ -224,7 +224,7 @@ class Matrix:
 
     rows: int
     cols: int
-    unit: int  # 2 for gate_up (gate row, up row interleaved), 3 of CONV_IN, else 1
+    unit: int  # 2 for gate_up with gates (gate row, up row interleaved), 3 of CONV_IN, else 1
     tile_rows: int  # a tile is tile_rows x tile_cols, one ring slot; tails are smaller
     tile_cols: int
     owned: tuple[Span, ...]  # [blocks] rows of each block

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from twin.models.feeds import DenseFeed, ExpertFeed, Feed
+from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import WHOLE_ROW
 from twin.plan.types import Matrix, Routed, Span, Stage, StageKind, Value
 from twin.proof.layer_walk import LayerWalk
@@ -14,7 +14,7 @@ from twin.proof.stored import DECODED
 from twin.proof.walk import Need
 
 
-def fed(layer: LayerWalk, kind: Feed, reads: list[Need]) -> tuple[Value, ...]:
+def fed(layer: LayerWalk, kind: DenseFeed | ExpertFeed, reads: list[Need]) -> tuple[Value, ...]:
     """The partial sums that it adds to the residual: of experts next to a dense MLP, that one's
     too.
     """
@@ -24,14 +24,14 @@ def fed(layer: LayerWalk, kind: Feed, reads: list[Need]) -> tuple[Value, ...]:
         (kind.width, "") if isinstance(kind, DenseFeed) else (kind.shared_width, "shared_")
     )
     ffn = layer.share(width)
-    act = layer.rows(StageKind.GATE_UP, reads, [(ffn, f"{prefix}up")], unit=2)
+    act = layer.rows(StageKind.GATE_UP, reads, [(ffn, f"{prefix}up")], unit=1 + kind.gated)
     made = [(layer.walk.spec.hidden, f"{prefix}down")]
     return (layer.rows(StageKind.DOWN, [layer.all(act)], made, cols=ffn),)
 
 
 def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> tuple[Value, ...]:
     walk, hidden = layer.walk, layer.walk.spec.hidden
-    gates = int(kind.shared_gate)
+    gates, rows = int(kind.shared_gate), 1 + kind.gated  # rows of an element
     if layer.plan.attention is not None:  # the engine's router has the gate's row behind its own
         scored = [(layer.common(kind.experts + gates), "router")]
     else:
@@ -43,7 +43,7 @@ def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> tuple[Val
     act, always = None, _always(layer, kind)
     if kind.shared_width and not always:
         shared = _shared_share(layer, kind.shared_width)
-        act = layer.rows(StageKind.SHARED_UP, [], [(shared, "shared_up")], unit=2)
+        act = layer.rows(StageKind.SHARED_UP, [], [(shared, "shared_up")], unit=rows)
     route = walk.peek(StageKind.ROUTE, layer.index)
     walk.take(StageKind.ROUTE, layer.index, [layer.all(logits)], elements=None)
     known = 0 if kind.hashed else route.index
@@ -61,7 +61,7 @@ def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> tuple[Val
         layer.index,
         [],
         elements=wanted[-1][1],
-        matrix=[(2 * width, hidden, 2)],
+        matrix=[(rows * width, hidden, rows)],
     )
     if value.owned != wanted:
         walk.say(
@@ -100,7 +100,8 @@ def _shares_of_chosen(
     held = kind.experts // options.expert_ranks
     rows = (min(held, options.tokens * kind.top_k) + _always(layer, kind)) * width
     if options.tokens == 1 and options.expert_ranks == 1:
-        whole = matrix.tile_rows // 2 if matrix is not None and matrix.pack else 1
+        coded = matrix is not None and matrix.pack
+        whole = matrix.tile_rows // (1 + kind.gated) if matrix is not None and coded else 1
         ends = [rows // whole * at // blocks * whole for at in range(blocks + 1)]
         return tuple(pairwise(ends))
     most = -(-rows // blocks)
@@ -137,7 +138,7 @@ def _always(layer: LayerWalk, kind: ExpertFeed) -> int:
         if not isinstance(spec.layer(at).feed, ExpertFeed):
             continue
         forms = {weight.name: weight.format for weight in spec.layer_weights(at)}
-        for name in ("gate", "up", "down"):
+        for name in ("gate", "up", "down")[not kind.gated :]:
             form = forms[name]
             cut = [side for side in form.block if side not in (0, WHOLE_ROW) and kind.width % side]
             if form != forms[f"shared_{name}"] or (count > 1 and cut):

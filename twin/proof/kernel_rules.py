@@ -191,7 +191,7 @@ def _expert_tiles(plan: Plan, stage: Stage, matrix: Matrix) -> Iterator[Violatio
 def _stage(plan: Plan, stage: Stage) -> Iterator[Violation]:
     # the data flow says which stages are
     routed = plan.spec is not None and plan.spec.experts is not None
-    recurs = plan.spec is not None and plan.spec.delta is not None
+    recurs = plan.spec is not None and plan.spec.recurrence is not None
     for what, there in (
         ("chosen experts", stage.routed and not routed),
         ("a gate for its weights", stage.gate is not None and not routed),

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from twin.models.feeds import NoFeed
+from twin.models.mixers import NoMixer
 from twin.plan.types import Residual, StageKind, Value
 from twin.proof.feed_flow import fed
 from twin.proof.layer_walk import LayerWalk
@@ -21,10 +23,13 @@ def layers(walk: Walk) -> list[Need]:
     feeds: list[Value] = []
     for index in range(walk.spec.layers):
         taken, layer = LayerWalk(walk, index), walk.spec.layer(index)
-        mixes.append(mixed(taken, layer.mixer, _entered(taken, "attn_hyper", residual)))
-        *others, last = fed(taken, layer.feed, _entered(taken, "ffn_hyper", _landed(taken, mixes)))
-        feeds.append(last)
-        residual = _landed(taken, feeds, others)
+        if not isinstance(layer.mixer, NoMixer):
+            mixes.append(mixed(taken, layer.mixer, _entered(taken, "attn_hyper", residual)))
+            residual = _landed(taken, mixes)
+        if not isinstance(layer.feed, NoFeed):
+            *others, last = fed(taken, layer.feed, _entered(taken, "ffn_hyper", residual))
+            feeds.append(last)
+            residual = _landed(taken, feeds, others)
     return _entered(LayerWalk(walk, -1), "head_hyper", residual)
 
 

@@ -13,7 +13,9 @@ from twin.models.mixers import (
     DeltaNet,
     GroupedAttention,
     LatentAttention,
+    Mamba2,
     Mixer,
+    NoMixer,
     ShortConvolution,
 )
 from twin.plan.types import Span, Stage, StageKind, Value
@@ -41,12 +43,14 @@ def mixed(layer: LayerWalk, kind: Mixer, reads: list[Need]) -> Value:
             return _grouped(layer, kind, reads)
         case LatentAttention():
             return _latent(layer, kind, reads)
-        case DeltaNet():
-            return _delta(layer, kind, reads)
+        case DeltaNet() | Mamba2():
+            return _recurrent(layer, kind, reads)
         case ShortConvolution():
             return _convolution(layer, kind, reads)
         case CompressedAttention():
             return _compressed(layer, kind, reads)
+        case NoMixer():
+            raise AssertionError(f"layer {layer.index} mixes nothing")
 
 
 def _grouped(layer: LayerWalk, kind: GroupedAttention, reads: list[Need]) -> Value:
@@ -275,10 +279,14 @@ def _scores(
     return layer.gathered(value, common=True)
 
 
-def _delta(layer: LayerWalk, kind: DeltaNet, reads: list[Need]) -> Value:
+def _recurrent(layer: LayerWalk, kind: DeltaNet | Mamba2, reads: list[Need]) -> Value:
     keys, values = layer.share(kind.key_heads), layer.share(kind.value_heads)
     k, v = keys * kind.key_dim, values * kind.value_dim
-    made, steering, first = _delta_made(layer, reads, 2 * (k + v), 2 * values)
+    if isinstance(kind, DeltaNet):
+        made, steering, first = _delta_made(layer, reads, 2 * (k + v), 2 * values)
+    else:  # B, C and x, their gates, a time step of each head: one matrix
+        made = layer.rows(StageKind.DELTA_IN, reads, [(2 * (k + v) + values, "state_in")])
+        steering, first = made, 2 * (k + v)
     stage = layer.scans(StageKind.DELTA, heads=values, group=1, entries=kind.value_dim)
     layer.entry_bytes(stage, kind.key_dim * STATE_WORD)
     rows = _delta_rows(layer, stage, kind)
@@ -297,7 +305,8 @@ def _delta(layer: LayerWalk, kind: DeltaNet, reads: list[Need]) -> Value:
 
     def steered(item: int) -> list[Span]:
         strength = first + item % (values * splits) // splits
-        return [nth(strength, 1), nth(strength + values, 1)]
+        steps = [nth(strength, 1)]  # of DeltaNet a write strength, and the step
+        return [*steps, nth(strength + values, 1)] if isinstance(kind, DeltaNet) else steps
 
     if steering is made:
         needs = [layer.of_items(stage, made, lambda item: projected(item) + steered(item))]
@@ -338,7 +347,7 @@ def _delta_made(
     return made, layer.rows(StageKind.DELTA_GATES, [], [(gates, "ba")]), 0
 
 
-def _delta_rows(layer: LayerWalk, stage: Stage, kind: DeltaNet) -> int:
+def _delta_rows(layer: LayerWalk, stage: Stage, kind: DeltaNet | Mamba2) -> int:
     """Columns of an item's state. A block keeps its items' states and histories, in FP32."""
     scan = scan_of(stage)
     rows = kind.value_dim // scan.splits

@@ -8,9 +8,15 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from twin.frozen import frozen
-from twin.models.feeds import DenseFeed, ExpertFeed, Scoring
+from twin.models.feeds import DenseFeed, ExpertFeed, NoFeed, Scoring
 from twin.models.layers import Layer
-from twin.models.mixers import DeltaNet, GroupedAttention, ShortConvolution
+from twin.models.mixers import (
+    DeltaNet,
+    GroupedAttention,
+    Mamba2,
+    NoMixer,
+    ShortConvolution,
+)
 from twin.models.spec import DType, LaneHead, ModelSpec
 from twin.models.weight import Weight
 from twin.plan.types import (
@@ -323,7 +329,7 @@ class Walk:
             raise Wrong(
                 "the plan",
                 f"its attention is {plan.attention}; the kernel's is that of dense layers, or of "
-                "experts', gated DeltaNet's or short convolutions', and steps of one token",
+                "experts', recurrent states' or short convolutions', and steps of one token",
             )
         shapes = _shapes(spec)
         if not plan.attentions:
@@ -428,14 +434,15 @@ def _alike(plan: Plan, spec: ModelSpec) -> bool:
         and all(map(_known, spec.layout))
         and len({_has(layer) for layer in spec.layout if _attends(layer)}) == 1
         and (len(_shapes(spec)) == 1 or all(map(_only_shaped, spec.layout)))
-        and len({layer.mixer for layer in spec.layout if not _attends(layer)}) < 2
+        and len({layer.mixer for layer in spec.layout if _carries(layer)}) < 2
+        and len({_gated(layer) for layer in spec.layout} - {None}) < 2
     )
     return known and multiplied(spec) and not (spec.hyper or several)
 
 
 def _known(layer: Layer) -> bool:
-    """Is the layer one that the kernel has code for: grouped attention, gated DeltaNet or a short
-    convolution, and a plain feed, dense or routed?
+    """Is the layer one that the kernel has code for: grouped attention, a recurrent state or a
+    short convolution, and a plain feed, dense or routed, or one of both alone?
     """
     mixer, feed = layer.mixer, layer.feed
     if isinstance(mixer, GroupedAttention):
@@ -446,14 +453,21 @@ def _known(layer: Layer) -> bool:
     elif isinstance(mixer, ShortConvolution):
         if mixer.conv < 2:  # it looks back
             return False
-    elif not isinstance(mixer, DeltaNet) or not _recurs(mixer):
+    elif isinstance(mixer, NoMixer):
+        if isinstance(feed, NoFeed):
+            return False
+    elif not isinstance(mixer, DeltaNet | Mamba2) or not _recurs(mixer):
         return False
+    if isinstance(feed, NoFeed):
+        return True
     if isinstance(feed, DenseFeed):
         return feed.limit is None
     plain = feed.groups == feed.top_groups == 1 and feed.scoring is not Scoring.SQRT_SOFTPLUS
     # shared experts have no gate but silu
     other = (feed.bias, feed.limit is not None, feed.gain != 1.0, feed.offset != 0.0)
     shared = not any(other) if feed.shared_width else not feed.shared_gate
+    if not feed.gated and any(other):  # these are of a gate and of what passes it
+        return False
     # the choice is by other numbers than the weights: by sigmoids and what is added to them
     alone = feed.hashed or (feed.choice_bias and feed.scoring is not Scoring.SIGMOID)
     return plain and shared and not alone and 0 < feed.top_k <= feed.experts
@@ -463,7 +477,16 @@ def _attends(layer: Layer) -> bool:
     return isinstance(layer.mixer, GroupedAttention)
 
 
-def _recurs(mixer: DeltaNet) -> bool:
+def _carries(layer: Layer) -> bool:
+    """Has the layer a state, or a history?"""
+    return not _attends(layer) and not isinstance(layer.mixer, NoMixer)
+
+
+def _gated(layer: Layer) -> bool | None:
+    return None if isinstance(layer.feed, NoFeed) else layer.feed.gated
+
+
+def _recurs(mixer: DeltaNet | Mamba2) -> bool:
     """Heads of whole loads, and a convolution that looks back."""
     whole = (mixer.key_dim | mixer.value_dim) % 4 == 0
     return whole and mixer.conv > 1 and mixer.value_heads % mixer.key_heads == 0

@@ -29,7 +29,14 @@ def gelu(x: Array) -> Array:
     return out
 
 
+def relu2(x: Array) -> Array:
+    """The square of what is above zero; a NaN passes."""
+    out: Array = np.where(x <= 0, x.dtype.type(0), x * x)
+    return out
+
+
 ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
     Activation.SILU: silu,
     Activation.GELU: gelu,
+    Activation.RELU2: relu2,
 }

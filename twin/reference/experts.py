@@ -91,6 +91,8 @@ class Experts:
         if bias is not None:
             rows = [made + bias[e] for made, e in zip(rows, choice.experts, strict=True)]
         kind, activation = spec.experts, spec.variant.activation
+        if not kind.gated:
+            return np.concatenate([ACTIVATIONS[activation](made) for made in rows])
         return np.concatenate([gated(kind, activation, made[0::2], made[1::2]) for made in rows])
 
     def down(self, stage: Stage, rank: int, act: Array, choices: Choices) -> Array:

@@ -1,5 +1,5 @@
-"""Gated DeltaNet and short convolutions with NumPy: the states of a plan's layers, item by item,
-and channels' histories.
+"""Gated DeltaNet, Mamba-2 and short convolutions with NumPy: the states of a plan's layers, item by
+item, and channels' histories.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.models.mixers import DeltaNet
+from twin.models.mixers import Mamba2, Recurring
 from twin.plan.delta_vectors import delta_vectors
 from twin.plan.shards import Array, Weights
 from twin.plan.types import CONV_UNIT, Plan, Stage
@@ -62,7 +62,7 @@ class States:
 
     def _item(
         self,
-        kind: DeltaNet,
+        kind: Recurring,
         stage: Stage,
         rank: int,
         item: int,
@@ -91,53 +91,66 @@ class States:
             seen[0][channels],
             vectors["taps"][:, channels],
         )
-        query, key = (unit(part) for part in np.split(convolved[: 2 * kind.key_dim], 2))
-        query = query / self.dtype(math.sqrt(kind.key_dim))
+        query, key = np.split(convolved[: 2 * kind.key_dim], 2)
+        value = convolved[2 * kind.key_dim :]
         gates = 2 * keys + values * kind.value_dim + of_head
-        passed = seen[0][gates : gates + columns]
-        steering = seen[-1][-2 * values :]  # of the last value read, write strengths and decays
-        strength = 1 / (1 + np.exp(-steering[head]))
-        factor, step = vectors["decays"].reshape(2, values)[:, head]
-        decay = np.exp(factor * np.logaddexp(self.dtype(0), steering[values + head] + step))
+        passed = silu(seen[0][gates : gates + columns])
+        # of the last value read, write strengths and steps
+        steering = seen[-1][-kind.steering * values :].reshape(-1, values)[:, head]
+        factor, bias, *skip = vectors["decays"].reshape(-1, values)[:, head]
+        step = np.logaddexp(self.dtype(0), steering[-1] + bias)
         state = self._states.get((stage.index, rank, item))
         if state is None or position == 0:
             state = np.zeros((kind.key_dim, columns), self.dtype)
-        state = state * decay
-        delta = (convolved[2 * kind.key_dim :] - key @ state) * strength
-        state = state + key[:, None] * delta
+        if isinstance(kind, Mamba2):
+            step = np.clip(step, kind.least_step, kind.most_step)
+            state = np.exp(factor * step) * state + key[:, None] * (step * value)
+            made = squared = (query @ state + skip[0] * value) * passed
+            first = of_head
+        else:
+            query, key = unit(query) / self.dtype(math.sqrt(kind.key_dim)), unit(key)
+            state = np.exp(factor * step) * state
+            strength = 1 / (1 + np.exp(-steering[0]))
+            state = state + key[:, None] * ((value - key @ state) * strength)
+            squared = query @ state
+            made, first = squared * passed, split * columns
         self._states[stage.index, rank, item] = state
-        made = query @ state
-        scale = vectors["gated_norm"][split * columns : (split + 1) * columns]
         out = np.zeros(words, self.dtype)
-        out[:columns] = made * scale * silu(passed)
-        out[columns] = (made * made).sum()
+        out[:columns] = made * vectors["gated_norm"][first : first + columns]
+        out[columns] = (squared * squared).sum()
         return out
 
     def _convolved(
-        self, kind: DeltaNet, key: tuple[int, int, int], position: int, new: Array, taps: Array
+        self, kind: Recurring, key: tuple[int, int, int], position: int, new: Array, taps: Array
     ) -> Array:
-        """[channels] behind the convolution over the last positions."""
+        """[channels] behind the convolution over the last positions. `taps`: behind them what it
+        adds, if anything.
+        """
         before = self._histories.get(key)
         if before is None or position == 0:
             before = np.zeros((kind.conv - 1, len(new)), self.dtype)
         seen = np.concatenate([before, new[None].astype(self.dtype)])
         self._histories[key] = seen[1:]
-        return silu((seen * taps).sum(axis=0))
+        sums = (seen * taps[: kind.conv]).sum(axis=0)
+        return silu(sums + taps[kind.conv] if len(taps) > kind.conv else sums)
 
     def normed(self, stage: Stage, words: Array) -> Array:
-        """[n, value heads * value_dim]: the items' outputs, each head's divided by its length."""
+        """[n, value heads * value_dim]: the items' outputs, those that are normed together divided
+        by their length.
+        """
         scan, kind = stage.scan, self._kind()
         assert scan is not None
         assert self.plan.spec is not None
-        items = words.reshape(len(words), scan.heads, scan.splits, -1)
-        squares = items[..., scan.page].sum(axis=2) / self.dtype(kind.value_dim)
+        together = kind.normed // scan.page  # items
+        items = words.reshape(len(words), -1, together, words.shape[1] // scan.items)
+        squares = items[..., scan.page].sum(axis=2) / self.dtype(kind.normed)
         by = 1 / np.sqrt(squares + self.dtype(self.plan.spec.norm_eps))
         out: Array = items[..., : scan.page] * by[..., None, None]
         return out.reshape(len(words), -1)
 
-    def _kind(self) -> DeltaNet:
+    def _kind(self) -> Recurring:
         assert self.plan.spec is not None
-        kind = self.plan.spec.delta
+        kind = self.plan.spec.recurrence
         assert kind is not None
         return kind
 
@@ -146,7 +159,8 @@ class States:
         if key not in self._vectors:
             made = delta_vectors(self.plan, stage, rank, self.weights)
             convolved = self.plan.spec.convolution if self.plan.spec else None
-            taps = made["taps"].reshape((convolved or self._kind()).conv, -1)
+            channels = (convolved or self._kind()).channels // self.plan.ranks
+            taps = made["taps"].reshape(-1, channels)
             self._vectors[key] = {
                 name: vector.astype(self.dtype) for name, vector in (made | {"taps": taps}).items()
             }

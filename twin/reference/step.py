@@ -219,8 +219,7 @@ class Reference:
                 return self._rows(stage, rank, self._heads_out(stage, [i[:, 0] for i in inputs]))
             case StageKind.GATE_UP:
                 rows = self._rows(stage, rank, self._hidden(stage, rank, inputs))
-                gate, up = rows[:, 0::2], rows[:, 1::2]
-                return ACTIVATIONS[self.spec.variant.activation](gate) * up
+                return self._activated(stage, rows)
             case StageKind.DOWN:
                 return self._rows(stage, rank, inputs[0][:, 0])
             case StageKind.ROUTER:
@@ -231,8 +230,9 @@ class Reference:
                 self.gates[rank] = self.experts.shared_gates(inputs[0])
                 return inputs[0]
             case StageKind.SHARED_UP:
-                rows = self._rows(stage, rank, self._normed_again(stage, rank))
-                return ACTIVATIONS[self.spec.variant.activation](rows[:, 0::2]) * rows[:, 1::2]
+                return self._activated(
+                    stage, self._rows(stage, rank, self._normed_again(stage, rank))
+                )
             case StageKind.SHARED_DOWN:
                 sums = self.gates[rank] * self._rows(stage, rank, inputs[0][:, 0])
                 if stage.kept:
@@ -335,6 +335,13 @@ class Reference:
         if bias is not None:
             rows += bias
         return rows
+
+    def _activated(self, stage: Stage, rows: Array) -> Array:
+        """[n, elements] of [n, rows]: what passes the gates, or rows that have none."""
+        activation = ACTIVATIONS[self.spec.variant.activation]
+        if stage.matrix is not None and stage.matrix.unit == 1:
+            return activation(rows)
+        return activation(rows[:, 0::2]) * rows[:, 1::2]
 
     def _attention(self, stage: Stage, rank: int, qkv: Array, qk: Array | None = None) -> Array:
         """[1, words of all items, numbers of a word]: each block appends and scans its own items,
