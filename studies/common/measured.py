@@ -14,13 +14,15 @@ from typing import Any
 from twin.calibrate.on_record import FILE, Measured
 from twin.files import read_json, write
 from twin.models.kind import stored_as
+from twin.models.load import load_model
 
 STUDIES = Path(__file__).resolve().parents[1]
 sys.path += [str(STUDIES / name) for name in ("few-bits", "many-gpus")]
 import few_bits  # noqa: E402  of another study
 import many_gpus  # noqa: E402
 
-ZOO, FEW_BITS, MANY_GPUS, PROMPTS = "zoo", "few-bits", "many-gpus", "prompts"  # studies
+ZOO, FEW_BITS, MANY_GPUS = "zoo", "few-bits", "many-gpus"  # studies
+HYBRIDS, PROMPTS = "hybrids", "prompts"
 DECODED = 128  # tokens behind the prompt, whose steps the studies time
 MOST_BYTES = 2**24  # of a record
 AT_ONCE_S = 10.0  # a prompt that took longer went token by token, as passes of that kernel did
@@ -32,8 +34,11 @@ def collected(studies: Path) -> list[Measured]:
         *_zoo(studies / ZOO),
         *_few_bits(studies / FEW_BITS),
         *_many_gpus(studies / MANY_GPUS),
+        *_hybrids(studies / HYBRIDS),
         *_prompts(studies / PROMPTS),
     ]
+    steps = {(r.model, r.stored, r.node, r.context): r for r in found if r.tokens_per_s}
+    found = [run for run in found if run.prompt_s] + list(steps.values())  # the newest of each
     return sorted(found, key=lambda run: (run.model, run.stored, run.node, run.context, run.record))
 
 
@@ -82,6 +87,16 @@ def _many_gpus(folder: Path) -> Iterator[Measured]:
                 name, stored, node, row.context, _three(speed), None, record
             )
     yield from newest.values()
+
+
+def _hybrids(folder: Path) -> Iterator[Measured]:
+    file = folder / "rows.csv"
+    with file.open(encoding="utf-8", newline="") as table:
+        for row in csv.DictReader(table):
+            stored = stored_as(load_model(row["model"]))
+            model, at = row["model"].partition("@")[0], int(row["after"]) + DECODED // 2
+            speed, record = _three(1e6 / float(row["step_us"])), f"studies/{HYBRIDS}/{file.name}"
+            yield Measured(model, stored, "1xh200-sxm", at, speed, None, record)
 
 
 def _prompts(folder: Path) -> Iterator[Measured]:

@@ -14,10 +14,9 @@ from typing import Any
 from studies.common.blocks import Stamp, filled, markdown_table
 from studies.common.inputs import files_digest
 from studies.common.study_page import write_page
-from twin.calibrate.known_error import keep_public
 from twin.files import write
 from twin.hardware.floor import ceiling
-from twin.hardware.load import load_device, load_node
+from twin.hardware.load import load_device
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
@@ -163,20 +162,8 @@ def classes_table(found: dict[str, list[Row]]) -> str:
     return markdown_table(("weights", *shares), [*lines, ("all", *means)])
 
 
-def keep(device: str, found: Sequence[Row]) -> None:
-    """The errors next to the held-out ones of the fit, which the predictions must be of."""
-    keep_public(
-        load_node(f"1x{device}"),
-        HERE.name,
-        {row.name: row.error for row in found},
-        {row.name: float(row.weights) for row in found},
-    )
-
-
 def main() -> None:
     found = {device: rows(device) for device in CEILINGS}
-    for device, of in found.items():
-        keep(device, of)
     bodies = {"shapes": shapes_table(found), "classes": classes_table(found)}
     names = tuple(row.name for row in found[FIRST])
     series = []

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.calibrate.ran import shapes
 from tests.command_line import Twin
 from twin.calibrate import by_runs, store
 from twin.calibrate.experiment import Experiment
 from twin.calibrate.fitted import MOVES, moved_by
 from twin.calibrate.held_out import SMALL, TINY
-from twin.calibrate.known_error import keep_drawn, kept_records
+from twin.calibrate.known_error import keep_runs, kept_records
 from twin.calibrate.node import calibrated_node, uncalibrated_node
 from twin.calibrate.recorded import RUNS, written
 from twin.data import data_dir
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit
-from twin.models.kind import ModelKind
 from twin.schedule.options import default_options
 from twin.sim.run import simulate
 
@@ -160,7 +160,7 @@ def test_a_moved_fit_keeps_errors_by_other_runs_and_is_not_moved_twice(
     # what was held out is of another fit until it is validated again
     assert not kept_records(H200)
     run = store.read_run(Path(folders[0]))
-    keep_drawn(H200, run.id, kept[run.id], ModelKind.DENSE)
+    keep_runs(H200, shapes(kept[run.id], run.id))
 
 
 @pytest.mark.parametrize(

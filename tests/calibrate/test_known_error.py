@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from studies.common import held_out
-from tests.calibrate.ran import ran
+from tests.calibrate.ran import ran, seen, shapes
 from tests.command_line import Twin
 from twin.calibrate import shape_record, store
 from twin.calibrate.engine_runs import runs_of
 from twin.calibrate.fitted import moved_by
 from twin.calibrate.kernel_id import is_superseded, kernel_id
-from twin.calibrate.known_error import FEWEST, MANY, KnownError, keep, keep_drawn, known_error
+from twin.calibrate.known_error import FEWEST, KnownError, keep, keep_runs, known_error
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.validate import Validation, compare
 from twin.hardware.load import load_node
@@ -24,6 +24,7 @@ from twin.hardware.number import Kind, Number
 from twin.hardware.types import Node
 from twin.models.kind import ModelKind, kind_of
 from twin.models.load import load_model
+from twin.models.spec import ModelSpec
 from twin.sim.run import simulate
 
 HOP = Number(7e-7, Kind.FITTED, "test", 6e-7, 8e-7)
@@ -49,7 +50,7 @@ def test_errors_are_read_as_they_were_kept_for_every_node_that_the_fit_serves(
     kept()
     for name in ("1xh200", "8xh200"):
         assert known_error(load_node(name)) == KnownError(
-            "1xh200-sxm", "r", "record", {"run0": 0.1, "run1": -0.05, "run2": 0.04}
+            "1xh200-sxm", "r", "record", {"run0": 0.1, "run1": -0.05, "run2": 0.04}, {}
         )
     assert known_error(load_node("1xh100")) is None
 
@@ -64,7 +65,11 @@ def test_errors_of_another_fit_are_not_stated(elsewhere: None) -> None:
 
 def test_median_worst_and_interval_are_of_all_runs() -> None:
     known = KnownError(
-        "1xh200-sxm", "r", "record", {str(at): speed / 100 - 1 for at, speed in enumerate(SPEEDS)}
+        "1xh200-sxm",
+        "r",
+        "record",
+        {str(at): speed / 100 - 1 for at, speed in enumerate(SPEEDS)},
+        {},
     )
     assert (known.median, known.worst) == (pytest.approx(0.05), pytest.approx(0.1))
     low, high = known.interval(1000.0)
@@ -110,11 +115,11 @@ def test_drawn_shapes_stay_next_to_the_runs_of_the_same_fit_and_widen_the_interv
     elsewhere: None,
 ) -> None:
     node = load_node("1xh200")
-    keep_drawn(node, "shapes-1-seed-2", {"run": 0.5})
+    keep_runs(node, [seen("run", 0.5)])
     assert known_error(node) is None  # no held-out runs to stand next to
     kept()
     before = known_error(node)
-    keep_drawn(node, "shapes-1-seed-2", {"run": 0.5, "other": -0.25})
+    keep_runs(node, [seen("run", 0.5), seen("other", -0.25)])
     kept()
     known = known_error(node)
     assert before is not None
@@ -130,40 +135,30 @@ def test_drawn_shapes_stay_next_to_the_runs_of_the_same_fit_and_widen_the_interv
     assert not known.drawn  # of another fit
 
 
-def test_enough_runs_of_a_kind_make_its_interval_and_no_other(elsewhere: None) -> None:
+def test_enough_runs_of_a_kind_are_stated_and_no_other(elsewhere: None) -> None:
     node = load_node("1xh200")
     few_bits, experts = load_model("qwen3-8b@int4-g128"), load_model("gpt-oss-20b")
     kept()
-    keep_drawn(node, "shapes-1-seed-2", {"dense": 0.5})
+    keep_runs(node, [seen("dense", 0.5)])
     dense = known_error(node)
     assert dense is not None
+
+    def stated(model: ModelSpec) -> KnownError:
+        known = known_error(node, model)
+        assert known is not None
+        return replace(known, evidence=None, about=None)
+
     some = {str(at): 0.2 for at in range(FEWEST - 1)}
-    keep_drawn(node, "shapes-4-seed-3-experts", some, ModelKind.EXPERTS)
-    known = known_error(node, experts)
-    assert known is not None
-    assert replace(known, size=dense.size) == dense  # too few
-    keep_drawn(node, "shapes-1-seed-4-experts", {"one": 0.3}, ModelKind.EXPERTS)
+    keep_runs(node, shapes(some, "shapes-4-seed-3-experts", ModelKind.EXPERTS))
+    assert stated(experts) == dense  # too few
+    keep_runs(node, shapes({"one": 0.3}, "shapes-1-seed-4-experts", ModelKind.EXPERTS))
     kept()  # a validation of the same fit leaves them
-    own = known_error(node, experts)
-    assert own is not None
+    own = stated(experts)
     assert own.kind is ModelKind.EXPERTS
     assert own.records == ("shapes-4-seed-3-experts", "shapes-1-seed-4-experts")
     assert (len(own.every), own.worst) == (FEWEST, 0.3)
-    low, high = own.interval(1.0)
-    # and wider, for a few shapes tell little of the next one
-    assert 0.95 / 1.2 < low < 1 / 1.2
-    assert high >= 1.0
-    many = {str(at): 0.2 for at in range(MANY)}
-    keep_drawn(node, "shapes-32-seed-5-experts", many, ModelKind.EXPERTS)
-    stated = known_error(node, experts)
-    assert stated is not None
-    # all are off the same way: what is predicted lies inside its own interval all the same
-    assert stated.interval(1.0) == (pytest.approx(1 / 1.2), 1.0)
-    dense_model = load_model("llama-3.2-1b")
-    for model in (dense_model, few_bits):
-        known = known_error(node, model)
-        assert known is not None
-        assert replace(known, size=dense.size) == dense
+    for model in (load_model("llama-3.2-1b"), few_bits):
+        assert stated(model) == dense
     assert known_error(node) == dense
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.calibrate.ran import ran
+from tests.calibrate.ran import ran, shapes
 from tests.command_line import Twin
 from twin.calibrate import drawn, experiment, shape_record, store
 from twin.calibrate.all_held_out import all_held_out, together
@@ -19,7 +19,7 @@ from twin.calibrate.drawn import drawn_runs
 from twin.calibrate.experiment import Experiment
 from twin.calibrate.fitted import numbers_of
 from twin.calibrate.held_out import TINY, held_out
-from twin.calibrate.known_error import FEWEST, keep, keep_drawn, known_error
+from twin.calibrate.known_error import FEWEST, keep, keep_runs, known_error
 from twin.calibrate.node import calibrated_node
 from twin.calibrate.recorded import RUNS, recorded, written
 from twin.calibrate.validate import Validation, compare
@@ -258,7 +258,8 @@ def test_a_node_has_the_interval_of_its_own_runs_once_there_are_enough(
 def test_drawn_shapes_of_several_gpus_need_no_fixed_runs_next_to_them(
     fitted: Callable[[], Node],
 ) -> None:
-    keep_drawn(fitted(), "shapes-2-seed-3", {f"run{at}": 0.02 for at in range(FEWEST)})
+    some = {f"run{at}": 0.02 for at in range(FEWEST)}
+    keep_runs(fitted(), shapes(some, "shapes-2-seed-3", gpus=2))
     known = known_error(fitted())
     assert known is not None
     assert known.records == ("shapes-2-seed-3",)
@@ -270,13 +271,14 @@ def test_drawn_shapes_of_several_gpus_need_no_fixed_runs_next_to_them(
 
 def test_runs_of_a_kind_go_before_those_of_the_node(fitted: Callable[[], Node]) -> None:
     experts = load_model("gpt-oss-20b")
-    keep_drawn(fitted(), "shapes-2-seed-3", {f"run{at}": 0.02 for at in range(FEWEST)})
+    some = {f"run{at}": 0.02 for at in range(FEWEST)}
+    keep_runs(fitted(), shapes(some, "shapes-2-seed-3", gpus=2))
     some = {f"run{at}": 0.2 for at in range(FEWEST)}
-    keep_drawn(load_node("1xh200"), "shapes-4-seed-3-experts", some, ModelKind.EXPERTS)
+    keep_runs(load_node("1xh200"), shapes(some, "shapes-4-seed-3-experts", ModelKind.EXPERTS))
     known = known_error(fitted(), experts)
     assert known is not None
     assert (known.node, known.kind) == ("1xh200-sxm", ModelKind.EXPERTS)
-    keep_drawn(fitted(), "shapes-4-seed-5-experts", some, ModelKind.EXPERTS)
+    keep_runs(fitted(), shapes(some, "shapes-4-seed-5-experts", ModelKind.EXPERTS, 2))
     known = known_error(fitted(), experts)
     assert known is not None
     assert known.node == "2xh200-sxm"

@@ -13,7 +13,7 @@ from twin.errors import PlanError
 from twin.server.expected import Expected
 
 RUN = ("--prompt", "hi", "--max-tokens", 20, "--ignore-eos", "--blocks", 1)
-KNOWN = KnownError("1xhost", "fit", "record", {"run": 0.1})
+KNOWN = KnownError("1xhost", "fit", "record", {"run": 0.1}, {})
 
 
 @pytest.fixture

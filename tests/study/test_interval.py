@@ -93,16 +93,19 @@ def test_each_stratum_is_drawn_once() -> None:
 def test_carrier_is_found_and_chance_is_not() -> None:
     node = load_node("8xh200")
     hops = uniforms(f"{node.device.name} link.hop_s", DRAWS)
-    found = summary(node, DRAWS, 950.0, list(1000 - 100 * hops), numbers(node))
+    found = summary(node, DRAWS, 950.0, list(1000 - 100 * hops), numbers(node), new=0.0)
     assert found.p10 < 950.0 < found.p90
     name, correlation = found.carried_by[0]
     assert (name, round(correlation, 6)) == ("link.hop_s", -1.0)
     assert len(found.carried_by) == 1
-    assert summary(node, DRAWS, 5.0, [5.0] * 64, numbers(node)).carried_by == ()
-    assert (
-        summary(node, DRAWS, 950.0, list(1000 - 100 * hops), ["device.memory.latency_s"]).carried_by
-        == ()
+    assert summary(node, DRAWS, 5.0, [5.0] * 64, numbers(node), new=0.0).carried_by == ()
+    other = summary(
+        node, DRAWS, 950.0, list(1000 - 100 * hops), ["device.memory.latency_s"], new=0.0
     )
+    assert other.carried_by == ()
+    wider = summary(node, DRAWS, 950.0, list(1000 - 100 * hops), numbers(node), new=0.1)
+    assert wider.p10 < found.p10 * 0.99
+    assert wider.p90 > found.p90 * 1.01
 
 
 def test_a_number_whose_draws_resemble_a_carriers_is_not_named() -> None:
@@ -113,7 +116,7 @@ def test_a_number_whose_draws_resemble_a_carriers_is_not_named() -> None:
         for name in ("link.hop_s", "device.memory.latency_s")
     )
     both = summary(
-        node, DRAWS, 950.0, list(1000 - 100 * first - 60 * second), numbers(node)
+        node, DRAWS, 950.0, list(1000 - 100 * first - 60 * second), numbers(node), new=0.0
     ).carried_by
     assert {name for name, _ in both} == {"link.hop_s", "device.memory.latency_s"}
 
@@ -125,8 +128,8 @@ def test_more_numbers_and_fewer_draws_make_chance_larger() -> None:
 
 
 def test_a_prediction_lies_inside_the_interval_of_its_draws() -> None:
-    assert about(100.0, [70.0, 80.0, 90.0]) == (pytest.approx(72.0), 100.0)
-    assert about(100.0, [110.0, 120.0, 130.0]) == (100.0, pytest.approx(128.0))
+    assert about(100.0, [70.0, 80.0, 90.0], 0.0) == (pytest.approx(72.0), 100.0)
+    assert about(100.0, [110.0, 120.0, 130.0], 0.0) == (100.0, pytest.approx(128.0))
 
 
 def test_a_number_known_exactly_is_not_drawn() -> None:

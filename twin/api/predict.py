@@ -126,7 +126,7 @@ def simulate(
     drawn = given.whole("seed", seed, 0, given.MOST_SEED)
     chosen = read_routing(given.text("routing", routing), drawn)
     result = simulate_plan(plan, case.node, steps=count, routing=chosen)
-    found = known_error(case.node, case.spec)
+    found = known_error(case.node, case.spec, plan.options)
     return _prediction(case.spec, plan, result, found, of_prompt.seconds if of_prompt else None)
 
 

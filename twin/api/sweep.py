@@ -106,7 +106,7 @@ def _record(cell: Cell, row: Row) -> dict[str, Any]:
     at = {"model": cell.model, "node": cell.node, **dict(cell.at)}
     if row.problem:
         return at | {"tokens_per_s": NOTHING, "problem": row.problem}
-    known = known_error(cell.point.on_node(), cell.point.spec())
+    known = known_error(cell.point.on_node(), cell.point.spec(), cell.point.chosen())
     low, high = known.interval(row.tokens_per_s) if known else (NOTHING, NOTHING)
     return at | {
         "tokens_per_s": row.tokens_per_s,

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,35 +18,31 @@ from twin.calibrate.fitted import fit_of, numbers_of
 from twin.calibrate.node import fits_of
 from twin.calibrate.seen import (
     LEVELS,
+    Evidence,
+    Features,
     Seen,
-    both,
-    bytes_of,
-    levels_at,
-    mirrored,
-    rows,
-    shape_of,
-    usual,
+    features_of,
+    levels_of,
 )
+from twin.errors import HardwareError
 from twin.frozen import frozen
 from twin.hardware.load import load_node
-from twin.hardware.types import Node
+from twin.hardware.types import HOST, Node
 from twin.models.kind import ModelKind, kind_of
 from twin.models.spec import ModelSpec
+from twin.plan.types import Options
 
 if TYPE_CHECKING:  # who asks for an error needs neither the engine nor its runs
     from twin.calibrate.experiment import Experiment
     from twin.calibrate.validate import Validation
 
-DRAWN = "drawn"  # what a kept file calls the errors of a seed's shapes
-KINDS = "kinds"  # and those of shapes that are not dense, by kind
-PUBLIC = "public"  # and those of public models, which studies timed, by kind
-STAGES = "stages"  # and those of traced runs' kinds of stages, by run: positive is too slow
-SIZES = "sizes"  # and each shape's bytes a step and GPU, by record
-# runs of a kind, or of a node of several devices, from which its interval is of their own errors
+STAGES = "stages"  # errors of traced runs' kinds of stages, by run: positive is too slow
+# runs of a kind, or of a node of several devices, from which its errors are stated for its own
 FEWEST = 8
-# of a kind, below which it is of the errors of all kinds but dense ones, and of their mirror
-# images: so few runs do not say which way the next model is off
-MANY = 64
+Chosen = Mapping[str, Any] | Options  # values of Options fields
+DIGITS = 6  # of an error
+US = 1e-6
+PUBLIC, SEPARATOR = "yes", "; "  # in a table of runs
 
 
 @frozen
@@ -56,13 +54,10 @@ class KnownError(Errors):
     record: str  # the engine runs
     errors: Mapping[str, float]
     # by record, of shapes that a seed drew
-    drawn: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    drawn: Mapping[str, Mapping[str, float]]
     kind: ModelKind = ModelKind.DENSE  # of the models that ran
-    # what the interval is of: runs about as large as a model of `size` bytes a step and GPU
-    seen: tuple[Seen, ...] = ()
-    size: float = 0.0  # of no model in particular: all runs count alike
-    # dense runs of several GPUs, where `seen` are of one: their errors come on top
-    links: tuple[Seen, ...] = ()
+    evidence: Evidence | None = None  # what the interval is of
+    about: Features | None = None  # of the prediction; None: of no model in particular
 
     @property
     def every(self) -> list[float]:
@@ -76,14 +71,18 @@ class KnownError(Errors):
     def records(self) -> tuple[str, ...]:
         return (*([self.record] if self.errors else []), *self.drawn)
 
+    @property
+    def unseen(self) -> list[str]:
+        """What of the prediction never ran."""
+        return self.evidence.unseen(self.about) if self.evidence and self.about else []
+
     def interval(self, speed: float) -> tuple[float, float]:
-        """LEVELS of a predicted speed, if it is as wrong as the held-out runs were."""
-        if self.seen and self.size:
-            low, high = levels_at(self.seen, self.size)
-            if self.links:
-                low, high = both((low, high), levels_at(self.links, self.size))
-        else:
+        """LEVELS of a predicted speed in tokens/s, if it is as wrong as the held-out runs alike."""
+        if self.about is None or self.evidence is None:
             low, high = levels(self.every)
+        else:
+            layer_s = 1 / speed / self.about.layers
+            low, high = self.evidence.levels(self.about, layer_s)
         return speed * low, speed * high
 
 
@@ -93,159 +92,204 @@ def levels(errors: Sequence[float]) -> tuple[float, float]:
     return min(float(low), 1.0), max(float(high), 1.0)
 
 
+@frozen
+class Kept:
+    """What is on file of a node's held-out runs, by the fits in force."""
+
+    node: str
+    fit: str
+    record: str  # of the runs that `twin validate` makes
+    stages: Mapping[str, Mapping[str, float]]
+    runs: tuple[Seen, ...]
+
+    def of(self, kind: ModelKind, *, drawn: bool) -> dict[str, dict[str, float]]:
+        """By record, errors of the runs of a kind; public models are nobody's draw."""
+        found: dict[str, dict[str, float]] = {}
+        for run in self.runs:
+            own = (run.record != self.record) is drawn and not run.public
+            if own and run.features.kind is kind:
+                found.setdefault(run.record, {})[run.name] = run.error
+        return found
+
+    def known(self, kind: ModelKind) -> KnownError:
+        errors = self.of(kind, drawn=False).get(self.record, {})
+        drawn = self.of(kind, drawn=True)
+        return KnownError(self.node, self.fit, self.record, errors, drawn, kind)
+
+
 def keep(node: Node, found: Validation, record: store.Run) -> None:
     """Stores what a validation found, for the fit that is in force. Drawn shapes of the same fit
     stay.
     """
-    before = _of_fit(node, node.name) or {}
-    errors = {run.name: _rounded(run.error) for run in found.runs}
-    about = _about(node, record.id, errors)
-    about |= {name: before[name] for name in (DRAWN, KINDS, PUBLIC, SIZES) if name in before}
-    # slow to load, and who asks for an error does not need it
-    from twin.calibrate.recorded import recorded
-
+    before = _of_fit(node)
+    runs = [seen(node, record.id, run, run.error) for run in found.runs]
     stages: dict[str, dict[str, float]] = {}
     for one in found.stages:
-        stages.setdefault(one.run, {})[one.stage] = _rounded(one.error)
-    about |= {STAGES: stages} if stages else {}
-    sizes = sizes_of(node, recorded(record.folder, record.meta) or ())
-    store.write_held_out(node.name, _with_sizes(about, record.id, sizes))
+        stages.setdefault(one.run, {})[one.stage] = round(one.error, DIGITS)
+    others = [run for run in before.runs if run.record != before.record] if before else []
+    _write(node, record.id, stages, [*runs, *others])
 
 
-def sizes_of(node: Node, runs: Iterable[Experiment]) -> dict[str, float]:
-    """Bytes a step and GPU of each shape that ran."""
-    return {shape_of(run.name): float(round(bytes_of(run.spec, node))) for run in runs}
+def keep_runs(node: Node, runs: Sequence[Seen]) -> None:
+    """Stores how far the fit in force is from other runs, in place of those of the same records;
+    nothing where no held-out runs are on file. Those of several devices need none.
+    """
+    before = _of_fit(node)
+    if before is None and node.gpus == 1:
+        return
+    records = {run.record for run in runs}
+    others = [run for run in before.runs if run.record not in records] if before else []
+    record, stages = (before.record, before.stages) if before else ("", {})
+    _write(node, record, stages, [*others, *runs])
 
 
-def _with_sizes(kept: dict[str, Any], record: str, sizes: Mapping[str, float]) -> dict[str, Any]:
-    return {**kept, SIZES: {**kept.get(SIZES, {}), record: dict(sizes)}} if sizes else kept
+def seen(node: Node, record: str, run: Experiment, error: float) -> Seen:
+    """A run that was measured, and the error of its speed by the fit in force."""
+    layer_s = run.measured_s / (1 + error) / run.spec.layers
+    return Seen(record, run.name, error, layer_s, features_of(node, run.spec, run.options))
 
 
-def _about(node: Node, record: str, errors: Mapping[str, float]) -> dict[str, Any]:
-    """What a kept file begins with."""
+def _write(
+    node: Node, record: str, stages: Mapping[str, Mapping[str, float]], runs: Sequence[Seen]
+) -> None:
     fit = fit_of(node)
     assert fit is not None
-    return {
+    about: dict[str, Any] = {
         "node": node.name,
         "fit": fit,
         "numbers": numbers_of(node),
         "record": record,
-        "errors": dict(errors),
+    }
+    about |= {STAGES: stages} if stages else {}
+    store.write_held_out(node.name, about, [_row(run) for run in runs])
+
+
+def _row(run: Seen) -> dict[str, str]:
+    about = run.features
+    return {
+        "record": run.record,
+        "run": run.name,
+        "public": PUBLIC if run.public else "",
+        "kind": about.kind.value,
+        "handoff": about.handoff,
+        "parts": SEPARATOR.join(about.parts),
+        "layers": str(about.layers),
+        "context": str(about.context),
+        "tokens": str(about.tokens),
+        "layer_us": f"{run.layer_s / US:.4g}",
+        "error": f"{run.error:.{DIGITS}f}",
     }
 
 
-def keep_drawn(
-    node: Node,
-    record: str,
-    errors: Mapping[str, float],
-    kind: ModelKind = ModelKind.DENSE,
-    sizes: Mapping[str, float] | None = None,
-) -> None:
-    """Stores how far the fit in force is from a seed's shapes, and the `sizes_of` these, together
-    with its held-out runs; nothing where none of these are on file. Those of several devices need
-    none.
-    """
-    kept = _of_fit(node, node.name)
-    if not kept and node.gpus > 1:
-        kept = _about(node, "", {})
-    if not kept:
-        return
-    rounded = {name: _rounded(error) for name, error in errors.items()}
-    if kind is ModelKind.DENSE:
-        about = {DRAWN: {**kept.get(DRAWN, {}), record: rounded}}
-    else:
-        kinds = kept.get(KINDS, {})
-        about = {KINDS: {**kinds, kind.value: {**kinds.get(kind.value, {}), record: rounded}}}
-    store.write_held_out(node.name, _with_sizes({**kept, **about}, record, sizes or {}))
+def _of_row(row: Mapping[str, str], device: str, gpus: int) -> Seen:
+    about = Features(
+        device,
+        gpus,
+        ModelKind(row["kind"]),
+        row["handoff"],
+        tuple(row["parts"].split(SEPARATOR)),
+        int(row["layers"]),
+        int(row["context"]),
+        int(row["tokens"]),
+    )
+    public = row["public"] == PUBLIC
+    layer_s = float(row["layer_us"]) * US
+    return Seen(row["record"], row["run"], float(row["error"]), layer_s, about, public)
 
 
-def keep_public(
-    node: Node,
-    record: str,
-    errors: Mapping[str, float],
-    sizes: Mapping[str, float],
-    kind: ModelKind = ModelKind.DENSE,
-) -> None:
-    """Stores how far the fit in force is from public models that a study timed; nothing where no
-    held-out runs are on file.
-    """
-    kept = _of_fit(node, node.name)
-    if not kept:
-        return
-    found = kept.get(PUBLIC, {})
-    rounded = {name: _rounded(error) for name, error in errors.items()}
-    own = {**found.get(kind.value, {}), record: rounded}
-    about = {**kept, PUBLIC: {**found, kind.value: own}}
-    store.write_held_out(node.name, _with_sizes(about, record, sizes))
-
-
-def _rounded(error: float) -> float:
-    return round(error, 6)
-
-
-def _of_fit(node: Node, name: str) -> dict[str, Any] | None:
-    """What is kept of the node `name`, this one or one whose fit holds for it, if it is of the fits
-    in force.
-    """
-    kept = store.read_held_out(name)
-    if not kept:
+def _of_fit(node: Node) -> Kept | None:
+    """What is kept of a node, if it is of the fits in force."""
+    file, numbers = store.held_out_of(node.name), numbers_of(node)
+    if file is None or not numbers:
         return None
-    numbers = numbers_of(node if name == node.name else load_node(name))
-    return kept if numbers and kept.get("numbers") == numbers else None
+    state = (store.state_of(file), store.state_of(file.with_suffix(".csv")))
+    return _read(file, state, node.device.name, node.gpus, numbers)
 
 
-def known_error(node: Node, spec: ModelSpec | None = None) -> KnownError | None:
+@lru_cache(maxsize=32)
+def _read(file: Path, state: Any, device: str, gpus: int, numbers: str) -> Kept | None:
+    """The content of a node's files in a state, which every prediction reads."""
+    about, rows = store.read_held_out(file)
+    if about.get("numbers") != numbers:
+        return None
+    with store.damaged(file):
+        runs = tuple(_of_row(row, device, gpus) for row in rows)
+        stages = about.get(STAGES, {})
+        return Kept(about["node"], about["fit"], about["record"], stages, runs)
+
+
+def known_error(
+    node: Node, spec: ModelSpec | None = None, chosen: Chosen | None = None
+) -> KnownError | None:
     """A node's own held-out runs, else those of another number of its devices; None without any, or
     where the fit is another. A node of several devices needs FEWEST runs of its own. No other
     device's: nobody knows how wrong its numbers are here.
 
     `spec`: of a model's kind, once FEWEST runs of that kind are on file, be they of this node or of
-    one device, else of dense models; and its interval is of runs about as large.
+    one device, else of dense models; and its interval is of runs alike, with the options `chosen`
+    as in `features_of`.
     """
     kind = kind_of(spec) if spec else ModelKind.DENSE
-    size = bytes_of(spec, node) if spec else 0.0
     device = node.device.name
     names = [name for name in (node.name, *reversed(fits_of(node))) if _device(name) == device]
-    found = [kept for name in dict.fromkeys(names) if (kept := _of_fit(node, name))]
+    nodes = [node if name == node.name else load_node(name) for name in dict.fromkeys(names)]
+    found = [kept for one in nodes if (kept := _of_fit(one))]
+    known = _stated(found, kind, device) or _stated(found, ModelKind.DENSE, device)
+    if known is None or spec is None:
+        return known
+    about = features_of(node, spec, chosen or Options())
+    return replace(known, evidence=evidence(host=node.device.isa == HOST), about=about)
+
+
+def _stated(found: Sequence[Kept], kind: ModelKind, device: str) -> KnownError | None:
+    """Of the first node with enough runs of a kind."""
     for kept in found:
-        kinds = {name: _drawn(records) for name, records in kept.get(KINDS, {}).items()}
-        own = kinds.get(kind.value, {})
-        if (count := sum(map(len, own.values()))) >= FEWEST:
-            seen = _seen(kept, (kind,) if count >= MANY else tuple(map(ModelKind, kinds)))
-            known = KnownError(*_head(kept), {}, own, kind)
-            if node.gpus > 1 and not _several(kept):
-                known = replace(known, links=tuple(mirrored(_of_several(found))))
-            return _sized(known, node, seen, size, few=count < MANY)
-    for kept in found:
-        dense = KnownError(*_head(kept), _numbers(kept["errors"]), _drawn(kept.get(DRAWN, {})))
-        one_device = store.name_of(dense.node) == device
-        if dense.errors if one_device else len(dense.every) >= FEWEST:
-            seen = _of_dense(kept)
-            few = node.gpus > 1 and (len(seen) < MANY or dense.node != node.name)
-            if few:  # those of other numbers of GPUs, too
-                seen = _of_several(found) or seen
-            return _sized(dense, node, seen, size, few=few)
+        known = kept.known(kind)
+        one_device = store.name_of(kept.node) == device and kind is ModelKind.DENSE
+        if known.errors if one_device else len(known.every) >= FEWEST:
+            return known
     return None
 
 
-def seen_on(node: Node, kind: ModelKind) -> list[Seen]:
-    """A node's own runs of a kind by the fits in force, of those with the default hand-off."""
-    kept = _of_fit(node, node.name)
-    return _seen(kept, (kind,)) if kept else []
+def first_error(node: Node, spec: ModelSpec, chosen: Chosen) -> float:
+    """What comes on top of an interval from ranges of numbers: the error of what is new about a
+    prediction, as `Evidence.new` says.
+    """
+    return evidence(host=node.device.isa == HOST).new(features_of(node, spec, chosen))
+
+
+def evidence(*, host: bool = False) -> Evidence:
+    """Held-out runs of all nodes, of GPUs or of computers, by the fits in force."""
+    return _evidence(store.version(), host)
+
+
+@lru_cache(maxsize=4)
+def _evidence(version: Any, host: bool) -> Evidence:
+    found: list[Seen] = []
+    for name in store.held_out_names():
+        try:
+            node = load_node(name)
+        except HardwareError:  # a user's node that has gone
+            continue
+        if (node.device.isa == HOST) is host and (kept := _of_fit(node)):
+            found += kept.runs
+    return Evidence(found)
 
 
 def stage_levels(node: Node) -> dict[str, tuple[float, float]]:
     """By kind of stage: between which shares of the predicted time eight of ten took, of the
     node's own traced runs; empty without any.
     """
-    kept = _of_fit(node, node.name) or {}
-    runs: dict[str, list[Seen]] = {}
-    for run, stages in kept.get(STAGES, {}).items():
-        for stage, error in _numbers(stages).items():
+    kept = _of_fit(node)
+    runs: dict[str, list[tuple[str, float]]] = {}
+    for run, stages in kept.stages.items() if kept else ():
+        for stage, error in stages.items():
             # models of several runs err together
-            name = str(run).partition("-")[0]
-            runs.setdefault(stage, []).append(Seen(name, run, error, 1.0))
-    return {stage: levels_at(found, 1.0) for stage, found in runs.items()}
+            runs.setdefault(stage, []).append((run.partition("-")[0], 1 / (1 + error)))
+    return {
+        stage: levels_of([factor for _, factor in found], [name for name, _ in found])
+        for stage, found in runs.items()
+    }
 
 
 def _device(name: str) -> str:
@@ -253,67 +297,15 @@ def _device(name: str) -> str:
     return name.split("x", 1)[1]
 
 
-def _of_dense(kept: Mapping[str, Any]) -> list[Seen]:
-    return _seen(kept, (ModelKind.DENSE,))
-
-
-def _of_several(found: Sequence[Mapping[str, Any]]) -> list[Seen]:
-    """Dense runs of several GPUs, of all their numbers on file."""
-    return [run for one in found if _several(one) for run in _of_dense(one)]
-
-
-def _several(kept: Mapping[str, Any]) -> bool:
-    return not str(kept["node"]).startswith("1x")
-
-
-def _sized(
-    known: KnownError, node: Node, seen: Sequence[Seen], size: float, *, few: bool
-) -> KnownError:
-    """With the runs of its interval; `few` of them, or of another number of GPUs, do not say which
-    way the next is off.
-    """
-    return replace(known, seen=tuple(mirrored(seen) if few else seen), size=size)
-
-
-def _seen(kept: Mapping[str, Any], kinds: Sequence[ModelKind]) -> list[Seen]:
-    """Runs of some kinds with the default hand-off, whose sizes are on file."""
-    sizes = {record: _numbers(found) for record, found in kept.get(SIZES, {}).items()}
-    found: list[Seen] = []
-    for kind in kinds:
-        drawn = (
-            kept.get(DRAWN, {})
-            if kind is ModelKind.DENSE
-            else kept.get(KINDS, {}).get(kind.value, {})
-        )
-        own = {str(kept["record"]): kept["errors"]} if kind is ModelKind.DENSE else {}
-        for record, errors in _drawn({**own, **drawn}).items():
-            found += rows(record, errors, sizes.get(record, {}))
-        for record, errors in _drawn(kept.get(PUBLIC, {}).get(kind.value, {})).items():
-            found += rows(record, errors, sizes.get(record, {}), public=True)
-    return usual(found)
-
-
 def kept_records(node: Node) -> list[tuple[str, ModelKind, dict[str, float]]]:
     """Every record of a node's held-out runs with its kind and errors, by the fits in force; empty
     where none is kept, or of other fits.
     """
-    kept = _of_fit(node, node.name)
+    kept = _of_fit(node)
     if kept is None:
         return []
-    found = [(str(kept["record"]), ModelKind.DENSE, _numbers(kept["errors"]))]
-    kinds = {ModelKind.DENSE.value: kept.get(DRAWN, {}), **kept.get(KINDS, {})}
-    for kind, drawn in kinds.items():
-        found += [(record, ModelKind(kind), errors) for record, errors in _drawn(drawn).items()]
-    return [one for one in found if one[2]]
-
-
-def _head(kept: Mapping[str, Any]) -> tuple[str, str, str]:
-    return str(kept["node"]), str(kept["fit"]), str(kept["record"])
-
-
-def _drawn(kept: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    return {str(record): _numbers(errors) for record, errors in kept.items()}
-
-
-def _numbers(errors: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): float(error) for name, error in errors.items()}
+    found = []
+    for kind in ModelKind:
+        own = kept.of(kind, drawn=False) | kept.of(kind, drawn=True)
+        found += [(record, kind, errors) for record, errors in own.items()]
+    return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 from functools import lru_cache
 
-from twin.calibrate.seen import Seen, levels_at
+from twin.calibrate.seen import levels_of
 from twin.data import data_dir
 from twin.errors import CalibrationError
 from twin.frozen import frozen
@@ -47,14 +47,11 @@ def prompt_error(spec: ModelSpec, node: Node) -> PromptError | None:
     ]
     if not own or node.gpus > 1:
         return None
-    seen = [
-        Seen(row["model"], row["tokens"], float(row["measured_s"]) / float(row["predicted_s"]), 1.0)
-        for row in own
-    ]
-    # of times, not of speeds: measured over predicted
-    slow = [Seen(one.record, one.name, 1 / one.error - 1, 1.0) for one in seen]
-    low, high = levels_at(slow, 1.0)
-    return PromptError(kind, len(own), len({row["model"] for row in own}), low, high)
+    # of times, not of speeds
+    slower = [float(row["measured_s"]) / float(row["predicted_s"]) for row in own]
+    models = [row["model"] for row in own]
+    low, high = levels_of(slower, models)
+    return PromptError(kind, len(own), len(set(models)), low, high)
 
 
 @lru_cache(maxsize=1)

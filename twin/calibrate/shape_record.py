@@ -19,7 +19,7 @@ from twin.calibrate.drawn import drawn_runs
 from twin.calibrate.experiment import Experiment, Runs
 from twin.calibrate.fitted import moved_by, numbers_of
 from twin.calibrate.kernel_id import is_superseded, kernel_id
-from twin.calibrate.known_error import keep_drawn, known_error, sizes_of
+from twin.calibrate.known_error import keep_runs, known_error, seen
 from twin.calibrate.measure import Progress, require
 from twin.calibrate.node import calibrated_node, fits_of
 from twin.calibrate.packed import unpacked
@@ -112,10 +112,11 @@ def predict(
     """Simulates every run by the fits in force, and writes what it says."""
     from twin.sim.run import simulate  # a machine that only measures has no simulator
 
-    known, said = known_error(node, runs[0].spec), {}
+    known, said = None, {}
     for done, run in enumerate(runs, start=1):
         progress(f"predicting {node.name}: {done}/{len(runs)} {run.name}")
         speed = simulate(run.plan(node.device.name), calibrated_node(node.name)).tokens_per_s
+        known = known_error(node, run.spec, run.options)
         low, high = known.interval(speed) if known else (None, None)
         said[run.name] = {"tokens_per_s": speed, "p10": low, "p90": high}
     why = (
@@ -259,25 +260,24 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     if record.left:
         return
     ran = [run for run in record.measured.runs if not is_superseded(run, node.device.name)]
-    name, sizes = record.folder.name, sizes_of(node, record.runs)
+    name = record.folder.name
     if moved := moved_by(node).get(name):
-        gone = {run.name for run in record.measured.runs} - {run.name for run in ran}
-        errors = {run: error for run, error in moved.items() if run not in gone}
-        keep_drawn(node, name, errors, record.kind, sizes)
+        keep_runs(
+            node, [seen(node, name, run, moved[run.name]) for run in ran if run.name in moved]
+        )
         return
     if known_error(node) is None:
         return
-    errors = {}
+    found = []
     for done, run in enumerate(ran, start=1):
         progress(f"predicting by the fit in force: {done}/{len(ran)} {run.name}")
         try:
             plan = run.plan(node.device.name)
         except InvalidPlan:
             continue
-        errors[run.name] = (
-            simulate(plan, calibrated_node(node.name)).tokens_per_s * run.measured_s - 1
-        )
-    keep_drawn(node, name, errors, record.kind, sizes)
+        speed = simulate(plan, calibrated_node(node.name)).tokens_per_s
+        found.append(seen(node, name, run, speed * run.measured_s - 1))
+    keep_runs(node, found)
 
 
 def groups(record: Record) -> dict[str, list[Experiment]]:

@@ -7,11 +7,12 @@ A node of one device is called by the device, as on the command line: 1xh200-sxm
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -44,6 +45,7 @@ UNKNOWN = "unknown"  # the kernel of a run without an id
 BULK = ("residuals", "together", "cross", "moved_by")  # of a fit, what no prediction reads
 PATH_SHOWN = 200  # characters of a path in a message
 HOME_VARIABLE = "MONOTWIN_CALIBRATION"
+STATED = ("fits", "held-out")  # folders
 STAMP = "%Y-%m-%dT%H%M%S"
 
 Samples = dict[str, list[float]]  # seconds per step of each repeat, by probe or engine run
@@ -333,10 +335,17 @@ def read_fit(node: str) -> tuple[dict[str, Number], dict[str, Any]] | None:
     file = _own_or_shipped(fit_file(node))
     if file is None:
         return None
-    status = file.stat()
-    state = (status.st_ino, status.st_mtime_ns, status.st_size)
-    numbers, meta = _fit(file, name_of(node), state)
+    numbers, meta = _fit(file, name_of(node), state_of(file))
     return dict(numbers), dict(meta)
+
+
+def state_of(file: Path) -> tuple[int, int, int] | None:
+    """What changes with a file; None where there is none."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 @lru_cache(maxsize=64)
@@ -384,23 +393,50 @@ def held_out_file(node: str) -> Path:
     return home() / "held-out" / f"{name_of(node)}.yaml"
 
 
-def write_held_out(node: str, errors: dict[str, Any]) -> Path:
-    """Store how far a node's fit was from its held-out runs; the only writer of held-out/."""
+def write_held_out(node: str, about: dict[str, Any], runs: Sequence[Mapping[str, str]]) -> Path:
+    """Store how far a node's fit was from its held-out runs, and next to it a table of these; the
+    only writer of held-out/.
+    """
     file = held_out_file(node)
-    files.write({file: yaml.safe_dump(errors, sort_keys=False)})
+    table = io.StringIO()
+    if runs:
+        writer = csv.DictWriter(table, list(runs[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(runs)
+    files.write(
+        {file: yaml.safe_dump(about, sort_keys=False), file.with_suffix(".csv"): table.getvalue()}
+    )
     return file
 
 
-def read_held_out(node: str) -> dict[str, Any] | None:
-    """What write_held_out stored: this user's, else the package's; None when nothing is. Raises
-    CalibrationError for a damaged file.
+def held_out_of(node: str) -> Path | None:
+    """What write_held_out stored: this user's, else the package's; None when nothing is."""
+    return _own_or_shipped(held_out_file(node))
+
+
+def read_held_out(file: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """What such a file says, and the table of its runs. Raises CalibrationError for damaged
+    ones.
     """
-    file = _own_or_shipped(held_out_file(node))
-    return (
-        _read_yaml(file, f"remove it, or validate again with `twin validate {name_of(node)}`")
-        if file
-        else None
-    )
+    about = _read_yaml(file, _again(file))
+    with damaged(file), file.with_suffix(".csv").open(encoding="utf-8", newline="") as table:
+        return about, list(csv.DictReader(table))
+
+
+@contextmanager
+def damaged(file: Path) -> Iterator[None]:
+    """Refuses runs that are none. Raises CalibrationError."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
+        raise CalibrationError(
+            f"{shown(file.with_suffix('.csv'), PATH_SHOWN)}: holds no held-out runs ({error}); "
+            f"{_again(file)}"
+        ) from error
+
+
+def _again(file: Path) -> str:
+    return f"remove {file.stem}.yaml, or validate again with `twin validate {file.stem}`"
 
 
 def held_out_names() -> list[str]:
@@ -411,6 +447,16 @@ def held_out_names() -> list[str]:
     return sorted(
         {file.stem for one in (home() / "held-out", *shipped) for file in one.glob("*.yaml")}
     )
+
+
+def version() -> tuple[Any, ...]:
+    """What changes with any fit or held-out run, here or in the package."""
+    folders = {folder / name for folder in (home(), data_dir("calibration")) for name in STATED}
+    return tuple((file, state_of(file)) for one in sorted(folders) for file in _files(one))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _own_or_shipped(own: Path) -> Path | None:

@@ -175,7 +175,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"no compiled code: {result.why_simpy}")
     say(f"{result.simulated_steps_per_s:.2g} simulated steps per second")
     shown_prompt = prompt or compared.usual_prompt(plan, case.node)
-    known = known_error(case.node, plan.spec)
+    known = known_error(case.node, plan.spec, plan.options)
     with underway(f"other engines with {named}"):
         others = compared.comparison(case, plan, result, rates, shown_prompt, known)
     four = None
@@ -399,8 +399,13 @@ def certainty(node: Node, spec: ModelSpec | None, known: KnownError | None) -> s
         f"held out: the fit of {known.node} ({known.fit}) missed {len(known.every)} engine runs "
         f"that it had not seen (from {len(known.records)} records{without}) by "
         f"{percent(known.median)} in the median, {percent(known.worst, signed=True)} at worst; "
-        f"the interval holds eight of ten of those about as large{other}"
+        f"the interval holds eight of ten of those most like it{other}"
     )
+    if unseen := known.unseen:
+        said += (
+            f"\nnever ran on an engine of ours: {', '.join(unseen)}; the interval is wider by what "
+            "first predictions were off"
+        )
     others = other_links(node)
     link = (
         f", what is assumed of its link is as between {others}"

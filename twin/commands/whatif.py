@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from twin.calibrate.known_error import known_error
+from twin.calibrate.known_error import first_error, known_error
 from twin.commands.arguments import (
     Subparsers,
     add_engine_options,
@@ -229,7 +229,7 @@ def between(point: Point, speed: float, runner: Runner) -> Ends:
     """p10 and p90 about a predicted speed: from held-out runs of the node's device, else from a few
     draws of its numbers; what was set is meant exactly. None where nothing can be drawn.
     """
-    known = known_error(point.on_node(), point.spec())
+    known = known_error(point.on_node(), point.spec(), point.chosen())
     if known is not None:
         return known.interval(speed)
     depths = repeating(point.spec())
@@ -239,7 +239,8 @@ def between(point: Point, speed: float, runner: Runner) -> Ends:
     base, *drawn = times([point, *varied], runner, depths, f"draws of {point.node}")
     if base.problem or any(one.problem for one in drawn):
         return None
-    return interval.about(speed, [speed * base.step_s / one.step_s for one in drawn])
+    new = first_error(point.on_node(), point.spec(), point.chosen())
+    return interval.about(speed, [speed * base.step_s / one.step_s for one in drawn], new)
 
 
 def comparison(

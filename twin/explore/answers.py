@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from twin.batching.prices import Rates, rates_of
-from twin.calibrate.known_error import KnownError, known_error
+from twin.calibrate.known_error import KnownError, first_error, known_error
 from twin.calibrate.on_record import step_at
 from twin.cost.prompt import prompt_time
 from twin.errors import TwinError
@@ -46,7 +46,7 @@ def case(one: ViewCase, usd: float | None, rows: Rows) -> Answer:
     """Speed and its causes; other engines and cost; what it rests on; the ladder; an interval."""
     point = one.point()
     node = point.on_node()
-    known = known_error(node, point.spec())
+    known = known_error(node, point.spec(), point.chosen())
     soon = yield from _about(point, node, known, rows)
     if soon is not None:
         yield soon
@@ -78,20 +78,21 @@ def _by_the_best_plan(point: Point, usd: float | None, rows: Rows) -> Answer:
 def _between(point: Point, row: Row, rows: Rows) -> Answer:
     """The interval: of held-out runs, else of draws."""
     node = point.on_node()
-    known = known_error(node, point.spec())
+    known = known_error(node, point.spec(), point.chosen())
     if known is not None:
         yield _interval(*known.interval(row.tokens_per_s), from_runs(known))
         return
     speeds = yield from _draws(point, node, row, rows)
     if speeds:
-        low, high = about(row.tokens_per_s, speeds)
+        new = first_error(node, point.spec(), point.chosen())
+        low, high = about(row.tokens_per_s, speeds, new)
         yield _interval(low, high, from_draws(len(speeds)))
 
 
 def _answered(point: Point, row: Row, usd: float | None, plan: str) -> Answer:
     """The speed by one plan, and other engines next to it."""
     node = point.on_node()
-    known, rates = known_error(node, point.spec()), rates_of(node, usd)
+    known, rates = known_error(node, point.spec(), point.chosen()), rates_of(node, usd)
     ends = known.interval(row.tokens_per_s) if known else None
     yield _speed(point, node, row, rates, ends) | {"plan": plan}
     yield {"part": "engines"} | _engines(point, node, row, rates, ends)

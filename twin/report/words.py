@@ -36,7 +36,7 @@ WORDS = {
     "stream fraction": "floor divided by the step's time",
     "MBU": "model bandwidth utilisation: the same with the datasheet's bandwidth instead of the "
     "ceiling",
-    "p10-p90": "eight of ten lie in this range: held-out engine runs about as large, or draws of "
+    "p10-p90": "eight of ten lie in this range: held-out engine runs most like it, or draws of "
     "the uncertain hardware numbers",
     "measured": "timed on the hardware that is named",
     "fitted": "chosen so that simulated probes take as long as measured ones; other values "

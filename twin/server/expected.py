@@ -61,8 +61,11 @@ def expect(spec: ModelSpec, node: Node, plan: Plan, chosen: Mapping[str, Any]) -
     steps = [
         1 / Case(spec, node, {**options, "context": at}).simulate().tokens_per_s for at in (1, last)
     ]
-    known = known_error(node, spec)
-    low, high = known.interval(1.0) if known is not None else (None, None)
+    known = known_error(node, spec, plan.options)
+    low = high = None
+    if known is not None:
+        speed = 2 / sum(steps)  # halfway
+        low, high = (end / speed for end in known.interval(speed))
     return Expected(steps[0], steps[1], last, low, high)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from twin.batching.prices import rates_of
-from twin.calibrate.known_error import known_error
+from twin.calibrate.known_error import first_error, known_error
 from twin.calibrate.on_record import step_at
 from twin.errors import TwinError
 from twin.hardware.floor import ceiling
@@ -198,7 +198,7 @@ def _fit(
     point: Point, row: Row, target: float, runner: Runner, draws: int, usd: float | None
 ) -> Fit:
     node, speed = node_on_file(point.node), row.tokens_per_s
-    known, rests = known_error(node, point.spec()), ""
+    known, rests = known_error(node, point.spec(), point.chosen()), ""
     low = high = None
     if known is not None:
         low, high = known.interval(speed)
@@ -261,7 +261,8 @@ def _drawn(point: Point, row: Row, runner: Runner, count: int) -> tuple[float | 
         return None, None
     if not speeds:
         return None, None
-    return interval.about(row.tokens_per_s, speeds)
+    new = first_error(point.on_node(), point.spec(), point.chosen())
+    return interval.about(row.tokens_per_s, speeds, new)
 
 
 def _cost(fit: Fit) -> tuple[bool, float, float]:

@@ -22,6 +22,7 @@ from msgspec import Meta
 
 from twin.calibrate.known_error import KnownError
 from twin.calibrate.node import calibrated
+from twin.calibrate.seen import wider
 from twin.calibrate.store import name_of, read_fit
 from twin.hardware.derive import IDLE, QUEUE, followed
 from twin.hardware.load import load_device
@@ -215,22 +216,29 @@ def uniforms(name: str, draws: Draws) -> Floats:
 
 
 def summary(
-    node: Node, draws: Draws, speed: float, speeds: Sequence[float], touched: Collection[str]
+    node: Node,
+    draws: Draws,
+    speed: float,
+    speeds: Sequence[float],
+    touched: Collection[str],
+    *,
+    new: float,
 ) -> Interval:
     """The interval of a cell of the predicted `speed` from the speeds of its draws, in order;
-    `touched` are the paths that its plan uses.
+    `touched` are the paths that its plan uses, `new` what never ran of it (`first_error`).
     """
-    low, high = about(speed, speeds)
+    low, high = about(speed, speeds, new)
     carried = tuple(_carriers(node, draws, speeds, touched))
     return Interval(low, high, from_draws(draws.draws), tuple(speeds), carried)
 
 
-def about(speed: float, speeds: Sequence[float]) -> tuple[float, float]:
+def about(speed: float, speeds: Sequence[float], new: float) -> tuple[float, float]:
     """The ends of eight of ten speeds, and of the prediction: ranges reach further to one side than
-    to the other.
+    to the other. No range holds what is wrong about what never ran (`first_error`).
     """
     low, high = (float(value) for value in np.quantile(speeds, (LEVELS[0], LEVELS[-1])))
-    return min(low, speed), max(high, speed)
+    low, high = wider((min(low / speed, 1.0), max(high / speed, 1.0)), new)
+    return speed * low, speed * high
 
 
 def from_draws(count: int) -> str:

@@ -77,12 +77,15 @@ class Point:
 
     def case(self) -> Case:
         """Raises TwinError for whatever it names that does not exist."""
-        chosen = {
+        return Case(self.spec(), self.on_node(), self.chosen())
+
+    def chosen(self) -> dict[str, Any]:
+        """Values of Options fields, by name."""
+        return {
             name: option_value(name, value)
             for name, value in self.options
             if name not in CONDITIONS
         }
-        return Case(self.spec(), self.on_node(), chosen)
 
     def spec(self) -> ModelSpec:
         """The model in the chosen format, with as many layers as chosen."""

@@ -158,5 +158,5 @@ def _width(speeds: Sequence[float]) -> float:
     """p90 / p10 - 1, the prediction between them."""
     if not speeds:
         return math.nan
-    low, high = interval.about(1.0, speeds)
+    low, high = interval.about(1.0, speeds, 0.0)
     return high / low - 1

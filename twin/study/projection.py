@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from twin.calibrate.known_error import known_error
+from twin.calibrate.known_error import first_error, known_error
 from twin.data import did_you_mean
 from twin.errors import ConfigError, OutputError, PlanError, TwinError
 from twin.files import check_stems
@@ -155,12 +155,13 @@ class Projection:
         base, *drawn = times(self._drawn(cell), runner, self._depths, "draws")
         speeds = [row.tokens_per_s * base.step_s / one.step_s for one in drawn]
         node = cell.point.on_node()
-        return interval.summary(node, draws, row.tokens_per_s, speeds, drawn[0].assumed)
+        new = first_error(node, cell.point.spec(), cell.point.chosen())
+        return interval.summary(node, draws, row.tokens_per_s, speeds, drawn[0].assumed, new=new)
 
     def _answer(self, cell: Cell, row: Row, runner: Runner) -> Answer:
         found: Interval | None = None
         if not row.problem:
-            known = known_error(cell.point.on_node(), cell.point.spec())
+            known = known_error(cell.point.on_node(), cell.point.spec(), cell.point.chosen())
             if known is not None:
                 found = interval.held(known, row.tokens_per_s)
             elif self.draws:
