@@ -60,7 +60,7 @@ def _stored(kind: str) -> Callable[[Path], object]:
         file = folder / kind / "h200-sxm.yaml"
         file.parent.mkdir()
         (folder / "it.yaml").rename(file)
-        return store.read_fit("h200-sxm") if kind == "fits" else store.read_held_out("h200-sxm")
+        return store.read_fit("h200-sxm") if kind == "fits" else store.read_held_out(file)
 
     return act
 

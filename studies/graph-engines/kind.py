@@ -23,7 +23,7 @@ from twin.study.runner import Runner
 from twin.text import shown
 from twin.units import format_quantity
 
-from .records import OTHER, Record, errors_of, read_records, spread_of
+from .records import OTHER, Record, errors_of, held_by_others, read_records, spread_of
 
 KINDS = {  # what a kernel does, as people read it
     "product": "matrix products",
@@ -92,6 +92,9 @@ class GraphEngines:
                     f"worst of these {held_out.count} errors (above 0: predicted too slow)",
                 )
             ]
+        if (held := held_by_others(list(self.servers))) is not None:
+            said = "of the servers inside p10 to p90 of other models, engines and devices"
+            headline.append((f"{held:.0%}", said))
         if composed:
             headline.append(
                 (
@@ -243,9 +246,7 @@ class GraphEngines:
             return
         groups: dict[tuple[str, str, str], list[Record]] = {}
         for record in known:
-            groups.setdefault((record.model, record.stack, record.on.device.name), []).append(
-                record
-            )
+            groups.setdefault(record.group, []).append(record)
         columns = (
             Column("model", Shown.TEXT),
             Column("engine", Shown.TEXT),
@@ -263,7 +264,7 @@ class GraphEngines:
         ordered = sorted(known, key=lambda record: record.seconds)
         times = tuple(record.seconds * 1e3 for record in ordered)
         predicted = tuple(
-            record.predicted.graph_s * 1e3 if record.predicted else None for record in ordered
+            record.predicted.served_s * 1e3 if record.predicted else None for record in ordered
         )
         chart = Lines(
             times,
@@ -276,8 +277,10 @@ class GraphEngines:
         yield Part(
             "Held out: servers measured end to end",
             "Time per output token of whole servers with a constant number of requests, bundled "
-            "with AIConfigurator. Nothing of them is an input. Measured times hold what we leave "
-            "out: the host between steps, and steps that other requests' prompts share.",
+            "with AIConfigurator. Nothing of them is an input. Other users' prompts are in the "
+            "prediction: each answer is followed by the next prompt, which the others wait for. "
+            "Measured times hold what we leave out: the host between steps, and what of prompts "
+            "and steps runs together.",
             (chart,),
             (Table("held-out", columns, tuple(rows)), _listed("held-out-servers", ordered)),
             long=True,
@@ -305,8 +308,8 @@ class GraphEngines:
             "norms, rotations and activations."
         )
         yield (
-            "Not modelled: the host between steps, prompts of other requests, fused all-reduce and "
-            "norm, programmatic launches."
+            "Not modelled: the host between steps, prompts and steps that run together, fused "
+            "all-reduce and norm, programmatic launches."
         )
         missing = sorted(
             {
@@ -413,7 +416,7 @@ def _listed(name: str, records: list[Record], *, terminal: bool = False) -> Tabl
             r.load.sequences,
             r.load.context,
             format_quantity(r.seconds, "s"),
-            format_quantity(r.predicted.graph_s, "s") if r.predicted else None,
+            format_quantity(r.predicted.served_s, "s") if r.predicted else None,
             r.error,
             format_quantity(r.ideal.graph_s, "s") if r.ideal else None,
             r.source,

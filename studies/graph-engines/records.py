@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -18,9 +18,22 @@ from twin.models.load import load_model
 from twin.models.spec import ModelSpec
 from twin.text import shown
 
-COLUMNS = ("model", "node", "stack", "weights", "kv", "sequences", "context", "ms", "source")
+COLUMNS = (
+    "model",
+    "node",
+    "stack",
+    "weights",
+    "kv",
+    "sequences",
+    "context",
+    "prompt",  # tokens of each other user's, and of the answers; 0: nobody's was read meanwhile
+    "answer",
+    "ms",
+    "source",
+)
 OTHER = "other"  # an engine whose kernels nobody tabulated
 MS = 1e-3
+Group = tuple[str, str, str]
 LONGEST_S = 3600.0  # of a step
 FEWEST = 10  # records from which a spread is taken
 
@@ -56,9 +69,14 @@ class Record:
         return self._with(IDEAL)
 
     @property
+    def group(self) -> Group:
+        """What its error is one of."""
+        return self.model, self.stack, self.on.device.name
+
+    @property
     def error(self) -> float | None:
         """Predicted over published time, less 1."""
-        return None if self.predicted is None else self.predicted.graph_s / self.seconds - 1
+        return None if self.predicted is None else self.predicted.served_s / self.seconds - 1
 
     def _with(self, stack: str) -> Step | None:
         if stack == OTHER:
@@ -95,7 +113,13 @@ def read_records(file: Path) -> list[Record]:
 
 def _record(line: dict[str, str], where: str) -> Record:
     try:
-        load = Load(sequences=int(line["sequences"]), context=int(line["context"]), kv=line["kv"])
+        load = Load(
+            sequences=int(line["sequences"]),
+            context=int(line["context"]),
+            kv=line["kv"],
+            prompt=int(line["prompt"]),
+            answer=int(line["answer"]),
+        )
         record = Record(
             line["model"],
             line["node"],
@@ -114,7 +138,9 @@ def _record(line: dict[str, str], where: str) -> Record:
             raise ConfigError(f"ms {line['ms'][:20]} {limits}")
         _ = record.spec, record.on
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{where}: {error}; sequences, context and ms are numbers") from error
+        raise ConfigError(
+            f"{where}: {error}; sequences, context, prompt, answer and ms are numbers"
+        ) from error
     except TwinError as error:
         raise ConfigError(f"{where}: {error}") from error
     return record
@@ -128,6 +154,26 @@ class Errors:
     median: float  # signed: above 0 is predicted too slow
     median_size: float
     worst: float  # signed
+
+
+def held_by_others(records: list[Record]) -> float | None:
+    """The share of predicted records inside the spread of those of other models, engines and
+    devices; None where there are too few.
+    """
+    known = [record for record in records if record.error is not None]
+    held = []
+    for record in known:
+        spread = _spread_without(tuple(known), record.group)
+        if spread is None:
+            return None
+        assert record.error is not None
+        held.append(spread[0] <= 1 + record.error <= spread[1])
+    return sum(held) / len(held) if held else None
+
+
+@lru_cache(maxsize=256)
+def _spread_without(records: tuple[Record, ...], group: Group) -> tuple[float, float] | None:
+    return spread_of([record for record in records if record.group != group])
 
 
 def spread_of(records: list[Record]) -> tuple[float, float] | None:

@@ -53,8 +53,8 @@ def test_a_prediction_lies_inside_its_own_interval(
 
 
 def test_errors_of_runs_alike_make_an_interval() -> None:
-    small = [seen(f"s1-{at}", e, layer_s=2e-5) for at, e in enumerate((-0.1, 0.1) * 20)]
-    large = [seen(f"s2-{at}", e, layer_s=3e-4) for at, e in enumerate((-0.01, 0.01) * 20)]
+    small = [seen(f"s{at}-1", e, layer_s=2e-5) for at, e in enumerate((-0.1, 0.1) * 20)]
+    large = [seen(f"s{at}-2", e, layer_s=3e-4) for at, e in enumerate((-0.01, 0.01) * 20)]
     known = Evidence([*small, *large])
     wide, narrow = (known.levels(small[0].features, layer_s) for layer_s in (2e-5, 3e-4))
     assert wide[0] < 0.92 < 0.98 < narrow[0]
@@ -62,15 +62,15 @@ def test_errors_of_runs_alike_make_an_interval() -> None:
 
 
 def test_runs_of_the_same_hand_off_count_more() -> None:
-    own = [seen(f"s1-{at}", 0.01) for at in range(20)]
-    other = [seen(f"s2-{at}", 0.2, handoff="grid") for at in range(20)]
+    own = [seen(f"s{at}-1", 0.01) for at in range(20)]
+    other = [seen(f"s{at}-2", 0.2, handoff="grid") for at in range(20)]
     known = Evidence([*own, *other])
     assert known.levels(own[0].features, 5e-5)[0] > 0.97
     assert known.levels(other[0].features, 5e-5)[0] < 0.86
 
 
 def test_what_never_ran_makes_intervals_wider() -> None:
-    known = Evidence([seen(f"s1-{at}", 0.01) for at in range(40)])
+    known = Evidence([seen(f"s{at}-1", 0.01) for at in range(40)])
     about = known.runs[0].features
     usual = known.levels(about, 5e-5)
     for new, said in (
@@ -89,7 +89,7 @@ def test_what_never_ran_makes_intervals_wider() -> None:
 
 
 def test_a_shape_that_ran_leaves_less_new() -> None:
-    some = [seen(f"s1-{at}", 0.01) for at in range(40)]
+    some = [seen(f"s{at}-1", 0.01) for at in range(40)]
     first = [seen(f"m{at}", 0.01, parts=("bf16", "lanes")) for at in range(3)]
     about = first[0].features
     counts = [Evidence([*some, *first[:at]]).news(about) for at in range(4)]

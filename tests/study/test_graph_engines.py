@@ -44,13 +44,35 @@ def test_an_error_is_predicted_over_published_time(tmp_path: Path) -> None:
     )
     records(
         tmp_path,
-        f"llama-3.2-1b,1xh200,vllm,as stored,bf16,4,512,{step.graph_s * 1e3 / 1.25},somebody",
+        f"llama-3.2-1b,1xh200,vllm,as stored,bf16,4,512,0,0,{step.graph_s * 1e3 / 1.25},somebody",
     )
     outcome = run(tmp_path, BODY + "servers: [figures.csv]\n")
     summary = next(table for table in outcome.tables() if table.name == "held-out")
     assert summary.rows[0][3] == 1
     assert summary.rows[0][4] == pytest.approx(0.25)
     assert outcome.headline[0][0] == "25.0%"
+
+
+def test_other_users_prompts_are_part_of_a_servers_time(tmp_path: Path) -> None:
+    line = "llama-3.2-1b,1xh200,vllm,as stored,bf16,{users},512,{prompt},{answer},1.0,somebody"
+    cases = [(4, 0, 0), (4, 1024, 256), (4, 4096, 256), (4, 1024, 128), (8, 1024, 128), (1, 64, 8)]
+    records(tmp_path, *(line.format(users=u, prompt=p, answer=a) for u, p, a in cases))
+    alone, some, longer, oftener, more, single = (
+        record.predicted for record in READER.read_records(tmp_path / "figures.csv")
+    )
+    assert alone.served_s == alone.graph_s
+    assert single.served_s == single.graph_s
+    assert some.graph_s == alone.graph_s < some.served_s
+    assert longer.prompts_s > 4 * some.prompts_s  # attention grows with the square
+    assert oftener.prompts_s == pytest.approx(2 * some.prompts_s)
+    assert more.prompts_s == pytest.approx(oftener.prompts_s * 7 / 3)
+
+
+def test_servers_are_judged_by_those_of_other_models() -> None:
+    found = READER.read_records(STUDIES / "graph-engines" / "left-out.csv")
+    assert sum(record.error is not None for record in found) == 129
+    measured = READER.read_records(STUDIES / "graph-engines" / "measured.csv")
+    assert READER.held_by_others([*measured, *found]) >= 0.7
 
 
 def test_an_interval_is_the_spread_of_the_servers(tmp_path: Path) -> None:
@@ -60,7 +82,7 @@ def test_an_interval_is_the_spread_of_the_servers(tmp_path: Path) -> None:
     times = [step.graph_s * 1e3 / (1 + percent / 100) for percent in range(-10, 11)]
     records(
         tmp_path,
-        *(f"llama-3.2-1b,1xh200,vllm,as stored,bf16,4,512,{time},somebody" for time in times),
+        *(f"llama-3.2-1b,1xh200,vllm,as stored,bf16,4,512,0,0,{time},somebody" for time in times),
     )
     row = run(tmp_path, BODY + "servers: [figures.csv]\n").tables()[0].rows[0]
     assert row[5:7] == pytest.approx((row[4] * 0.92, row[4] * 1.08))
@@ -69,8 +91,8 @@ def test_an_interval_is_the_spread_of_the_servers(tmp_path: Path) -> None:
 def test_what_was_not_measured_is_left_open_and_said(tmp_path: Path) -> None:
     records(
         tmp_path,
-        "llama-3.2-1b,1xmi300x,vllm,as stored,bf16,1,512,3.0,somebody",
-        "llama-3.2-1b,1xh200,other,as stored,bf16,1,512,0.8,x",
+        "llama-3.2-1b,1xmi300x,vllm,as stored,bf16,1,512,0,0,3.0,somebody",
+        "llama-3.2-1b,1xh200,other,as stored,bf16,1,512,0,0,0.8,x",
     )
     outcome = run(tmp_path, BODY + "elsewhere: [figures.csv]\n")
     rows = next(table for table in outcome.tables() if table.name == "elsewhere").rows
@@ -91,10 +113,10 @@ def test_servers_measured_end_to_end_are_met() -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("nobody,1xh200,vllm,as stored,bf16,1,512,1.0,x", "'nobody' is neither"),
-        ("llama-3.2-1b,1xh200,vlm,as stored,bf16,1,512,1.0,x", "stack 'vlm'"),
-        ("llama-3.2-1b,1xh200,vllm,as stored,bf16,one,512,1.0,x", "are numbers"),
-        ("llama-3.2-1b,1xh200,vllm,as stored,bf16,1,512,-1,x", "must be positive"),
+        ("nobody,1xh200,vllm,as stored,bf16,1,512,0,0,1.0,x", "'nobody' is neither"),
+        ("llama-3.2-1b,1xh200,vlm,as stored,bf16,1,512,0,0,1.0,x", "stack 'vlm'"),
+        ("llama-3.2-1b,1xh200,vllm,as stored,bf16,one,512,0,0,1.0,x", "are numbers"),
+        ("llama-3.2-1b,1xh200,vllm,as stored,bf16,1,512,0,0,-1,x", "must be positive"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: str, reason: str) -> None:

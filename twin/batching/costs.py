@@ -44,12 +44,20 @@ class Load:
     sequences: int = 1
     context: int = 1024
     kv: str = "bf16"  # element type of the cache: one of KV_BYTES
+    # tokens of each other user's prompt and answer: every answer is followed by the next prompt,
+    # which steps wait for; without them nobody's prompt is read meanwhile
+    prompt: int = 0
+    answer: int = 0
 
 
 class Costs(Protocol):
     """Time of a kernel in seconds, from the end of the one before it in a graph."""
 
     def seconds(self, work: Work, load: Load) -> float: ...
+
+    def prompt_s(self, work: Work, tokens: int) -> float:
+        """Of a pass over a prompt instead."""
+        ...
 
     def rests_on(self) -> str:
         """Where the times come from, for the reader of a prediction."""
@@ -104,6 +112,30 @@ class Measured:
                 return tables.row_s(elements=work.elements, tokens=tokens, reduces=work.reduces)
             case AllReduce():
                 return tables.allreduce_s(elements=work.elements * tokens, gpus=self.gpus)
+
+    def prompt_s(self, work: Work, tokens: int) -> float:
+        """By the rates of products of thousands of tokens, and the all-reduces of as many. What
+        weights of 8 or 4 bits are unpacked to multiplies at the 16-bit rate, unless in FP8. Kernels
+        without weights are left out.
+        """
+        rate = self.tables.prompts.rate
+        match work:
+            case Product():
+                return 2 * work.rows * work.cols * tokens / rate(_type(work.format))
+            case Experts():
+                weights = 3 * work.hidden * -(-work.inner // work.ranks) * work.top_k
+                return 2 * weights * tokens / rate(_type(work.format))
+            case HeadProduct():
+                return 2 * work.heads * work.rows * work.cols * tokens / rate("bf16")
+            case Attention():
+                return 2 * work.heads * work.head_dim * tokens**2 / rate("bf16")  # half is masked
+            case LatentScan():
+                wide = work.kv_rank + work.rope_dim // 2  # scores and values
+                return 2 * work.heads * wide * tokens**2 / rate("bf16")
+            case AllReduce():
+                return self.tables.allreduce_s(elements=work.elements * tokens, gpus=self.gpus)
+            case Row():
+                return 0.0
 
     def _only(self, name: str, shape: tuple[int, int], measured: tuple[int, int]) -> None:
         if shape != measured:
@@ -172,6 +204,10 @@ class Ideal:
                 return edge + 2 * device.l2.latency_s.value
             case AllReduce():
                 return self._link().value
+
+    def prompt_s(self, work: Work, tokens: int) -> float:
+        """One pass over the weights: there is no rate of products on file that is no engine's."""
+        return self.seconds(work, Load()) if isinstance(work, Product | HeadProduct) else 0.0
 
     def _link(self) -> Number:
         if self.node.link is None:

@@ -5,6 +5,7 @@ one.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -48,11 +49,17 @@ class Step:
     load: Load
     launch_s: float  # from one launch by the host to its next
     rests_on: str
+    prompts_s: float = 0.0  # that it waits for other users' prompts, on average
 
     @cached_property
     def graph_s(self) -> float:
         """As a CUDA graph: each time already holds the border to the kernel before it."""
         return sum(seconds for _, seconds in self.kernels)
+
+    @property
+    def served_s(self) -> float:
+        """Between two tokens of one of several users: a step, and its share of their prompts."""
+        return self.graph_s + self.prompts_s
 
     @cached_property
     def eager_s(self) -> float:
@@ -113,11 +120,22 @@ def predict(
     check_memory(spec, node, weights=weights, sequences=load.sequences, context=load.context)
     costs = costs_of(node, stack)
     rope = int(costs.tables.stack.rope_kernels.value) if isinstance(costs, Measured) else 1
-    work = launched(spec, node.gpus, rope_kernels=rope, weights=weights)
+    work = tuple(launched(spec, node.gpus, rope_kernels=rope, weights=weights))
     known: dict[Work, float] = {}
     kernels = []
     for item in work:
         if item not in known:
             known[item] = costs.seconds(item, load)
         kernels.append((item, known[item]))
-    return Step(tuple(kernels), load, node.device.launch.stream_s.value, costs.rests_on())
+    launch_s = node.device.launch.stream_s.value
+    return Step(tuple(kernels), load, launch_s, costs.rests_on(), _prompts_s(costs, work, load))
+
+
+def _prompts_s(costs: Costs, work: Sequence[Work], load: Load) -> float:
+    """Each other user's answer is as many of these steps as it has tokens, then its next prompt is
+    read once.
+    """
+    if not load.prompt or not load.answer:
+        return 0.0
+    read_s = sum(costs.prompt_s(one, load.prompt) for one in work)
+    return (load.sequences - 1) * read_s / load.answer

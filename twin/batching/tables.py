@@ -17,7 +17,7 @@ from twin.frozen import frozen
 from twin.hardware.number import Number
 from twin.hardware.schema import read
 
-US = 1e-6
+US, TERA = 1e-6, 1e12
 Key = tuple[str, ...]
 Curve = tuple[tuple[float, float], ...]  # (size, seconds), ascending in size
 
@@ -28,6 +28,22 @@ class Stack:
 
     title: str
     rope_kernels: Number  # between the QKV product and the attention: rotation, cache append
+
+
+@frozen
+class Prompts:
+    """Products of thousands of tokens, which a prompt is: seconds of 10^12 operations on a GPU."""
+
+    bf16_tera_s: Number
+    fp8_tera_s: Number
+    fp8_block_tera_s: Number
+
+    def rate(self, dtype: str) -> float:
+        """Operations per second in a type of the tables; those without a rate of their own multiply
+        in 16 bits.
+        """
+        own = {"fp8": self.fp8_tera_s, "fp8-block": self.fp8_block_tera_s}
+        return TERA / own.get(dtype, self.bf16_tera_s).value
 
 
 class Curves(Mapping[Key, Curve]):
@@ -83,6 +99,7 @@ class KernelTables:
     rows: Curves  # (kind, m) -> by elements of a row
     # (m) -> by k: what finding its input's scale adds to an FP8 product; empty: nothing
     scale: Curves
+    prompts: Prompts
 
     def gemm_s(self, *, rows: int, cols: int, tokens: int, dtype: str) -> float:
         """`tokens` vectors of `cols` elements times a matrix [rows, cols]. In type "fp8" the
@@ -240,6 +257,12 @@ def stack_names() -> list[str]:
 
 
 @lru_cache(maxsize=1)
+def _prompts() -> Prompts:
+    file = data_dir("hwmodels") / "kernels" / "prompts.yaml"
+    return read(read_yaml(file), Prompts, file)
+
+
+@lru_cache(maxsize=1)
 def _stacks() -> dict[str, Stack]:
     file = data_dir("hwmodels") / "kernels" / "stacks.yaml"
     return read(read_yaml(file), dict[str, Stack], file)
@@ -278,6 +301,7 @@ def load_tables(device: str, stack: str) -> KernelTables:
         moe=Curves(own / "moe.csv", 6),
         rows=Curves(folder / device / "rows.csv", 2),
         scale=Curves(own / "scale.csv", 1),
+        prompts=_prompts(),
     )
 
 
