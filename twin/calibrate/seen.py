@@ -187,8 +187,8 @@ class Evidence:
 
     def news(self, about: Features) -> float:
         """How many things are new about a prediction: a label without a run counts one, one of n
-        shapes 1 / (1 + n), of `Law.shapes` none; each doubling beyond the most positions, and beyond
-        the most tokens a step, that ran counts one.
+        shapes 1 / (1 + n), of `Law.shapes` none; each doubling beyond the most positions, and
+        beyond the most tokens a step, that ran counts one.
         """
         shapes = [self._labels.get(label, 0) for label in about.labels]
         count = sum(1 / (1 + n) for n in shapes if n < law().shapes.value)
