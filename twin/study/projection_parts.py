@@ -169,8 +169,9 @@ def _notes(
     )
     yield (
         "tokens/s is one central value: the simulation with the numbers on file. Between p10 and "
-        "p90 lie eight of ten: of held-out engine runs of the node's device about as large, where "
-        "there are any."
+        "p90 lie eight of ten: of held-out engine runs most like it, where there are any of the "
+        "node's device. What never ran on an engine of ours makes them wider, by what first "
+        "predictions were off."
     )
     if any(answer.cell.plan for answer in answers):
         yield (
