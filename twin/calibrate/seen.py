@@ -253,13 +253,18 @@ def wider(ends: tuple[float, float], new: float) -> tuple[float, float]:
 
 
 def spread(factors: Floats, weights: Floats, shapes: NDArray[np.int64]) -> tuple[float, float]:
-    """LEVELS of weighted factors about 1, wider for few `shapes`, whose runs err together."""
+    """LEVELS of weighted factors, and of 1, further from their median for few `shapes`, whose runs
+    err together.
+    """
     order = np.argsort(factors)
     values, ordered = factors[order], weights[order]
     places = (np.cumsum(ordered) - ordered / 2) / ordered.sum()
-    low, high = np.interp(LEVELS, places, values)
+    low, middle, high = (
+        float(end) for end in np.interp((LEVELS[0], 0.5, LEVELS[1]), places, values)
+    )
     by = few_shapes(effective(weights, shapes))
-    return min(float(low), 1.0) ** by, max(float(high), 1.0) ** by
+    low, high = (middle * (end / middle) ** by for end in (low, high))
+    return min(low, 1.0), max(high, 1.0)
 
 
 def effective(weights: Floats, shapes: NDArray[np.int64]) -> float:

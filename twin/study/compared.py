@@ -122,6 +122,6 @@ def checked() -> str:
     errors = server_errors()
     return (
         f"ordinary engines: their own kernels added up, {100 * median(map(abs, errors)):.1f}% off "
-        f"in the median over {len(errors)} measured servers (studies/graph-engines); nobody's prompt "
-        "is read meanwhile"
+        f"in the median over {len(errors)} measured servers (studies/graph-engines); nobody's "
+        "prompt is read meanwhile"
     )
