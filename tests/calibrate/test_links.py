@@ -77,6 +77,16 @@ def test_links_that_nobody_probed_are_as_those_that_somebody_did() -> None:
     assert fits_of(other) == {"2xh100-sxm": {"link.spread_s"}}
 
 
+def test_on_another_link_the_same_kernel_pushes_alike_and_hops_are_its_own() -> None:
+    store.write_fit("2xh200-sxm", {"link.hop_s": fitted(7e-7), "link.spread_s": fitted(9e-7)}, {})
+    before, link = load_node("8xb200").link, calibrated_node("8xb200").link
+    assert before
+    assert link
+    assert link.hop_s == before.hop_s
+    assert link.spread_s.value == 9e-7
+    assert link.spread_s.source == "derived: as 2xh200-sxm (test)"
+
+
 def test_a_fit_of_its_own_holds_where_there_is_one() -> None:
     store.write_fit("2xh100-sxm", {"link.spread_s": fitted(4e-7)}, {})
     store.write_fit("4xh100-sxm", {"link.spread_s": fitted(5e-7)}, {})

@@ -75,6 +75,20 @@ def test_rates_fall_as_the_latency_of_the_exchange_grows() -> None:
     )
 
 
+def test_a_hop_follows_the_latency_of_the_cache_that_it_goes_through() -> None:
+    device, fitted = best("b200"), best("h200-sxm")
+    assert device.handoff.hop_s.value == pytest.approx(fitted.handoff.hop_s.value * 150 / 142)
+
+
+def test_a_barrier_takes_what_was_measured() -> None:
+    """B300REF: 0.81 to 0.96 us on 148 blocks of a B300: two hops, the farthest blocks', and the
+    arrivals."""
+    device = best("b300")
+    hop, arrival = device.handoff.hop_s.value, device.handoff.atomic_s.value
+    barrier = 2 * (hop + device.handoff.cross_die_s.value) + device.blocks * arrival
+    assert barrier == pytest.approx(0.9e-6, rel=0.12)
+
+
 def test_dies_exchange_through_the_cache_that_all_of_them_see() -> None:
     mi300x, b200 = load_device("mi300x"), load_device("b200")
     assert mi300x.exchange == mi300x.llc
@@ -172,7 +186,7 @@ def test_a_wrong_likeness_names_the_file_and_the_key(
 
 def test_without_a_likeness_nothing_may_be_left_out(b200: dict[str, Any], tmp_path: Path) -> None:
     del b200["like"]
-    with pytest.raises(HardwareError, match=r"kernel: missing"):
+    with pytest.raises(HardwareError, match=r"kernel, handoff.hop_s: missing"):
         _read(b200, tmp_path)
 
 

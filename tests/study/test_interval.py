@@ -168,16 +168,14 @@ def test_what_follows_a_fit_is_drawn_with_it() -> None:
     """
     h200, b200 = calibrated_node("8xh200"), calibrated_node("8xb200")
     its, mine = settings(h200, DRAWS), settings(b200, DRAWS)
+    clocks = b200.device.block.clock_hz.value / h200.device.block.clock_hz.value
     for one, other in zip(its, mine, strict=True):
         there, here = ({path: float(value) for path, value in draw} for draw in (one, other))
-        cost = here["device.kernel.stage_s"] / there["device.kernel.stage_s"] * (1.92 / 1.98)
+        cost = here["device.kernel.stage_s"] / there["device.kernel.stage_s"] * clocks
         assert 0.65 - 1e-9 <= cost <= 1.5 + 1e-9
-        assert here["device.kernel.item_s"] / there["device.kernel.item_s"] * (
-            1.92 / 1.98
-        ) == pytest.approx(cost)
-        assert there["device.kernel.bf16_bytes_per_s"] / here["device.kernel.bf16_bytes_per_s"] * (
-            1.92 / 1.98
-        ) == pytest.approx(cost)
+        for path, faster in (("item_s", False), ("bf16_bytes_per_s", True)):
+            ratio = here[f"device.kernel.{path}"] / there[f"device.kernel.{path}"]
+            assert clocks * (1 / ratio if faster else ratio) == pytest.approx(cost)
         assert here["device.handoff.loaded_hop_s"] >= here["device.handoff.hop_s"]
 
 

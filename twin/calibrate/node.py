@@ -26,6 +26,8 @@ COUNTS = (2, 4, 8)  # GPUs of a node with links
 # block pushes to
 OF_TWO = ("link.hop_s", "link.loaded_hop_s", "link.spread_s")
 OF_MORE = ("link.peer_s",)
+# what the kernel's stores to other GPUs cost beyond the link: the same code on another link
+OF_PUSHES = ("link.spread_s", "link.peer_s", "link.fence_s")
 
 
 def calibrated_node(name: str) -> Node:
@@ -51,27 +53,31 @@ def _like_others(node: Node) -> dict[str, dict[str, Number]]:
     """By probed node: what is assumed in this node's file, as it was fitted there. The last one is
     in force.
     """
-    known = numbers(node)
+    if node.link is None:
+        return {}
+    known, pushes = numbers(node), bool(node.link.pushes_like)
     return {
         other: {
             path: _as_of(other, number)
             for path, number in (_fit_of(other, node.device) or {}).items()
-            if path.startswith("link.") and known[path].kind is Kind.ASSUMED
+            if (path in OF_PUSHES if pushes else path.startswith("link."))
+            and known[path].kind is Kind.ASSUMED
         }
         for other in _others(node)
     }
 
 
 def _others(node: Node) -> list[str]:
-    """The probed nodes whose links those of this one are like, the most GPUs last: of this device,
-    else of the device that its file names. With a fit of its own, those of this device with fewer
-    GPUs.
+    """The probed nodes whose links, or pushes, those of this one are like, the most GPUs last: of
+    this device, else of the device that its file names. With a fit of its own, those of this device
+    with fewer GPUs.
     """
     if node.link is None:
         return []
+    named = node.link.like or node.link.pushes_like
     if store.read_fit(node.name) is not None:
         return _probed(node.device.name, below=node.gpus)
-    return _probed(node.device.name) or (_probed(node.link.like) if node.link.like else [])
+    return _probed(node.device.name) or (_probed(named) if named else [])
 
 
 def _probed(device: str, *, below: int = COUNTS[-1] + 1) -> list[str]:

@@ -56,6 +56,7 @@ class _Links(Link):
 
     library_allreduce_s: dict[int, Number]  # type: ignore[assignment]
     like: Annotated[str, Check(_as_on_file)] = ""
+    pushes_like: Annotated[str, Check(_as_on_file)] = ""
 
     def __post_init__(self) -> None:
         _check_queue("loaded_hop_s", self.loaded_hop_s, "hop_s", self.hop_s)

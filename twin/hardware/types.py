@@ -216,6 +216,8 @@ class Link:
     # a vendor library's small all-reduce inside a graph, all GPUs of the node
     library_allreduce_s: Number
     like: str = ""  # device whose links these are: what is assumed here follows their fit
+    # device whose links differ and whose blocks push alike: spread, peer and fence follow its fit
+    pushes_like: str = ""
 
 
 @frozen
