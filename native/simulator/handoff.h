@@ -134,9 +134,15 @@ inline void arrive_remote(State& s, Int b, Int rank, Int channel, Int time) {
 
 // To the other GPUs, which push the same to this one: what that makes of the links is found when
 // the group's pushes are all known.
+inline void end_pushes(State& s);
+
 inline void push_to_mirrors(State& s, Int b, Int size, const Wires& wires, Int stored) {
   Machine& m = *s.machine;
-  if (m.pushed == m.blocks) return doubt(s);
+  if (m.pushed == m.blocks) {
+    doubt(s);
+    if (m.error != FINISHED) return;
+    end_pushes(s);
+  }
   if (!m.pushed) m.hop_then = hop_between(s, s.blocks[b].package, s.blocks[b].package, m.now);
   s.pushes[m.pushed++] = {&wires - s.wires, record_of(s, s.blocks[b].rank, s.blocks[b].step, 0),
                           size, stored, binder_of(s, b)};

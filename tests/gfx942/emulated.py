@@ -153,8 +153,12 @@ class Emulated(Stepped):
 
     def reached(self) -> list[Instruction]:
         """What the runs so far have executed."""
-        seen = zip(self._loaded.code.instructions, self._loaded.reached, strict=True)
-        return [one for one, here in seen if here]
+        return [one for one, times in self.counted() if times]
+
+    def counted(self) -> list[tuple[Instruction, int]]:
+        """Every instruction, and how often waves have executed it in the runs so far."""
+        times = (int(n) for n in self._loaded.reached)
+        return list(zip(self._loaded.code.instructions, times, strict=True))
 
     def _execute(self, launches: list[Launched], lent: list[NDArray[Any]]) -> None:
         self.executed = run(

@@ -32,7 +32,7 @@ namespace gfx {
   X(s_mov_b32) X(s_mov_b64) X(s_movk_i32) X(s_mul_hi_i32) X(s_mul_hi_u32) X(s_mul_i32) X(s_mulk_i32) X(s_nop)  \
   X(s_not_b64) X(s_or_b32) X(s_or_b64) X(s_or_saveexec_b64) X(s_orn2_b64) X(s_sleep)             \
   X(s_sub_i32) X(s_sub_u32) X(s_subb_u32) X(s_waitcnt) X(s_xor_b32) X(s_xor_b64)                 \
-  X(v_add3_u32) X(v_add_lshl_u32) X(v_add_f32) X(v_add_u16) X(v_add_u32) X(v_addc_co_u32)        \
+  X(v_add3_u32) X(v_add_lshl_u32) X(v_add_f32) X(v_add_u16) X(v_add_co_u32) X(v_add_u32) X(v_addc_co_u32) \
   X(v_and_b32) X(v_and_or_b32) X(v_ashrrev_i16) X(v_ashrrev_i32) X(v_bfe_i32) X(v_bfe_u32)       \
   X(v_bfrev_b32) X(v_cmp_class_f32) X(v_cmp_eq_f32) X(v_cmp_eq_u32) X(v_cmp_eq_u64)              \
   X(v_cmp_ge_f32) X(v_cmp_ge_i32) X(v_cmp_ge_u32) X(v_cmp_ge_u64) X(v_cmp_gt_f32)                \
@@ -161,7 +161,7 @@ struct Machine {
   std::vector<std::unique_ptr<BlockState>> blocks;
   std::vector<std::unique_ptr<Wave>> waves;
   u64 executed = 0, most, order = 0;
-  u8* reached;  // by instruction
+  u32* reached;  // by instruction
 
   [[noreturn]] void fault(const Wave& w, const Instruction& i, const std::string& what) {
     char where[120];
@@ -636,7 +636,7 @@ struct Machine {
 bool Machine::step(Wave& w) {
   const Instruction& i = program[w.pc++];
   ++executed;
-  reached[&i - program] = 1;
+  ++reached[&i - program];
   if (i.name != s_waitcnt) check_ready(w, i);
   const Operand* o = i.operand;
 #define LANE(...)                                       \
@@ -854,8 +854,9 @@ bool Machine::step(Wave& w) {
     case v_add_lshl_u32: LANE((UU(1) + UU(2)) << (UU(3) & 31)); break;
     case v_add_u16: LANE((UU(1) + UU(2)) & 0xFFFF); break;
     case v_sub_u16: LANE((UU(1) - UU(2)) & 0xFFFF); break;
-    case v_addc_co_u32: {  // to, carry out, a, b, carry in
-      const u64 in = S64(4), exec = w.mask(EXEC);
+    case v_add_co_u32:
+    case v_addc_co_u32: {  // to, carry out, a, b; carry in
+      const u64 in = i.name == v_addc_co_u32 ? S64(4) : 0, exec = w.mask(EXEC);
       u64 out = 0;
       for (int l = 0; l < LANES; ++l) {
         if (!(exec >> l & 1)) continue;
@@ -1099,7 +1100,7 @@ extern "C" long gfx942_run(const int* records, int count, unsigned long base, in
                            const unsigned long* kernargs, int lds_bytes, int blocks,
                            const int* places, int gpus, int dies, int threads,
                            const unsigned long* regions, int region_count, unsigned long seed,
-                           unsigned long most, unsigned char* reached, char* said, int room) {
+                           unsigned long most, unsigned* reached, char* said, int room) {
   using namespace gfx;
   try {
     Machine m;

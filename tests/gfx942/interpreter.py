@@ -281,7 +281,7 @@ class Loaded:
     code: Code
     image: NDArray[np.uint8]
     records: NDArray[np.int32]
-    reached: NDArray[np.uint8]  # by a run so far, instruction by instruction
+    reached: NDArray[np.uint32]  # how often by the runs so far, instruction by instruction
 
     @property
     def base(self) -> int:
@@ -291,7 +291,7 @@ class Loaded:
 def load(code: Code) -> Loaded:
     size = max(s.at + s.size for s in code.segments)
     image, table = np.zeros(size + 8192, np.uint8), records(code)
-    made = Loaded(code, image, table, np.zeros(len(table), np.uint8))
+    made = Loaded(code, image, table, np.zeros(len(table), np.uint32))
     for segment in code.segments:
         at = made.base - made.image.ctypes.data + segment.at
         made.image[at : at + len(segment.content)] = np.frombuffer(segment.content, np.uint8)

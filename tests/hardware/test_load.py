@@ -246,7 +246,7 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("gpus", [1, 3], "gpus[1]: 3 is unknown; allowed: 1, 2, 4, 8"),
+        ("gpus", [1, 3], "gpus[1]: 3 is unknown; allowed: 1, 2, 4, 8, 16, 32, 64, 72"),
         ("gpus", [], "gpus: [] must be a list, with at least one entry"),
         ("gpus", [1.0], "gpus[0]: 1.0 is unknown"),
         ("link.topology", ["mesh"], "allowed: mesh, switch, memory"),

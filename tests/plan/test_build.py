@@ -152,7 +152,7 @@ def test_dies_hold_neighbours_or_are_dealt_round() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpus": 3}, "gpus=3: the tensor-parallel degree is 1, 2, 4 or 8"),
+        ({"gpus": 3}, "gpus=3: the tensor-parallel degree is one of 1, 2, 4, 8, 16, 32, 64, 72"),
         ({"blocks": 0}, "blocks=0: at least 1 block"),
         ({"blocks": 9}, "o_proj has 8 outputs per rank for 9 blocks: use at most 8"),
         ({"gpus": 2, "collective": CollectiveKind.NONE}, "collective=none with 2 ranks"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from itertools import accumulate, islice, takewhile
 
 from twin.cost import terms
@@ -9,7 +11,7 @@ from twin.cost.causes import CAUSES
 from twin.cost.forms import reset_words
 from twin.cost.kinds import costs_of
 from twin.cost.program import Program, StageWork, Variant
-from twin.cost.routing import Chosen, Draw, Draws, Routing
+from twin.cost.routing import Chosen, Draw, Draws, Routing, most_used
 from twin.cost.streams import Weights
 from twin.cost.terms import cost_in_time
 from twin.cost.wiring import Wiring, wire
@@ -22,20 +24,34 @@ CAUSE = {spent: CAUSES.index(spent.value) for spent in Spent}
 
 
 def compile_plan(
-    plan: Plan, device: Device, routing: Routing | None = None, steps: int = 2
+    plan: Plan,
+    device: Device,
+    routing: Routing | None = None,
+    steps: int = 2,
+    *,
+    busiest: bool = False,
 ) -> Program:
     """Everything that does not depend on time. `routing` (uniform by default) is drawn for `steps`
-    steps and the one after them.
+    steps and the one after them. `busiest`: where ranks differ, of one that does in each layer what
+    the busiest does; the others wait for that one's part of the layer's sum.
     """
     wiring = wire(plan)
     lowering = _Lowering(wiring, device)
     draws = Draws(plan, routing or Routing())
+    every = [draws.step(step) for step in (range(steps + 1) if plan.steps_differ else range(1))]
+    shown = [[most_used(ranks)] for ranks in every] if busiest else every
     known: dict[Draw, int] = {}
-    choices = tuple(
-        tuple(known.setdefault(draw, len(known)) for draw in draws.step(step))
-        for step in (range(steps + 1) if plan.steps_differ else range(1))
-    )
+    choices = tuple(tuple(known.setdefault(draw, len(known)) for draw in ranks) for ranks in shown)
     variants = tuple(lowering.variant(dict(zip(draws.layers, draw, strict=True))) for draw in known)
+    totals: tuple[int, ...] = ()
+    if busiest and plan.steps_differ:
+        totals = tuple(
+            sum(
+                times * lowering.bytes(dict(zip(draws.layers, draw, strict=True)))
+                for draw, times in Counter(ranks).items()
+            )
+            for ranks in every
+        )
     resident = plan.options.resident
     return Program(
         plan=plan,
@@ -46,6 +62,7 @@ def compile_plan(
         fetch_ps=_fetch_ps(plan, device),
         choices=choices if plan.steps_differ else (),
         step_sizes=tuple(variant.bytes() for variant in variants),
+        totals=totals,
     )
 
 
@@ -69,6 +86,7 @@ class _Lowering:
         self.stretches = self._stretches()
         # of a stretch of stages, a block and its experts
         self.parts: dict[object, tuple[list[StageWork], list[int]]] = {}
+        self.moved: dict[tuple[int, Chosen], int] = {}  # bytes of a stretch, all blocks
         # of works, where kernels or the cores themselves load
         self.ends = not plan.options.resident or device.block.loading == "on-demand"
 
@@ -105,20 +123,46 @@ class _Lowering:
             tuple(ends[k] for k in kinds),
         )
 
+    def bytes(self, chosen: dict[int, Chosen]) -> int:
+        """Of a variant, which need not be made for it."""
+        total = 0
+        for number, experts in self._used(chosen):
+            key = (number, experts)
+            if key not in self.moved:
+                kinds = Counter(self.forms.kinds)
+                self.moved[key] = sum(
+                    times * self._bytes_of(number, block, experts) for block, times in kinds.items()
+                )
+            total += self.moved[key]
+        return total
+
+    def _bytes_of(self, number: int, block: int, experts: Chosen) -> int:
+        works, sizes = self._known_part(number, block, experts)
+        return sum(sizes) + sum(work.cached_bytes() for work in works)
+
+    def _used(self, chosen: dict[int, Chosen]) -> Iterator[tuple[int, Chosen]]:
+        """Of each stretch the experts that it multiplies."""
+        last: Chosen = ()
+        for number, stages in enumerate(self.stretches):
+            last = chosen.get(stages[0].index, last)
+            yield number, last if stages[0].routed else ()
+
+    def _known_part(
+        self, number: int, block: int, experts: Chosen
+    ) -> tuple[list[StageWork], list[int]]:
+        key = (number, block, experts)
+        if key not in self.parts:
+            self.parts[key] = self._part(self.stretches[number], block, experts)
+        return self.parts[key]
+
     def _stream(
         self, block: int, chosen: dict[int, Chosen]
     ) -> tuple[tuple[StageWork, ...], tuple[int, ...]]:
         """A block's stages, and the bytes of its slots."""
         works: list[StageWork] = []
         sizes: list[int] = []
-        last: Chosen = ()
-        for number, stages in enumerate(self.stretches):
-            last = chosen.get(stages[0].index, last)
-            experts = last if stages[0].routed else ()
-            key = (number, block, experts)
-            if key not in self.parts:
-                self.parts[key] = self._part(stages, block, experts)
-            part = self.parts[key]
+        for number, experts in self._used(chosen):
+            part = self._known_part(number, block, experts)
             works += part[0]
             sizes += part[1]
         return tuple(works), tuple(sizes)

@@ -104,6 +104,8 @@ class Program:
     # [step][rank] variant; a step more than is simulated, for the loaders run ahead
     choices: tuple[tuple[int, ...], ...] = ()
     step_sizes: tuple[int, ...] = field(default=(), compare=False)  # [variant] bytes of a rank
+    # [step] bytes of all ranks, where `choices` has one: what the busiest rank of each layer does
+    totals: tuple[int, ...] = ()
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -124,10 +126,17 @@ class Program:
         """Do steps or ranks differ?"""
         return bool(self.choices)
 
+    @property
+    def busiest(self) -> bool:
+        """Is there one rank, which does in each layer what the busiest of all does?"""
+        return bool(self.totals)
+
     def variant(self, step: int, rank: int) -> Variant:
         return self.variants[self.choices[step][rank] if self.choices else 0]
 
     def step_bytes(self, step: int) -> int:
         """Weights and caches that all ranks move in a step."""
+        if self.totals:
+            return self.totals[step]
         chosen = self.choices[step] if self.choices else (0,) * self.plan.ranks
         return sum(self.step_sizes[variant] for variant in chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -115,6 +116,14 @@ def read_routing(text: str, seed: int) -> Routing:
 def usual_steps(plan: Plan) -> int:
     """How many are simulated where nobody says: a second one, or enough for a median."""
     return DRAWN_STEPS if plan.steps_differ else STEPS
+
+
+def most_used(ranks: Sequence[Draw]) -> Draw:
+    """Of each layer what the rank has that reads the most experts, and of these the one with the
+    most tokens.
+    """
+    layers = zip(*ranks, strict=True)
+    return tuple(max(layer, key=lambda used: (len(used), sum(used))) for layer in layers)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class _Links(Link):
 class _Sizes:
     """How many GPUs a node may have, and what links them."""
 
-    gpus: Annotated[tuple[Literal[1, 2, 4, 8], ...], SOME]
+    gpus: Annotated[tuple[Literal[1, 2, 4, 8, 16, 32, 64, 72], ...], SOME]
     link: _Links | None = None
 
     def __post_init__(self) -> None:

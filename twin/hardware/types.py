@@ -222,7 +222,7 @@ class Link:
 
 @frozen
 class Node:
-    """1, 2, 4 or 8 equal devices. `link` is None for a single device."""
+    """1 to 72 equal devices. `link` is None for a single device."""
 
     name: str
     # `twin hardware` shows these numbers; a notebook that shows a node would fill a page with them

@@ -14,7 +14,7 @@ from twin.models.spec import WEIGHT_TYPES, LaneHead, ModelSpec
 from twin.plan.builder import Builder
 from twin.plan.catalogue import ROWS, InPass
 from twin.plan.coding import coding_of
-from twin.plan.ranges import RANGES, check_least, pages_of
+from twin.plan.ranges import GPUS, RANGES, check_least, pages_of
 from twin.plan.resets import with_resets
 from twin.plan.settle import as_stored, delay_of, norms_divided, settled, windows_of
 from twin.plan.step import step
@@ -86,8 +86,9 @@ def dies(options: Options, count: int) -> tuple[int, ...]:
 
 
 def _check(spec: ModelSpec, options: Options, ranks: int) -> None:
-    if options.gpus not in (1, 2, 4, 8):
-        raise PlanError(f"gpus={options.gpus}: the tensor-parallel degree is 1, 2, 4 or 8")
+    if options.gpus not in GPUS:
+        degrees = ", ".join(map(str, GPUS))
+        raise PlanError(f"gpus={options.gpus}: the tensor-parallel degree is one of {degrees}")
     if options.blocks < RANGES["blocks"][0]:
         raise PlanError(f"blocks={options.blocks}: at least {RANGES['blocks'][0]} block per GPU")
     check_least(options)

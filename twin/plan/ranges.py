@@ -10,8 +10,10 @@ from __future__ import annotations
 from twin.errors import PlanError
 from twin.plan.types import MOST_STAGGER_NS, Options
 
+# of a node, and of a plan: a board's, and what a rack's switches join
+GPUS = (1, 2, 4, 8, 16, 32, 64, 72)
 RANGES: dict[str, tuple[int, int]] = {
-    "gpus": (1, 8),
+    "gpus": (1, GPUS[-1]),
     "blocks": (1, 65_536),
     "slot_bytes": (16, 2**30),
     "ring_slots": (1, 2**20),

@@ -27,6 +27,7 @@ from twin.models.spec import RUN, DType, ModelSpec
 from twin.plan.catalogue import ENGINE_OPTIONS, ROWS, input_of
 from twin.plan.catalogue import StageKind as StageKind
 
+ENGINE_GPUS = 8  # of one process
 STAGGERED_LANES = 4  # lane 4 begins a step with lane 0
 MOST_STAGGER_NS = 100_000  # more than any layer takes
 PARTIAL_EXTRA = 2  # a softmax partial carries its maximum and its sum next to head_dim values
@@ -125,7 +126,7 @@ class Parts(Enum):
 class Options:
     """What a user may choose about the engine."""
 
-    gpus: int = 1  # tensor-parallel degree: 1, 2, 4 or 8
+    gpus: int = 1  # tensor-parallel degree: GPUS of ranges.py
     blocks: int = 2  # resident blocks per GPU
     slot_bytes: int = 16384  # one bulk copy, one ring slot
     ring_slots: int = 8
@@ -804,6 +805,11 @@ class Plan:
         """Why the engine cannot run this plan; None: it can."""
         if reason := self.without_code():
             return reason
+        if self.options.gpus > ENGINE_GPUS:
+            return (
+                f"gpus={self.options.gpus} can be planned and simulated only; the engine runs at "
+                f"most {ENGINE_GPUS}"
+            )
         attending = (s for s in self.stages if s.window and s.kind is StageKind.ATTENTION)
         for own in map(self.attention_of, attending if self.attentions else ()):
             if own.window_splits != own.splits:

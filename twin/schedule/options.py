@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
 from math import gcd
 from typing import Any
 
@@ -11,8 +13,9 @@ from twin.errors import ConfigError, PlanError
 from twin.hardware.types import Device, Node
 from twin.models.formats import format_named
 from twin.models.spec import ModelSpec
-from twin.plan.ranges import check_least
+from twin.plan.ranges import GPUS, check_least
 from twin.plan.types import (
+    ENGINE_GPUS,
     CollectiveKind,
     Options,
     Placement,
@@ -61,8 +64,25 @@ def plan_for(spec: ModelSpec, node: Node, **chosen: Any) -> Plan:
     `validate`.
     """
     spec = as_multiplied(spec, node, chosen)
-    options = _node_options(spec, node, chosen)
+    options = _node_options(spec, node, {**_of_a_rack(spec, node, chosen), **chosen})
     return ringed(spec, node, options, chosen)
+
+
+def _of_a_rack(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """How many GPUs of a node beyond a board a plan takes: the most over which the model divides.
+    Nothing where they were chosen, and on a board, where a plan takes all or is refused.
+    """
+    if "gpus" in chosen or node.gpus <= ENGINE_GPUS:
+        return {}
+    return {"gpus": _most_gpus(spec, node, tuple(sorted(chosen.items())))}
+
+
+@lru_cache(maxsize=256)
+def _most_gpus(spec: ModelSpec, node: Node, chosen: tuple[tuple[str, Any], ...]) -> int:
+    for gpus in (n for n in reversed(GPUS) if n <= node.gpus):
+        with suppress(PlanError):
+            return plan_for(spec, node, **dict(chosen), gpus=gpus).options.gpus
+    return node.gpus  # refused with the reason
 
 
 def as_multiplied(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> ModelSpec:
@@ -98,7 +118,7 @@ def default_options(spec: ModelSpec, node: Node, **chosen: Any) -> Options:
     the model's.
     """
     spec = as_multiplied(spec, node, chosen)
-    options = _node_options(spec, node, chosen)
+    options = _node_options(spec, node, {**_of_a_rack(spec, node, chosen), **chosen})
     found = ringed(spec, node, options, chosen).options
     return dataclasses.replace(options, **{name: getattr(found, name) for name in OF_THE_RING})
 

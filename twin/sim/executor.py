@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 
-from twin.errors import ToolchainError, TwinError
+from twin.errors import PlanError, ToolchainError, TwinError
 from twin.hardware.types import Node
 from twin.plan.types import Plan
 from twin.sim import compiled
@@ -19,6 +19,7 @@ from twin.sim.machine import Machine, one_stands_for_all
 from twin.sim.prepare import Prepared
 
 TRIES = 2  # of a program's first GPU alone, before it is left
+MOST_WHOLE = 8  # GPUs that are all simulated where they may differ
 
 
 class Executor(Enum):
@@ -82,6 +83,34 @@ def run_first_gpu(
         prepared.enough.append(False)
         return None
     prepared.enough.append(True)
+    return machine
+
+
+def run_representative(
+    plan: Plan, node: Node, steps: int, prepared: Prepared, room: Room
+) -> Machine:
+    """The first GPU of several, in compiled code, after it has run in place of all, whether or not
+    they do the same in the same order. Raises PlanError where no GPU may stand for all,
+    ToolchainError without a compiler.
+    """
+    program = prepared.program
+    if not one_stands_for_all(plan, node, program):
+        raise PlanError(
+            f"gpus={plan.options.gpus}: of more than {MOST_WHOLE} one is simulated and stands for "
+            f"all, and with handoff={plan.options.handoff.value} and "
+            f"execution={plan.options.execution.value} none can: take sentinels in a resident "
+            f"kernel, or at most {MOST_WHOLE} GPUs"
+        )
+    machine = Machine(
+        plan,
+        node,
+        steps=steps,
+        keep_all=program.drawn,
+        program=program,
+        first_of_equals=True,
+        represents=True,
+    )
+    compiled.run(machine, prepared.flat, room)
     return machine
 
 

@@ -49,10 +49,12 @@ class Machine:
         keep_all: bool,
         program: Program | None = None,
         first_of_equals: bool = False,
+        represents: bool = False,
     ) -> None:
         """`program` is what compile_plan makes of the plan on the node's device, if it is known
         already. `first_of_equals`: only the first GPU, which stands for all (`one_stands_for_all`);
-        only compiled code runs that.
+        only compiled code runs that. `represents`: where the others may do the same in another
+        order, too.
         """
         check(plan, node)
         device = node.device
@@ -67,6 +69,7 @@ class Machine:
         self.emulated = node.link is not None and node.link.topology == "memory"
         self.times = Times.of(device, lone=plan.ranks * plan.blocks == 1)
         self.stands_for = plan.options.gpus if first_of_equals else 1  # GPUs
+        self.represents = represents
         self.gpus, self.ranks = plan.options.gpus // self.stands_for, plan.ranks // self.stands_for
         count = 1 if self.emulated else self.gpus
         delivered = delivered_share(plan, device)
@@ -343,7 +346,7 @@ def _answers(jitter: int) -> NDArray[np.int64] | None:
 
 def one_stands_for_all(plan: Plan, node: Node, program: Program) -> bool:
     """May all GPUs do the same at the same times? Each has one rank and its own memory, and all
-    ranks the same work. Whether they do is decided while one of them runs
+    ranks the same work, or that of the busiest. Whether they do is decided while one of them runs
     (native/simulator/mirror.h).
     """
     options = plan.options
@@ -353,7 +356,8 @@ def one_stands_for_all(plan: Plan, node: Node, program: Program) -> bool:
         and node.link is not None
         and node.link.topology != "memory"
     )
-    return options.polled and separate and node.device.sharing is None and not program.drawn
+    alike = not program.drawn or program.busiest
+    return options.polled and separate and node.device.sharing is None and alike
 
 
 def check(plan: Plan, node: Node) -> None:

@@ -61,19 +61,26 @@ class Prepared:
 _kept: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
 
 
-def prepare(plan: Plan, device: Device, routing: Routing | None = None, steps: int = 2) -> Prepared:
+def prepare(
+    plan: Plan,
+    device: Device,
+    routing: Routing | None = None,
+    steps: int = 2,
+    *,
+    busiest: bool = False,
+) -> Prepared:
     """The program of a plan on a device; of `steps` steps of a routing, where steps differ by
-    it.
+    it. `busiest`: as compile_plan takes it.
     """
     costs = tuple(
         (path, n.value)
         for path, n in numbers(device).items()
         if not path.startswith(TIMED_BY_THE_MACHINE)
     )
-    drawn = (routing or Routing(), steps) if plan.steps_differ else ()
+    drawn = (routing or Routing(), steps, busiest) if plan.steps_differ else ()
     key = (plan, device.block.loading, *drawn, *costs)
     if key not in _kept:
-        _kept[key] = Prepared(compile_plan(plan, device, routing, steps))
+        _kept[key] = Prepared(compile_plan(plan, device, routing, steps, busiest=busiest))
         while len(_kept) > 1 and (
             len(_kept) > KEPT
             or sum(len(kept.program.variants) for kept in _kept.values()) > KEPT_VARIANTS

@@ -21,7 +21,7 @@ from twin.hardware.types import Node
 from twin.plan.types import Plan
 from twin.sim.attribution import Table, critical_path, tabulate
 from twin.sim.compiled.room import lent
-from twin.sim.executor import Executor, run, run_first_gpu
+from twin.sim.executor import MOST_WHOLE, Executor, run, run_first_gpu, run_representative
 from twin.sim.machine import Machine, check
 from twin.sim.prepare import prepare
 from twin.sim.speculation import Speculation, gain
@@ -163,22 +163,35 @@ def simulate(
     steady state. Where steps differ by their `routing` (uniform if not given), give more of them.
     `blocks` limits a trace to these blocks of each GPU. `executor`: compiled where possible, if
     none is chosen. Where the first GPU stands for all, only that is simulated and the result is the
-    same: `whole` simulates all of them, as a trace does. Raises HardwareError when plan and node do
-    not fit, PlanError for a plan that drafts without `speculation`, ToolchainError or Unsupported
-    where compiled code was chosen and cannot be had.
+    same: `whole` simulates all of them, as a trace does. Of more than 8 GPUs one always stands for
+    all: within 0.5 % of them, and 2 % where experts are dealt to ranks, of which it does what the
+    busiest does in each layer (tests/sim/test_representatives.py).
+
+    Raises HardwareError when plan and node do not fit, PlanError for a plan that drafts without
+    `speculation` and for one of many GPUs that no GPU can stand for, ToolchainError or Unsupported
+    where compiled code was chosen, or is needed, and cannot be had.
     """
     if steps < 1:
         raise PlanError(f"steps={steps}: simulate at least 1, and 2 for the steady state")
     started = time.perf_counter()
     check(plan, node)
     tokens, draft_s = gain(plan, speculation)
-    prepared = prepare(plan, node.device, routing, steps)
+    many = plan.options.gpus > MOST_WHOLE
+    if many and (trace or whole or executor is Executor.SIMPY):
+        raise PlanError(
+            f"gpus={plan.options.gpus}: of more than {MOST_WHOLE} one is simulated and stands for "
+            f"all, in compiled code; traces and whole machines have at most {MOST_WHOLE} GPUs"
+        )
+    prepared = prepare(plan, node.device, routing, steps, busiest=many)
     drawn = prepared.program.drawn
     with lent() as room, _no_collections():
         chosen, why = Executor.COMPILED, ""
-        machine = (
-            None if trace or whole else run_first_gpu(plan, node, steps, prepared, executor, room)
-        )
+        if many:
+            machine: Machine | None = run_representative(plan, node, steps, prepared, room)
+        elif trace or whole:
+            machine = None
+        else:
+            machine = run_first_gpu(plan, node, steps, prepared, executor, room)
         if machine is None:
             machine = Machine(
                 plan, node, steps=steps, keep_all=trace or drawn, program=prepared.program

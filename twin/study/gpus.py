@@ -15,12 +15,12 @@ from twin.errors import TwinError
 from twin.frozen import frozen
 from twin.hardware.types import Node
 from twin.models.spec import Lanes, ModelSpec
+from twin.plan.ranges import GPUS
 from twin.plan.types import Execution, Plan
 from twin.sim.run import Result
 from twin.study.case import Case
 from twin.study.hardware import node_on_file
 
-COUNTS = (1, 2, 4, 8)
 # By how much more GPUs must be predicted faster than fewer: the median error of the twin on engine
 # runs of one H200 was 2.2 % (calibration/held-out), and no link is fitted.
 MARGIN = 0.03
@@ -44,7 +44,7 @@ class Offer:
 
 def offers(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> tuple[Offer, ...]:
     """One for each number of GPUs up to the node's."""
-    return tuple(_offer(spec, node, chosen, gpus) for gpus in COUNTS if gpus <= node.gpus)
+    return tuple(_offer(spec, node, chosen, gpus) for gpus in GPUS if gpus <= node.gpus)
 
 
 def default_gpus(found: tuple[Offer, ...]) -> int:

@@ -22,11 +22,11 @@ from twin.hardware.load import counted
 from twin.hardware.types import Node
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import ModelSpec
+from twin.plan.ranges import GPUS
 from twin.plan.types import Common, LateParts, Options, Plan, Residual
 from twin.schedule.choose import chooser_of
 from twin.schedule.options import plan_for
 from twin.study.depth import repeating
-from twin.study.gpus import COUNTS
 from twin.study.options import Plain
 from twin.study.point import Point, Row
 from twin.study.runner import Runner
@@ -129,7 +129,7 @@ def search(point: Point, *, formats: Sequence[str] = (), gpus: bool = True) -> S
     """
     made = Search(point)
     node = point.on_node()
-    counts = [n for n in reversed(COUNTS) if n < node.gpus] if gpus else []
+    counts = [n for n in reversed(GPUS) if n < node.gpus] if gpus else []
     for form in ("", *formats):
         for count in (node.gpus, *counts):
             yield from made.descend(count, form)
@@ -141,7 +141,7 @@ def ways(point: Point, *, formats: Sequence[str] = (), gpus: bool = True) -> Ite
     """All of those that `search` chooses from."""
     node = point.on_node()
     for form in ("", *formats):
-        for count in [node.gpus, *(n for n in reversed(COUNTS) if gpus and n < node.gpus)]:
+        for count in [node.gpus, *(n for n in reversed(GPUS) if gpus and n < node.gpus)]:
             try:
                 each = axes(Way(count, form).of(point))
             except TwinError:
@@ -170,7 +170,7 @@ def _alternatives(plan: Plan) -> Iterator[tuple[Sequence[str], list[Value]]]:
         others = [one.value for one in kind if one is not getattr(options, name)]
         yield (name,), [((name, value),) for value in others]
     if plan.routed:
-        groups = [n for n in COUNTS if n <= plan.ranks and n != options.expert_ranks]
+        groups = [n for n in GPUS if n <= plan.ranks and n != options.expert_ranks]
         yield ("expert_ranks",), [(("expert_ranks", n),) for n in groups]
     own = _splits(plan)
     yield OF_SPLITS, [_splits_value(plan, n) for n in (own // 2, 2 * own) if n]

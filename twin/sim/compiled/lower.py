@@ -376,6 +376,7 @@ def _machine(machine: Machine, flat: FlatProgram, *, window: int, kv_arrivals: i
         "further": machine.further,
         "counter_total": flat_wires(machine.program.wiring).counter_total,
         "mirrors": machine.stands_for - 1,
+        "represents": machine.represents,
         "sends": 1 if links and links.meshed else machine.stands_for - 1,
         "see": -1,
         "plain": -1,

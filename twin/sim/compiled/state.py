@@ -43,7 +43,7 @@ MACHINE = _record(
     "hop cross atomic poll growth fetch_growth load link_hop link_growth link_window link_spread",
     "link_fence further counter_total",
     # where one GPU stands for all: see native/simulator/mirror.h
-    "mirrors sends group parent requests pushed hop_then see plain loose loosened die",
+    "mirrors represents sends group parent requests pushed hop_then see plain loose loosened die",
 )
 EVENT = _record("time order")
 BLOCK = _record(
