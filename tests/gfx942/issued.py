@@ -3,7 +3,7 @@ machine code, and how fast a CU consumes weights by its issue rules:
 
     python -m tests.gfx942.issued
 
-writes the numbers of calibration/kernels/stated/mi300x.yaml that follow from them.
+prints the numbers of calibration/kernels/stated/mi300x.yaml that follow from them.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def test_a_wider_share_of_the_stream_takes_larger_copies_and_a_narrower_one_the_
 
 def test_what_a_file_says_itself_stays() -> None:
     mi300x = load_device("mi300x")
-    assert mi300x.kernel.fp16_bytes_per_s.value == 40e9
+    assert mi300x.kernel.fp16_bytes_per_s.value == 47e9
     assert mi300x.kernel.fp16_bytes_per_s.like is None
     assert mi300x.handoff.fence_s is None  # in the measured hops and barriers
 

@@ -78,7 +78,7 @@ def test_a_rack_is_simulated_by_one_gpu_and_takes_the_most_that_the_model_divide
 
 
 @pytest.mark.parametrize(
-    ("chosen", "asked", "message"),
+    ("chosen", "run", "message"),
     [
         ({}, {"executor": Executor.SIMPY}, "in compiled code"),
         ({}, {"trace": True}, "at most 8 GPUs"),
@@ -86,14 +86,14 @@ def test_a_rack_is_simulated_by_one_gpu_and_takes_the_most_that_the_model_divide
     ],
 )
 def test_what_a_representative_cannot_show_is_refused(
-    chosen: dict[str, Any], asked: dict[str, Any], message: str
+    chosen: dict[str, Any], run: dict[str, Any], message: str
 ) -> None:
     plan = plan_of("llama-3.1-8b", "16xgb200")
     if "handoff" in chosen:
         kind = type(plan.options.handoff)(chosen["handoff"])
         plan = plan_of("llama-3.1-8b", "16xgb200", handoff=kind)
     with pytest.raises(PlanError, match=message):
-        simulate(plan, calibrated_node("16xgb200"), **asked)
+        simulate(plan, calibrated_node("16xgb200"), **run)
 
 
 def test_a_plan_of_a_board_keeps_all_its_gpus() -> None:
