@@ -63,8 +63,8 @@ def test_one_that_fails_ends_all_and_is_heard_behind_an_answer(tmp_path: Path) -
 
 @pytest.mark.hf
 def test_nobody_outlives_the_time_limit(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="took more than 2 s and was ended"):
-        run(tmp_path, "silent", timeout_s=2)
+    with pytest.raises(EngineError, match=r"took more than 0\.5 s and was ended"):
+        run(tmp_path, "silent", timeout_s=0.5)
     assert alive(tmp_path) == []
 
 
@@ -99,7 +99,7 @@ def test_a_failure_before_any_answer_is_raised() -> None:
 
 
 @pytest.mark.hf
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_sums_are_checked_before_they_are_timed(count: int) -> None:
     request = {"elements": 24, "repeats": 2, "times": 2, "replays": 3}
     made = run_ranks(nccl.__name__, count, request, backend="gloo", timeout_s=PATIENCE_S)

@@ -289,6 +289,7 @@ def test_streams_reach_beyond_the_last_cache_within_a_part_of_the_memory(
         assert sizes[-1] >= 384 * MB
 
 
+@pytest.mark.slow
 def test_each_kind_of_code_that_a_core_decodes_has_a_probe_that_finds_its_rate() -> None:
     node = two_cores()
     chosen = [

@@ -28,11 +28,12 @@ def fitted(value: float) -> Number:
     return Number(value, Kind.FITTED, "test", value / 2, value * 2)
 
 
+@pytest.mark.slow
 def test_probes_of_two_gpus_settle_their_links_numbers(tmp_path: Path) -> None:
     node = uncalibrated_node("2xh100")
     hidden = {"link.hop_s": 0.8e-6, "link.spread_s": 0.5e-6, "link.fence_s": 2.2e-6}
     real = apply_fit(node, {path: fitted(value) for path, value in hidden.items()})
-    wanted = ("hop-g2", "reduce-8K-g2", "reduce-counter-2K-g2")
+    wanted = ("hop-g2", "reduce-2K-g2", "reduce-8K-g2", "reduce-16K-g2", "reduce-counter-2K-g2")
     probes = [p for p in peer_probes(limits_of(node), 2) if p.name.removeprefix("peer-") in wanted]
     assert len(probes) == len(wanted)
     samples = {probe.name: [step_s(real, probe)] * 3 for probe in probes}

@@ -117,7 +117,7 @@ CASE_PLANS = [
 ]
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("name", "options"), CASE_PLANS)
 def test_recorded_logits(name: str, options: tuple[int, int, int, int, Sampling]) -> None:
     golden = np.load(GOLDENS / f"{name}.npz")
@@ -159,7 +159,7 @@ def test_the_cpu_engine_gives_transformers_logits_and_tokens(name: str) -> None:
     assert Reference(made, table).generate(prompt, len(wanted)) == wanted
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(4)
 @pytest.mark.hf
 @pytest.mark.parametrize("name", ALL)
 def test_live_logits_from_a_checkpoint_that_transformers_saved(name: str, tmp_path: Path) -> None:

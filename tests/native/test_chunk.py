@@ -72,7 +72,7 @@ def of_all_codes(dtype: DType) -> ctypes.CDLL:
     scope="module",
     params=[
         pytest.param((16, DType.FP16), marks=pytest.mark.slow),
-        (64, DType.BF16),
+        pytest.param((64, DType.BF16), marks=pytest.mark.slow),
         pytest.param((128, DType.BF16), marks=pytest.mark.slow),
         (1024, DType.FP16),
     ],

@@ -108,10 +108,11 @@ def slow(model: str, *names: str) -> list[ParameterSet]:
 
 
 LANES = ("laneformer-2b@fp8-128x128", "lanes on four GPUs")
-# In the gate: a dense model and low-bit experts. Each build takes five to ten seconds of a core.
+EXPERTS = ("gpt-oss-20b", "defaults")
+# In the gate: a dense model. Each build takes five to ten seconds of a core.
 BUILDS = [
     ("llama-3.2-1b", "defaults"),
-    ("gpt-oss-20b", "defaults"),
+    *slow(*EXPERTS),
     *slow(*LANES),
     *slow("llama-3.2-1b@fp8-128x128", "defaults"),
     *slow("laneformer-2b", "lanes on four GPUs"),
@@ -194,8 +195,9 @@ def test_prompt_passes_are_code_of_hopper() -> None:
     translated(planned(SHORT[0], H200, **NAMES[SHORT[1]]), "-DTWIN_PASSES")
 
 
-def test_lanes_of_low_bit_weights_on_several_gpus_are_code_of_hopper() -> None:
-    translated(planned(LANES[0], H200, **NAMES[LANES[1]]))
+@pytest.mark.parametrize(("model", "name"), [LANES, EXPERTS])
+def test_low_bit_weights_of_lanes_and_of_experts_are_code_of_hopper(model: str, name: str) -> None:
+    translated(planned(model, H200, **NAMES[name]))
 
 
 @pytest.mark.parametrize(("model", "name"), [*slow(*SHORT), *PASSES])

@@ -55,7 +55,7 @@ def streamed(client: httpx.Client, body: dict[str, Any]) -> tuple[str, int]:
 
 @pytest.mark.parametrize(
     ("clients", "seconds"),
-    [(8, 3.0), *(pytest.param(n, SECONDS, marks=SLOW) for n in (1, 8, 64))],
+    [(8, 2.0), *(pytest.param(n, SECONDS, marks=SLOW) for n in (1, 8, 64))],
 )
 def test_every_client_gets_its_own_tokens_all_of_them(
     clients: int, seconds: float, server: Running
