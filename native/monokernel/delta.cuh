@@ -262,12 +262,37 @@ struct Column {
   }
 };
 
-// One item, whose state `part` holds where threads hold one.
-template <class Stage>
+// What a step makes of an item's outputs.
+struct PublishedOutputs {
+  Block& b;
+  Output out;
+  const float* gates;
+  int item;
+
+  template <class Stage>
+  __device__ __forceinline__ PublishedOutputs(Block& b, const Stage& stage, int item, const float* gates,
+                                       float*)
+      : b(b), out(output_of(b, stage)), gates(gates), item(item) {
+    if constexpr (Core::OWN_GPUS) out.others = 0;
+  }
+  __device__ __forceinline__ void begin() { b.core.cleared(); }
+  __device__ __forceinline__ void column(int column, float made, float scale) {
+    publish(b, out, item * Recurrent::WORDS + column,
+            Delta::MAMBA ? made * scale : made * scale * silu(gates[column]));
+  }
+  __device__ __forceinline__ void end(float squares) {
+    TWIN_EACH(i, 4)
+      publish(b, out, item * Recurrent::WORDS + Recurrent::COLUMNS + i, i ? 0.0f : squares);
+  }
+};
+
+// One item, whose state `part` holds where threads hold one. Its outputs go to an Emit, in a prompt
+// pass to `to`.
+template <class Emit, class Stage>
 __device__ __forceinline__ void update_item(Block& b, const Stage& stage, const Gathered& at,
                                             const float* gathered, float* work, Span items,
                                             int item, int position, Steering& steering,
-                                            const StatePart& part) {
+                                            const StatePart& part, float* to = nullptr) {
   constexpr int KEYS = Recurrent::KEYS, COLUMNS = Recurrent::COLUMNS,
                 CHANNELS = Recurrent::CHANNELS;
   const int head = item / Recurrent::SPLITS, thread = b.core.thread();
@@ -294,15 +319,10 @@ __device__ __forceinline__ void update_item(Block& b, const Stage& stage, const 
   const float* const key = convolved + KEYS;
   const float* const values = convolved + 2 * KEYS;
   const float* const gates = gathered + at.gates + (item - items.lo) * COLUMNS;
-  Output out = output_of(b, stage);
-  if constexpr (Core::OWN_GPUS) out.others = 0;
+  Emit emit(b, stage, item, gates, to);
   // of Mamba-2 gated before they are squared
   const auto squared = [&](int column, float made) {
     return Delta::MAMBA ? made * silu(gates[column]) : made;
-  };
-  const auto put = [&](int column, float made, float scale) {
-    publish(b, out, item * Recurrent::WORDS + column,
-            Delta::MAMBA ? made * scale : made * scale * silu(gates[column]));
   };
   if constexpr (StatePart::HELD) {
     part.multiply(convolved, key, thread, sums);
@@ -312,9 +332,9 @@ __device__ __forceinline__ void update_item(Block& b, const Stage& stage, const 
     const bool first = StatePart::part(thread) == 0;
     const float output = squared(column, made.out);
     const float squares = b.core.sum(first ? output * output : 0.0f);
-    b.core.cleared();
-    if (first) put(column, output, steering.scale);
-    TWIN_EACH(i, 4) publish(b, out, item * Recurrent::WORDS + COLUMNS + i, i ? 0.0f : squares);
+    emit.begin();
+    if (first) emit.column(column, output, steering.scale);
+    emit.end(squares);
     part.update(state, key, rule.decay, rule.by_key * made.written, thread);
   } else {
     const bool first = position == 0;
@@ -333,10 +353,10 @@ __device__ __forceinline__ void update_item(Block& b, const Stage& stage, const 
       mine += output * output;
     }
     const float squares = b.core.sum(mine);
-    b.core.cleared();
+    emit.begin();
     const float* const scales = Steering::scales(b, stage, item);
-    TWIN_EACH(c, COLUMNS) put(c, sums[COLUMNS + c], scales[c]);
-    TWIN_EACH(i, 4) publish(b, out, item * Recurrent::WORDS + COLUMNS + i, i ? 0.0f : squares);
+    TWIN_EACH(c, COLUMNS) emit.column(c, sums[COLUMNS + c], scales[c]);
+    emit.end(squares);
     for (int k = 0; k < KEYS; ++k)
       TWIN_EACH(c, COLUMNS)
         state[k * COLUMNS + c] =
@@ -379,7 +399,8 @@ __device__ __forceinline__ bool delta(Block& b, int index, const Stage& stage) {
         if (!gather_states(b, index, stage, at)) return false;
         begin(b, index, stage);
       }
-      update_item(b, stage, at, b.scratch, b.scratch + at.end, items, item, position, steering, part);
+      update_item<PublishedOutputs>(b, stage, at, b.scratch, b.scratch + at.end, items, item, position,
+                             steering, part);
     }
     return true;
   }

@@ -47,6 +47,7 @@ __device__ __forceinline__ bool meet(Block& b, int index, Pass& pass) {
 
 #include "prompt_norms.cuh"
 #include "prompt_attention.cuh"
+#include "prompt_states.cuh"
 
 namespace twin {
 
@@ -65,22 +66,53 @@ __device__ __forceinline__ bool pass_attention(Block& b, C& chunk, const Stage& 
   return true;
 }
 
+// Does a stage's pass begin with the norm of what it multiplies?
+__device__ __forceinline__ constexpr bool norms(StageKind kind) {
+  return kind == StageKind::QKV || kind == StageKind::GATE_UP ||
+         (Delta::ANY && kind == StageKind::DELTA_IN) ||
+         (Convolution::ANY && kind == StageKind::CONV_IN) ||
+         (Experts::ANY && kind == StageKind::ROUTER);
+}
+
+// Does it multiply what another stage's norm has left?
+__device__ __forceinline__ constexpr bool finds_normed(StageKind kind) {
+  return (Delta::ANY && kind == StageKind::DELTA_GATES) ||
+         (NonRouted::SHARED && kind == StageKind::SHARED_UP);
+}
+
+// Where the rows of a stage go that are no activations yet.
+__device__ __forceinline__ float* rows_of(const Block& b, const Stage& stage, StageKind kind,
+                                          int& width) {
+  if (Convolution::ANY && kind == StageKind::CONV_IN) {
+    width = stage.rows;
+    return b.memory.prompt + b.plan.prompt_mixed;
+  }
+  if (NonRouted::SHARED && kind == StageKind::SHARED_DOWN) {
+    width = stage.rows;
+    return b.memory.prompt + b.plan.prompt_shared;
+  }
+  const Value& value = b.plan.values_at(stage.publishes);
+  width = value.elements;
+  return pass_row(b.memory, value, 0, 0);
+}
+
 // `ready` waits until the stage's input is there; false ends the pass.
 template <class Ready>
 __device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Stage& stage,
                                                const Pass& pass, Ready ready) {
-  const Value& value = b.plan.values_at(stage.publishes);
   const StageKind kind = StageKind(stage.kind);
-  const bool normed = kind == StageKind::QKV || kind == StageKind::GATE_UP;
+  const bool normed = norms(kind) || finds_normed(kind);
+  const bool gated =
+      kind == StageKind::GATE_UP || (NonRouted::SHARED && kind == StageKind::SHARED_UP);
   const bool biased =
       kind == StageKind::QKV || (Additions::OUTPUT_BIAS && kind == StageKind::O_PROJ);
   const float* x =
       b.memory.prompt + (normed ? b.plan.prompt_normed
                                 : b.plan.values_at(b.plan.reads_at(stage.first_read).value).prompt);
   // looked up here: an emitted sum must not wait for a table
-  float* const out = pass_row(b.memory, value, 0, 0);
-  const int width = value.elements;
-  if (kind == StageKind::GATE_UP) {
+  int width = 0;
+  float* const out = rows_of(b, stage, kind, width);
+  if (gated) {
     return chunk.multiply<2>(
         b, stage, x, pass.tokens, ready, [&](int token, int i, float gate, float up) {
           Chunk::store(out, width, token, i, through_gate(gate, up));
@@ -95,6 +127,13 @@ __device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Sta
         if (!both) return store_shared(to, sum);
         Chunk::store_two(to, sum, bias ? next + bias[row + 1] : next);
       });
+}
+
+// The stage that chooses experts by the logits of the router at `index`.
+__device__ __forceinline__ const Stage& route_of(const Block& b, int index) {
+  if constexpr (Experts::CHOICE_BIASED)
+    while (StageKind(b.plan.stages_at(index).kind) != StageKind::ROUTE) ++index;
+  return b.plan.stages_at(index);
 }
 
 // Each stage meets all blocks before it reads what they made.
@@ -128,23 +167,39 @@ __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
         chunk.put_rows(b, stage,
                        pass_router(b, b.memory, b.plan.owned_of(stage.owned, b.block).lo));
     }
+    if constexpr (Delta::ANY) {
+      if (kind == StageKind::DELTA) {
+        if (!last) chunk.prefetch(b, b.plan.stages_at(index + 1));
+        if (!ready()) return false;
+        if (!pass_states(b, chunk, stage, pass, ready)) return false;
+        continue;
+      }
+    }
     if (kind == StageKind::ATTENTION) {
       if (!last) chunk.prefetch(b, b.plan.stages_at(index + 1));
       if (!ready()) return false;
       if (!pass_attention(b, chunk, stage, pass, last, ready)) return false;
       continue;
     }
-    if (kind == StageKind::QKV || kind == StageKind::GATE_UP || router) {
+    if (norms(kind)) {
       if (!router) {
         chunk.prefetch(b, stage);
         chunk.decode(b, stage);
       }
       if (!ready()) return false;
-      norm_chunk(b, stage, pass, chunk.memory(b));
+      norm_chunk(b, stage, router ? route_of(b, index) : stage, pass, chunk.memory(b));
       if (router) continue;
+    } else {
+      if (finds_normed(kind)) chunk.prefetch(b, stage);
+      chunk.decode(b, stage);
     }
-    if (kind == StageKind::O_PROJ || kind == StageKind::DOWN) chunk.decode(b, stage);
     if (!multiply_chunk(b, chunk, stage, pass, ready)) return false;
+    if constexpr (Convolution::ANY) {
+      if (kind == StageKind::CONV_IN) {
+        if (!ready()) return false;
+        convolve_chunk(b, stage, pass);
+      }
+    }
   }
   return true;
 }

@@ -111,6 +111,14 @@ __device__ __forceinline__ float score_factor() {
   return Family::SCORE > 0.0f ? Family::SCORE : 1.0f / square_root(float(HEAD_DIM));
 }
 
+// The gates of a token's outputs, behind its queries, keys and values; what one lets pass.
+__device__ __forceinline__ const float* gates_of(const Block& b, const Stage& stage, int token) {
+  const Value& from = b.plan.values_at(b.plan.reads_at(stage.first_read).value);
+  return pass_row(b.memory, from, token, from.elements) +
+         (b.plan.heads + 2 * b.plan.kv_heads) * HEAD_DIM;
+}
+__device__ __forceinline__ float open_of(float gate) { return 1.0f / (1.0f + exp32(-gate)); }
+
 // The tasks' queries, normed and turned, and the keys and values that they see of the chunk, as
 // they are cached.
 __device__ __forceinline__ void prepare_tasks(Block& b, const Stage& stage, const Pass& pass,
@@ -285,8 +293,11 @@ __device__ __forceinline__ void attend_tasks(Block& b, const Stage& stage, const
         total += weight * row[w * HEADS * PASS_PARTIAL + HEAD_DIM + 1];
       }
       if constexpr (CACHE_SCALED) sum *= cache_scales(b, stage, tasks.head).of_value;
-      Chunk::store(out, columns, tasks.begin + (done + one) / HeadSets<FirstHeads, HEADS>::COUNT,
-                   (tasks.head * GROUP + query) * HEAD_DIM + d, sum / total);
+      const int of = tasks.begin + (done + one) / HeadSets<FirstHeads, HEADS>::COUNT,
+                column = (tasks.head * GROUP + query) * HEAD_DIM + d;
+      float made = sum / total;
+      if constexpr (Outgoing::GATED) made *= open_of(load_shared(gates_of(b, stage, of) + column));
+      Chunk::store(out, columns, of, column, made);
     }
     b.core.barrier();
   }
@@ -487,11 +498,19 @@ __device__ __forceinline__ void attend_rows(Block& b, const C& chunk, const Stag
         scan.look(tiles + u32(tile % Scan::TILES * 2 * Scan::PART), first, from, to, all, scale);
     }
     const float by = cache_scales(b, stage, kv).of_value;
-    scan.close([&](int i, int column, float value, float next) {
+    const auto put = [&](int i, int column, float value, float next) {
       if constexpr (CACHE_SCALED) value *= by, next *= by;
       if (token[i] >= 0)
         C::store_pair(out, columns, token[i], head[i] * HEAD_DIM + column, value, next);
-    });
+    };
+    if constexpr (Outgoing::GATED) {
+      scan.close_gated([&](int i) {
+        return gates_of(b, stage, token[i] < 0 ? first_token : token[i]) +
+               head[i] % b.plan.heads * HEAD_DIM;
+      }, [](float gate) { return open_of(gate); }, put);
+    } else {
+      scan.close(put);
+    }
     b.core.barrier();
   }
 }

@@ -5,7 +5,7 @@
 // so that a prompt gives the same bits every time.
 #pragma once
 
-#include "biases.cuh"
+#include "experts.cuh"
 
 namespace twin {
 
@@ -13,23 +13,25 @@ namespace twin {
 // routing_floats in twin/kernel/prompt.py counts the same.
 struct Routing {
   float* rows;     // [warps][hidden] normed, FP32
-  float* logits;   // [warps][COUNT]
-  float* choices;  // [warps][experts, weights][TOP_K]
+  float* logits;   // [warps][LOGITS]
+  float* choices;  // [warps][experts, weights][EACH]
+  float* keys;     // [warps][COUNT] what the choice is by, where that is not logits
 
   // behind the sums of squares of as many warps
   __device__ Routing(const Plan& plan, int warps, float* chip)
       : rows(chip + facts::LINE_FLOATS),
         logits(rows + long(warps) * plan.hidden),
-        choices(logits + warps * Experts::COUNT) {}
+        choices(logits + warps * Entries::LOGITS),
+        keys(choices + warps * 2 * Entries::EACH) {}
   __device__ Choice of(int token) const {
-    float* const at = choices + token * 2 * Experts::TOP_K;
-    return {reinterpret_cast<int*>(at), at + Experts::TOP_K, nullptr};
+    float* const at = choices + token * 2 * Entries::EACH;
+    return {reinterpret_cast<int*>(at), at + Entries::EACH, nullptr};
   }
 };
 
-// Where a token's choice lies in the memory of a pass: [experts, weights][TOP_K].
+// Where a token's choice lies in the memory of a pass, [CHOICE].
 __device__ __forceinline__ float* pass_choice(const Block& b, int token) {
-  return b.memory.prompt + b.plan.prompt_choices + long(token) * 2 * Experts::TOP_K;
+  return b.memory.prompt + b.plan.prompt_choices + long(token) * Entries::CHOICE;
 }
 
 // ---- the choice ---------------------------------------------------------------------------------
@@ -47,14 +49,15 @@ struct Scored {
   int row;
 
   __device__ Scored(const Block& b, const Stage& stage, int expert)
-      : of(stage.rows < Experts::COUNT ? b.launch.ranks[expert / stage.rows] : b.memory),
-        row(stage.rows < Experts::COUNT ? expert % stage.rows : expert) {}
+      : of(stage.rows < Entries::LOGITS ? b.launch.ranks[expert / stage.rows] : b.memory),
+        row(stage.rows < Entries::LOGITS ? expert % stage.rows : expert) {}
 };
 
 // Logits and choices of `together` tokens whose normed rows lie in shared memory: the block's from
-// number `done` on.
-__device__ __forceinline__ void choose_experts(Block& b, const Stage& stage, int tokens, int done,
-                                               int together, const Routing& chip) {
+// number `done` on. `route`: the stage that chooses in a step.
+__device__ __forceinline__ void choose_experts(Block& b, const Stage& stage, const Stage& route,
+                                               int tokens, int done, int together,
+                                               const Routing& chip) {
   Chunk::score(b, chip.rows, together, chip.logits, [&](int expert) {
     const Scored scored(b, stage, expert);
     return static_cast<const u8*>(pass_router(b, scored.of, scored.row));
@@ -64,27 +67,46 @@ __device__ __forceinline__ void choose_experts(Block& b, const Stage& stage, int
     TWIN_ONCE
     TWIN_EACH(i, together * Experts::COUNT) {
       const Scored scored(b, stage, i % Experts::COUNT);
-      chip.logits[i] += scored.of.constants[stage.bias + scored.row];
+      chip.logits[i / Experts::COUNT * Entries::LOGITS + i % Experts::COUNT] +=
+          scored.of.constants[stage.bias + scored.row];
     }
+    b.core.barrier();
+  }
+  const float* by = chip.logits;
+  int pitch = Entries::LOGITS;
+  if constexpr (ChosenBy::BIASED) {
+    const float* const biases = constants(b, route.choice_bias);
+    TWIN_ONCE
+    TWIN_EACH(i, together * Experts::COUNT) {
+      const int token = i / Experts::COUNT, expert = i % Experts::COUNT;
+      chip.keys[i] =
+          score_of(chip.logits[token * Entries::LOGITS + expert], 0.0f) + biases[expert];
+    }
+    by = chip.keys, pitch = Experts::COUNT;
     b.core.barrier();
   }
   TWIN_ONCE
   TWIN_EACH(i, together * Experts::COUNT) {
     const int token = i / Experts::COUNT, expert = i % Experts::COUNT;
-    const int place = place_of(chip.logits + token * Experts::COUNT, expert);
+    const int place = place_of(by + token * pitch, expert);
     if (place < Experts::TOP_K) chip.of(token).expert[place] = expert;
   }
   b.core.barrier();
   TWIN_ONCE
-  TWIN_EACH(i, together * Experts::TOP_K) {
-    const int of = i / Experts::TOP_K, place = i % Experts::TOP_K,
+  TWIN_EACH(i, together * Entries::EACH) {
+    const int of = i / Entries::EACH, place = i % Entries::EACH,
               token = b.block + (done + of) * b.plan.blocks;
     if (token >= tokens) continue;
     const Choice choice = chip.of(of);
+    const float* const logits = chip.logits + of * Entries::LOGITS;
+    const bool chosen = Entries::EACH == Experts::TOP_K || place < Experts::TOP_K;
     float* const to = pass_choice(b, token);
-    store_shared(to + place, bits_as<float>(choice.expert[place]));
-    store_shared(to + Experts::TOP_K + place,
-                 weight_of(chip.logits + of * Experts::COUNT, choice, place));
+    store_shared(to + place, bits_as<float>(chosen ? choice.expert[place]
+                                                   : Experts::COUNT + place - Experts::TOP_K));
+    store_shared(to + Entries::EACH + place,
+                 chosen ? weight_of(logits, choice, place) : shared_gate(logits));
+    if constexpr (NonRouted::SHARED)
+      if (place == 0) store_shared(to + 2 * Entries::EACH, shared_gate(logits));
   }
   b.core.barrier();
 }
@@ -104,7 +126,8 @@ __device__ __forceinline__ void routed_up_chunk(Block& b, Chunk& chunk, const St
       });
 }
 
-// The stage ROUTED_DOWN: rows of each entry, then of each token, whole tokens by one block each.
+// The stage ROUTED_DOWN: rows of each entry, then of each token, whole tokens by one block each, and
+// what shared experts made.
 template <class Stage, class Ready>
 __device__ __forceinline__ bool routed_down_chunk(Block& b, Chunk& chunk, const Stage& stage,
                                                   const Pass& pass, Ready ready) {
@@ -122,17 +145,24 @@ __device__ __forceinline__ bool routed_down_chunk(Block& b, Chunk& chunk, const 
   float* const out = pass_row(b.memory, b.plan.values_at(stage.publishes), 0, 0);
   TWIN_ONCE
   for (int token = b.block; token < pass.tokens; token += b.plan.blocks) {
-    const float* const weights = pass_choice(b, token) + Experts::TOP_K;
+    const float* const weights = pass_choice(b, token) + Entries::EACH;
     TWIN_ONCE
     TWIN_EACH(i, hidden / PACK) {
       Pack<PACK> sum = {};
 #pragma unroll 4  // whose loads are under way together
-      for (int k = 0; k < Experts::TOP_K; ++k) {
+      for (int k = 0; k < Entries::EACH; ++k) {
         const float weight = load_shared(weights + k);
         const Pack<PACK> got = load_pack<PACK, 16>(
-            rows + (long(token) * Experts::TOP_K + k) * hidden + i * PACK);
+            rows + (long(token) * Entries::EACH + k) * hidden + i * PACK);
         TWIN_UNROLL
         for (int j = 0; j < PACK; ++j) sum.at[j] += weight * got.at[j];
+      }
+      if constexpr (NonRouted::SHARED) {
+        const float by = load_shared(weights + Entries::EACH);
+        const Pack<PACK> got = load_pack<PACK, 16>(b.memory.prompt + b.plan.prompt_shared +
+                                                   long(token) * hidden + i * PACK);
+        TWIN_UNROLL
+        for (int j = 0; j < PACK; ++j) sum.at[j] += by * got.at[j];
       }
       TWIN_UNROLL
       for (int j = 0; j < PACK; ++j)

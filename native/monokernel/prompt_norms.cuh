@@ -88,9 +88,9 @@ struct NormedRead {
 
 // The residual of this block's tokens after the stage's reads, and its norm as the stage's input.
 // The block's warps divide its tokens among them; `sums` in shared memory holds a sum of squares of
-// each warp. A router's stage also chooses their experts.
-__device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const Pass& pass,
-                                           float* sums) {
+// each warp. A router's stage also chooses their experts, by the stage `route`.
+__device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const Stage& route,
+                                           const Pass& pass, float* sums) {
   const int hidden = b.plan.hidden, warps = b.core.warps(),
             tokens = (pass.tokens - b.block + b.plan.blocks - 1) / b.plan.blocks;
   const float* weight = b.memory.constants + stage.norm;
@@ -154,7 +154,8 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const P
     b.core.barrier();
     if constexpr (Experts::ANY)
       if (stage.kind == int(StageKind::ROUTER))
-        choose_experts(b, stage, pass.tokens, done, together, Routing(b.plan, warps, sums));
+        choose_experts(b, stage, route, pass.tokens, done, together,
+                       Routing(b.plan, warps, sums));
   }
 }
 

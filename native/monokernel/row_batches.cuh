@@ -80,12 +80,40 @@ __device__ __forceinline__ void each_group(const Block& b, const Stage& stage,
   }
 }
 
-// The batches of rows of all experts that some token chose; blocks take them in turn.
+// use(first row, rows, place) as `each_group` does, of the row group of low-bit weights that has a
+// row of the batch.
+template <class Block, class Stage, class Use>
+__device__ __forceinline__ void group_of(const Block& b, const Stage& stage, const RowBatch& batch,
+                                         int row, Use use) {
+  const int high = stage.tile_rows;
+  int owner = batch.owner;
+  Span own = {batch.lo, batch.hi};
+  if (batch.owners) {
+    own = b.plan.owned_of(stage.owned, owner);
+    TWIN_ONCE
+    while (row >= own.hi) own = b.plan.owned_of(stage.owned, ++owner);
+  }
+  const int from = batch.owners ? own.lo : 0, first = from + (row - from) / high * high,
+            rows = own.hi - first < high ? own.hi - first : high;
+  use(first, rows, [&](int slice) {
+    if constexpr (CODED) return coded_place(stage, owner, from, first, rows, slice);
+    return 0u;
+  });
+}
+
+// Some of an expert's entries.
+struct EntryPart {
+  int first, count;
+};
+
+// The batches of rows of all experts that some token visits; blocks take them in turn. Where all
+// tokens visit an expert, each of its batches is taken several times, for some of the entries each:
+// else the others would wait for those blocks that have one.
 template <class Stage>
 struct RowBatches {
   const Stage& stage;
   int count;   // of an expert
-  int expert;  // COUNT: there are no more
+  int expert;  // EXPERTS: there are no more
   int number;  // from the expert's first on
 
   template <class Block, class Chunk>
@@ -93,9 +121,20 @@ struct RowBatches {
       : stage(stage), count(row_batches(b, stage)), expert(0), number(b.block) {
     find(b, chunk);
   }
-  __device__ bool more() const { return expert < Experts::COUNT; }
+  __device__ bool more() const { return expert < Entries::EXPERTS; }
   template <class Block>
-  __device__ RowBatch rows(const Block& b) const { return row_batch(b, stage, number); }
+  __device__ RowBatch rows(const Block& b) const { return row_batch(b, stage, number % count); }
+  template <class Block, class Chunk>
+  __device__ EntryPart entries(const Block& b, const Chunk& chunk) const {
+    const int all = chunk.entries_of(b, expert), parts = parts_of(b, chunk),
+              most = (all + parts - 1) / parts, first = number / count * most;
+    return {first, all - first < most ? all - first : most};
+  }
+  template <class Block, class Chunk>
+  __device__ int parts_of(const Block& b, const Chunk& chunk) const {
+    if (Entries::EACH == Experts::TOP_K || expert < Experts::COUNT) return 1;
+    return (chunk.entries_of(b, expert) + Chunk::PART - 1) / Chunk::PART;
+  }
   template <class Block>
   __device__ const u8* weights(const Block& b) const {
     return b.memory.stream + u64(stage.expert_page) * PAGE_BYTES +
@@ -109,10 +148,11 @@ struct RowBatches {
   template <class Block, class Chunk>
   __device__ void find(const Block& b, const Chunk& chunk) {
     TWIN_ONCE
-    for (; expert < Experts::COUNT; ++expert) {
+    for (; expert < Entries::EXPERTS; ++expert) {
       if (chunk.entries_of(b, expert) == 0) continue;
-      if (number < count) return;
-      number -= count;
+      const int batches = count * parts_of(b, chunk);
+      if (number < batches) return;
+      number -= batches;
     }
   }
 };
@@ -130,14 +170,15 @@ __device__ __forceinline__ void multiply_experts(Block& b, Chunk& chunk, const S
   while (at.more()) {
     const int expert = at.expert;
     const RowBatch rows = at.rows(b);
+    const EntryPart part = at.entries(b, chunk);
     const u8* const weights = at.weights(b);
     const float* const biases =
         biased ? b.memory.constants + stage.bias + long(expert) * stage.expert_rows : nullptr;
     at.next(b, chunk);
     if (rows.lo == rows.hi) continue;
-    chunk.decode_batch(b, stage, rows, weights);
+    chunk.template decode_batch<UNIT>(b, stage, rows, weights);
     if (at.more()) chunk.prefetch_batch(b, stage, at.rows(b), at.weights(b));
-    chunk.template multiply_entries<UNIT>(b, stage, x, expert, rows, weights, biases, emit);
+    chunk.template multiply_entries<UNIT>(b, stage, x, expert, part, rows, weights, biases, emit);
   }
 }
 

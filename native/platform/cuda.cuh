@@ -487,6 +487,7 @@ __device__ __forceinline__ int nearest(float x) {
 
 }  // namespace twin
 
+#include "entries.h"
 #include "head_shapes.h"
 #include "coded.h"
 #include "coded_values.h"
@@ -494,6 +495,7 @@ __device__ __forceinline__ int nearest(float x) {
 #include "cuda_products.cuh"
 #include "cuda_attend.cuh"
 #include "cuda_decode.cuh"
+#include "cuda_delta.cuh"
 #include "cuda_prompt.cuh"
 #include "cuda_ring.cuh"
 #include "cuda_scan.cuh"

@@ -209,6 +209,32 @@ struct PassScan {
     }
   }
 
+  // The same of outputs times open(their gates), which lie at gates(i): as many loads are under way
+  // together as outputs leave registers for.
+  template <class Gates, class Open, class Put>
+  __device__ __forceinline__ void close_gated(Gates gates, Open open, Put put) const {
+    constexpr int AT_ONCE = 8;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sum = total[h] + shuffle(total[h], 1);
+      sum += shuffle(sum, 2);
+      const float by = 1.0f / sum;
+      const float* const from = gates(h) + thread % 4 * 2;
+#pragma unroll
+      for (int first = 0; first < 2 * STEPS; first += AT_ONCE) {
+        float2 gate[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j)
+          if (first + j < 2 * STEPS) gate[j] = load_pair(from + 8 * (first + j));
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j)
+          if (first + j < 2 * STEPS)
+            put(h, 8 * (first + j) + thread % 4 * 2, output[first + j][2 * h] * by * open(gate[j].x),
+                output[first + j][2 * h + 1] * by * open(gate[j].y));
+      }
+    }
+  }
+
   // Positions first..first+TILE-1 on their way to `to`; where(position, byte) is in the cache, keys
   // first. Zeros from `end` on.
   template <class Where>

@@ -65,6 +65,12 @@ __device__ __forceinline__ void copy_activations(u32 to, const u8* from, bool th
                : "memory");
 }
 
+__device__ __forceinline__ void copy_word(u32 to, const u8* from, bool there) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(there ? 4 : 0)
+               : "memory");
+}
+
 // A thread's copies since the last time are one group. All but the last LEFT groups have arrived,
 // for this thread.
 __device__ __forceinline__ void copies_sent() {

@@ -68,8 +68,7 @@ struct Decoder {
   }
 
   // One row's numbers as the weight type has them.
-  __device__ __forceinline__ void store(int row, u8* to) const {
-    u32 made[WORDS];
+  __device__ __forceinline__ void decode(int row, u32 (&made)[WORDS]) const {
     if constexpr (CODE == Code::PLAIN) {
 #pragma unroll
       for (int i = 0; i < WORDS; ++i) made[i] = word[i];
@@ -85,6 +84,10 @@ struct Decoder {
         else made[i] = packed<WEIGHT>(number(2 * i), number(2 * i + 1));
       }
     }
+  }
+  __device__ __forceinline__ void store(int row, u8* to) const {
+    u32 made[WORDS];
+    decode(row, made);
 #pragma unroll
     for (int i = 0; i < WORDS; i += 4)
       *reinterpret_cast<uint4*>(to + 4 * i) =
@@ -118,17 +121,23 @@ struct Decoder {
   }
 };
 
-// Calls use(Decoder<code>{}) with the stage's code, one of those that the plan has.
-template <int NUMBER = facts::CODE_KINDS, class Stage, class Use>
+// Calls use(Decoder<code>{}) with the stage's code, one of `OF`, which has a bit for each.
+template <u32 OF = CODES, int NUMBER = facts::CODE_KINDS, class Stage, class Use>
 __device__ __forceinline__ void with_decoder(const Stage& stage, Use use) {
   if constexpr (NUMBER < 0) {
-  } else if constexpr ((CODES >> NUMBER & 1u) == 0) {
-    with_decoder<NUMBER - 1>(stage, use);
+  } else if constexpr ((OF >> NUMBER & 1u) == 0) {
+    with_decoder<OF, NUMBER - 1>(stage, use);
   } else {
     if (code_of(stage) == Code(NUMBER)) return use(Decoder<Code(NUMBER)>{});
-    with_decoder<NUMBER - 1>(stage, use);
+    with_decoder<OF, NUMBER - 1>(stage, use);
   }
 }
+
+// The codes of experts' rows, of UNIT rows to an element.
+template <int UNIT>
+constexpr int EXPERT_CODE = UNIT == 2 ? RoutedUp::code : RoutedDown::code;
+template <int UNIT>
+constexpr u32 EXPERT_CODES = EXPERT_CODE<UNIT> < 0 ? CODES : 1u << (EXPERT_CODE<UNIT> & 31);
 
 // Bytes of so many rows from the first of a row group on.
 template <class Stage>

@@ -40,7 +40,7 @@ struct ChunkShared {
   // twin/kernel/prompt.py
   static constexpr int routed =
       Experts::ANY
-          ? (2 * PASS_TOKENS * Experts::TOP_K + 4 * (Experts::COUNT + 1) + 15) / 16 * 16
+          ? (2 * (PASS_TOKENS * Entries::EACH + Entries::EXPERTS + 1) + 15) / 16 * 16
           : 0;
   static constexpr int order = bytes - routed;
   static constexpr int rows = order - facts::PASS_ROWS_BYTES;
@@ -80,7 +80,7 @@ struct SharedRows {
   // The row of the chunk's activations that a token's, or an entry's, are.
   __device__ __forceinline__ int input_of(int token) const {
     const int entry = entries[token];
-    return own_input ? entry : entry / Experts::TOP_K;
+    return own_input ? entry : entry / Entries::EACH;
   }
 
   // Places of rows, in the order in which they are multiplied, and the row at one.
@@ -261,6 +261,12 @@ struct Feeder {
   }
 };
 
+}  // namespace twin
+
+#include "cuda_coded_steps.cuh"
+
+namespace twin {
+
 // A block's rows of a stage's FP32 matrix.
 struct Rows32 {
   const u8* from;
@@ -271,7 +277,14 @@ struct Rows32 {
 
 struct Chunk {
   static constexpr int PACK = 8;
+  static constexpr int PART = TILE_TOKENS;  // of an expert's entries that all tokens have
   static constexpr bool TENSOR_PASS = Plan::tensor_pass;  // attention looks at the cache by Scan
+  static constexpr bool TENSOR_STATES = PassStates::FITS;
+  using States = PassStates;
+  template <class Core>
+  using Solving = twin::Solving<Core>;
+  template <class Core>
+  using Carrying = twin::Carrying<Core>;
   using Scan = PassScan;
   u8* shared;
   // the next stage's weights, of a plan that decodes them or has them in FP32
@@ -380,11 +393,13 @@ struct Chunk {
   // still read the rows of the stage before.
   template <class Block>
   __device__ static u8* decoded(const Block& b, const Stage& stage, int block) {
-    const bool normed =
-        stage.kind == int(StageKind::QKV) || stage.kind == int(StageKind::GATE_UP);
+    const StageKind kind = StageKind(stage.kind);
+    const bool first = kind == StageKind::QKV || kind == StageKind::GATE_UP ||
+                       kind == StageKind::DELTA_IN || kind == StageKind::CONV_IN ||
+                       kind == StageKind::SHARED_UP;
     float* const from = b.memory.prompt + b.plan.prompt_decoded;
     return reinterpret_cast<u8*>(
-        normed ? from + long(block) * b.plan.prompt_normed_floats
+        first ? from + long(block) * b.plan.prompt_normed_floats
                : from + long(b.plan.blocks) * b.plan.prompt_normed_floats +
                      long(block) * b.plan.prompt_summed_floats);
   }
@@ -436,7 +451,7 @@ struct Chunk {
     }
   }
 
-  // Logits of the tokens whose rows lie in shared memory at `x`, [tokens][COUNT]; row(expert): the
+  // Logits of the tokens whose rows lie in shared memory at `x`, [tokens][LOGITS]; row(expert): the
   // router's weights. A warp takes EXPERTS experts and all tokens at once.
   template <class Block, class Row>
   __device__ __forceinline__ static void score(Block& b, const float* x, int tokens, float* logits,
@@ -451,12 +466,12 @@ struct Chunk {
     constexpr int EXPERTS = 4, COLUMNS = 4, STEP = 32 * COLUMNS, AT_ONCE = 4;
     const int hidden = b.plan.hidden, thread = b.core.warp_thread();
 #pragma unroll 1
-    for (int first = b.core.warp() * EXPERTS; first < Experts::COUNT;
+    for (int first = b.core.warp() * EXPERTS; first < Entries::LOGITS;
          first += CONSUMER_WARPS * EXPERTS) {
       const u8* from[EXPERTS];
 #pragma unroll
       for (int e = 0; e < EXPERTS; ++e)
-        from[e] = row(first + e < Experts::COUNT ? first + e : Experts::COUNT - 1);
+        from[e] = row(first + e < Entries::LOGITS ? first + e : Entries::LOGITS - 1);
       float sum[EXPERTS][TOKENS] = {};
 #pragma unroll 1
       for (int begin = thread * COLUMNS; begin < hidden; begin += AT_ONCE * STEP) {
@@ -490,39 +505,38 @@ struct Chunk {
 #pragma unroll
         for (int t = 0; t < TOKENS; ++t) {
           const float all = b.core.warp_sum(sum[e][t]);
-          if (thread == 0 && first + e < Experts::COUNT && t < tokens)
-            logits[t * Experts::COUNT + first + e] = all;
+          if (thread == 0 && first + e < Entries::LOGITS && t < tokens)
+            logits[t * Entries::LOGITS + first + e] = all;
         }
     }
   }
 
-  // Entries, numbered token * TOP_K + place and sorted by expert; where each expert's begin.
+  // Entries, sorted by expert; where each expert's begin.
   __device__ u16* entries() const {
     return reinterpret_cast<u16*>(shared + ChunkShared::order);
   }
-  __device__ int* begins() const {
-    return reinterpret_cast<int*>(entries() + PASS_TOKENS * Experts::TOP_K);
+  __device__ u16* begins() const { return entries() + PASS_TOKENS * Entries::EACH;
   }
   template <class Block>
   __device__ __forceinline__ int entries_of(const Block&, int expert) const {
     return begins()[expert + 1] - begins()[expert];
   }
 
-  // `choices`: [tokens][experts, weights][TOP_K]. SEGMENTS threads have entries of their own, count
-  // them by expert, and write them behind those of the threads before.
+  // `choices`: [tokens][CHOICE], each token's experts first. SEGMENTS threads have entries of their
+  // own, count them by expert, and write them behind those of the threads before.
   template <class Block>
   __device__ __forceinline__ void sort(Block& b, const float* choices, int tokens) const {
-    constexpr int TOP_K = Experts::TOP_K, COUNT = Experts::COUNT,
-                  SEGMENTS = COUNT <= 128 ? CONSUMERS : COUNT <= 256 ? 128 : 64;
-    constexpr int CHOSEN = (2 * PASS_TOKENS * TOP_K + 15) / 16 * 16;
+    constexpr int EACH = Entries::EACH, COUNT = Entries::EXPERTS,
+                  SEGMENTS = COUNT <= 128 ? CONSUMERS : COUNT < 512 ? 128 : 64;
+    constexpr int CHOSEN = (2 * PASS_TOKENS * EACH + 15) / 16 * 16;
     static_assert(Plan::prompt_chunk == 1 ||
                       CHOSEN + 2 * SEGMENTS * COUNT <= facts::PASS_ROOM_BYTES,
                   "experts and tokens fit the memory of products");
-    static_assert(Plan::prompt_chunk == 1 || PASS_TOKENS * TOP_K <= 1 << 16,
+    static_assert(Plan::prompt_chunk == 1 || PASS_TOKENS * EACH < 1 << 16,
                   "an entry has 16 bits");
     u16* const chosen = reinterpret_cast<u16*>(shared);  // [entries]
     u16* const counts = chosen + CHOSEN / 2;             // [SEGMENTS][COUNT]
-    const int all = tokens * TOP_K, share = (all + SEGMENTS - 1) / SEGMENTS,
+    const int all = tokens * EACH, share = (all + SEGMENTS - 1) / SEGMENTS,
               from = me * share < all ? me * share : all,
               to = from + share < all ? from + share : all;
     b.core.barrier();  // who used the memory before has left it
@@ -533,7 +547,7 @@ struct Chunk {
 #pragma unroll
       for (int i = 0; i < AT_ONCE; ++i) {
         const int entry = first + i * CONSUMERS < all ? first + i * CONSUMERS : first;
-        got[i] = load_shared(choices + entry / TOP_K * 2 * TOP_K + entry % TOP_K);
+        got[i] = load_shared(choices + entry / EACH * Entries::CHOICE + entry % EACH);
       }
 #pragma unroll
       for (int i = 0; i < AT_ONCE; ++i)
@@ -556,14 +570,15 @@ struct Chunk {
         counts[s * COUNT + expert] = u16(sum);
         sum += count;
       }
-      begins()[expert + 1] = sum;
+      begins()[expert + 1] = u16(sum);
     }
     b.core.barrier();
     if (me == 0) {
       int sum = 0;
       begins()[0] = 0;
 #pragma unroll 4
-      for (int expert = 1; expert <= COUNT; ++expert) begins()[expert] = sum += begins()[expert];
+      for (int expert = 1; expert <= COUNT; ++expert)
+        begins()[expert] = u16(sum += begins()[expert]);
     }
     b.core.barrier();
     if (me < SEGMENTS)
@@ -588,23 +603,26 @@ struct Chunk {
                                                    const RowBatch& batch,
                                                    const u8* weights) const {
     if constexpr (CODED)
-      if (me == 0)
-        each_group(b, stage, batch, [&](int, int rows, auto lies) {
-          prefetch_weights(weights + u64(lies(0)) * UNIT_BYTES,
-                           u32(stage.expert_group * rows / stage.tile_rows) * UNIT_BYTES);
+#pragma unroll 1
+      for (int row = batch.lo + me; row < batch.hi; row += CONSUMERS)  // a thread took 5 us alone
+        group_of(b, stage, batch, row, [&](int first, int rows, auto lies) {
+          if (first == row)
+            prefetch_weights(weights + u64(lies(0)) * UNIT_BYTES,
+                             u32(stage.expert_group * rows / stage.tile_rows) * UNIT_BYTES);
         });
   }
 
   // A batch's low-bit weights as rows of the weight type, one after the other. Two warps take a
   // tile: loads of several tiles are under way together.
-  template <class Block, class Stage, class RowBatch>
+  template <int UNIT, class Block, class Stage, class RowBatch>
   __device__ __forceinline__ void decode_batch(Block& b, const Stage& stage,
                                                  const RowBatch& batch, const u8* weights) const {
     constexpr int TEAM = 64, TEAMS = CONSUMERS / TEAM;
     if constexpr (CODED) {
       const int cols = stage.expert_cols;
       u8* const to = decoded_batch(b);
-      with_decoder(stage, [&](auto decoder) {
+      with_decoder<EXPERT_CODES<UNIT>>(stage, [&](auto decoder) {
+        if constexpr (decltype(decoder)::BITS == 8) return;  // products do it
         int number = 0;
         each_group(b, stage, batch, [&](int row, int rows, auto lies) {
 #pragma unroll 1
@@ -621,14 +639,33 @@ struct Chunk {
   }
 
   // emit(entry, element, sum of its first row, sum of its last row), or of two single rows as
-  // `multiply` does, for each entry of an expert and each element of a batch of its rows. An
+  // `multiply` does, for some entries of an expert and each element of a batch of its rows. An
   // entry's input is its token's, or with one row to an element its own. Sums begin with the rows'
   // biases, where there are some.
-  template <int UNIT, class Block, class Stage, class RowBatch, class Emit>
+  template <int UNIT, class Block, class Stage, class EntryPart, class RowBatch, class Emit>
   __device__ __forceinline__ void multiply_entries(Block& b, const Stage& stage, const float* x,
-                                                   int expert, const RowBatch& batch,
+                                                   int expert, const EntryPart& part,
+                                                   const RowBatch& batch,
                                                    const u8* weights, const float* biases,
                                                    Emit emit) {
+    if constexpr (CODED && WEIGHT != Type::FP32) {
+      with_decoder<EXPERT_CODES<UNIT>>(stage, [&](auto decoder) {
+        using Of = decltype(decoder);
+        if constexpr (Of::BITS == 8)
+          multiply_codes<UNIT, Of>(b, stage, x, expert, part, batch, weights, biases, emit);
+        else
+          multiply_rows<UNIT>(b, stage, x, expert, part, batch, weights, biases, emit);
+      });
+    } else {
+      multiply_rows<UNIT>(b, stage, x, expert, part, batch, weights, biases, emit);
+    }
+  }
+  // The same of rows in 16 bits.
+  template <int UNIT, class Block, class Stage, class EntryPart, class RowBatch, class Emit>
+  __device__ __forceinline__ void multiply_rows(Block& b, const Stage& stage, const float* x,
+                                                int expert, const EntryPart& part,
+                                                const RowBatch& batch, const u8* weights,
+                                                const float* biases, Emit emit) {
     if constexpr (WEIGHT != Type::FP32) {
       constexpr int MOST = CODED ? 64 : WIDEST;  // rows together; decoded ones are few
       keep_here(me);
@@ -641,7 +678,7 @@ struct Chunk {
         all.tile_cols = CODED ? stage.expert_cols : stage.tile_cols, all.height = 8;
         all.expert_rows = CODED ? 0 : stage.expert_rows;
         all.x = reinterpret_cast<const u8*>(x), all.own_input = UNIT == 1;
-        all.entries = entries() + begins()[expert], all.tokens = entries_of(b, expert);
+        all.entries = entries() + begins()[expert] + part.first, all.tokens = part.count;
         all.biases = biases;
         all.of = TILE_TOKENS > GROUP_TOKENS && all.tokens <= GROUP_TOKENS ? GROUP_TOKENS
                                                                           : TILE_TOKENS;
@@ -649,6 +686,109 @@ struct Chunk {
       }
       b.core.barrier();
       multiply_16<UNIT, MOST>(b, [] { return true; }, emit);
+    }
+  }
+
+  // The same of codes of eight bits.
+  template <int UNIT, class Decoder, class Block, class Stage, class EntryPart, class RowBatch,
+            class Emit>
+  __device__ __forceinline__ void multiply_codes(Block& b, const Stage& stage, const float* x,
+                                                 int expert, const EntryPart& part,
+                                                 const RowBatch& batch, const u8* weights,
+                                                 const float* biases, Emit emit) {
+    keep_here(me);
+    b.core.barrier();  // who used the memory before has left it
+    if (me == 0) {
+      SharedRows& all = rows();
+      all.lo = batch.lo, all.cols = stage.expert_cols;
+      for (int m = 0; m < MEMBERS; ++m) all.end[m] = batch.hi;
+      all.x = reinterpret_cast<const u8*>(x), all.own_input = UNIT == 1;
+      all.entries = entries() + begins()[expert] + part.first, all.tokens = part.count;
+      all.biases = biases;
+      // as `arrange` does
+      const int skew = all.lo % SECTOR_ROWS;
+      all.skew = UNIT == 2 ? 0 : batch.hi - batch.lo + skew <= CodedSteps::WIDE ? skew : skew % 2;
+    }
+    b.core.barrier();
+    if (rows().tokens <= GROUP_TOKENS)
+      coded_products<UNIT, Decoder, true>(b, stage, batch, weights, emit);
+    else
+      coded_products<UNIT, Decoder, false>(b, stage, batch, weights, emit);
+  }
+
+  // SMALL: of up to 64 entries the warp groups share the rows, of more the entries.
+  template <int UNIT, class Decoder, bool SMALL, class Block, class Stage, class RowBatch,
+            class Emit>
+  __device__ __forceinline__ void coded_products(Block& b, const Stage& stage,
+                                                 const RowBatch& batch, const u8* weights,
+                                                 Emit emit) const {
+    using Of = CodedSteps;
+    constexpr int TILE = SMALL ? GROUP_TOKENS : 2 * GROUP_TOKENS,
+                  N = SMALL ? Of::WIDE / WARP_GROUPS : Of::WIDE, AHEAD = Of::ahead(SMALL),
+                  AT_ONCE = Of::AT_ONCE;
+    constexpr u32 SLOT = u32(Of::slot_bytes(SMALL));
+    const SharedRows& all = rows();
+    const int group = me / 128, steps = all.steps();
+    const u32 begin = slots(), end = begin + u32(Of::slots(SMALL)) * SLOT;
+    const auto behind = [&](u32 slot) { return slot + SLOT == end ? begin : slot + SLOT; };
+#pragma unroll 1
+    for (int first = 0; first < all.tokens; first += TILE) {
+      CodedFeeder<Decoder, Block, Stage, RowBatch> feed(b, stage, batch, all, weights, me);
+      const EntryFeeder<TILE> inputs(all, first, me);
+      u32 filled = begin, used = begin, to = end;
+      const auto ask = [&] {
+        if (feed.step < steps) {
+          inputs.ask(all, filled, feed.step);
+          feed.ask(filled, SMALL);
+          filled = behind(filled);
+        }
+        copies_sent();
+      };
+      if (first) b.core.barrier();  // the other warp group may still multiply
+#pragma unroll 1
+      for (int i = 0; i < AHEAD; ++i) ask();
+      const int token = SMALL ? first : first + group * GROUP_TOKENS, row = SMALL ? group * N : 0;
+      const bool mine = token < all.tokens;
+      float sum[N / 2];
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) sum[i] = 0.0f;
+      if constexpr (Additions::EXPERT_BIAS)
+        if (all.biases) add_biases(all, row, sum);
+#pragma unroll 1
+      for (int step = 0; step < steps; step += AT_ONCE) {
+        const u32 second = behind(used);
+        const bool two = step + 1 < steps;
+        copies_arrived<AHEAD - AT_ONCE>();
+        feed.decode(used, SMALL, to);
+        if (two) feed.decode(second, SMALL, to + u32(Of::DECODED_BYTES / AT_ONCE));
+        leave_to_copies();  // products read as bulk copies do
+        products_made<0>();  // then nobody reads what is written next
+        b.core.barrier();
+        if (mine) {
+          hold_sums(sum);
+          products_begin();
+#pragma unroll
+          for (int i = 0; i < AT_ONCE; ++i) {
+            if (i && !two) break;
+            const u64 w = swizzled_rows(to + u32(i * Of::DECODED_BYTES / AT_ONCE +
+                                                 row * STEP_BYTES)),
+                      from = swizzled_rows((i ? second : used) +
+                                           u32(SMALL ? 0 : group * GROUP_TOKENS * STEP_BYTES));
+#pragma unroll
+            for (int k = 0; k < STEP_COLUMNS / 16; ++k)
+              multiply_group<WEIGHT, N>(sum, from + k * NEXT_PRODUCT, w + k * NEXT_PRODUCT);
+          }
+          products_sent();
+          hold_sums(sum);
+        }
+        ask();
+        ask();
+        used = behind(second);
+        to = to == end ? end + u32(Of::DECODED_BYTES) : end;
+      }
+      products_made<0>();
+      hold_sums(sum);
+      if (mine) emit_sums<UNIT>(all, token, row, sum, emit);
     }
   }
 

@@ -206,6 +206,7 @@ __device__ __forceinline__ u64 now_ns() { return __builtin_readsteadycounter() *
 
 #include "coded.h"
 #include "coded_values.h"
+#include "entries.h"
 #include "head_shapes.h"
 #include "memory_vector.h"
 #include "memory_prompt.h"

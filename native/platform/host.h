@@ -273,6 +273,7 @@ inline void pause_core() {
 #include "coded.h"
 #include "coded_values.h"
 #include "one_scope.h"
+#include "entries.h"
 #include "head_shapes.h"
 #include "memory_vector.h"
 #include "memory_prompt.h"

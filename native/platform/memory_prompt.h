@@ -5,7 +5,8 @@ namespace twin {
 
 struct Chunk {
   static constexpr int PACK = 8;  // neighbours that are stored at once
-  static constexpr bool TENSOR_PASS = false;
+  static constexpr int PART = 1 << 16;  // of an expert's entries that all tokens have
+  static constexpr bool TENSOR_PASS = false, TENSOR_STATES = false;
 
   template <class Block>
   __device__ explicit Chunk(Block&) {}
@@ -69,13 +70,13 @@ struct Chunk {
     }
   }
 
-  // Logits of the tokens whose rows lie at `x`, [tokens][COUNT]; row(expert): the router's weights.
+  // Logits of the tokens whose rows lie at `x`, [tokens][LOGITS]; row(expert): the router's weights.
   template <class Block, class Row>
   __device__ static void score(Block& b, const float* x, int tokens, float* logits, Row row) {
-    for (int expert = b.core.warp(); expert < Experts::COUNT; expert += b.core.warps())
+    for (int expert = b.core.warp(); expert < Entries::LOGITS; expert += b.core.warps())
       for (int token = 0; token < tokens; ++token)
         b.core.dot_tile(row(expert), 1, b.plan.hidden, x + long(token) * b.plan.hidden,
-                        logits + token * Experts::COUNT + expert);
+                        logits + token * Entries::LOGITS + expert);
   }
 
   // Where each expert's entries begin among all, sorted; the entries follow.
@@ -88,49 +89,49 @@ struct Chunk {
     return begins(b)[expert + 1] - begins(b)[expert];
   }
 
-  // Entries, numbered token * TOP_K + place, by expert. `choices`: [tokens][experts,
-  // weights][TOP_K].
+  // Entries by expert. `choices`: [tokens][CHOICE], each token's experts first.
   template <class Block>
   __device__ void sort(Block& b, const float* choices, int tokens) {
-    constexpr int TOP_K = Experts::TOP_K;
+    constexpr int EACH = Entries::EACH;
     b.core.barrier();
     if (b.core.thread() == 0) {
       int* const begin = begins(b);
-      int* const order = begin + Experts::COUNT + 1;
+      int* const order = begin + Entries::EXPERTS + 1;
       int next = 0;
-      for (int expert = 0; expert < Experts::COUNT; ++expert) {
+      for (int expert = 0; expert < Entries::EXPERTS; ++expert) {
         begin[expert] = next;
-        for (int entry = 0; entry < tokens * TOP_K; ++entry) {
-          const float* at = choices + entry / TOP_K * 2 * TOP_K + entry % TOP_K;
+        for (int entry = 0; entry < tokens * EACH; ++entry) {
+          const float* at = choices + entry / EACH * Entries::CHOICE + entry % EACH;
           if (bits_as<int>(load_shared(at)) == expert) order[next++] = entry;
         }
       }
-      begin[Experts::COUNT] = next;
+      begin[Entries::EXPERTS] = next;
     }
     b.core.barrier();
   }
 
   template <class Block, class Stage, class RowBatch>
   __device__ void prefetch_batch(Block&, const Stage&, const RowBatch&, const u8*) const {}
-  template <class Block, class Stage, class RowBatch>
+  template <int UNIT, class Block, class Stage, class RowBatch>
   __device__ void decode_batch(Block&, const Stage&, const RowBatch&, const u8*) const {}
 
-  // emit(entry, element, sum of its first row, sum of its last row) for each entry of an expert and
+  // emit(entry, element, sum of its first row, sum of its last row) for some entries of an expert and
   // each element of a batch of its rows. An entry's input is its token's, or with one row to an
   // element its own. Sums begin with the rows' biases, where there are some.
-  template <int UNIT, class Block, class Stage, class RowBatch, class Emit>
+  template <int UNIT, class Block, class Stage, class EntryPart, class RowBatch, class Emit>
   __device__ void multiply_entries(Block& b, const Stage& stage, const float* x, int expert,
-                                   const RowBatch& batch, const u8* weights, const float* biases,
+                                   const EntryPart& part, const RowBatch& batch, const u8* weights, const float* biases,
                                    Emit emit) {
     const int* const begin = begins(b);
-    const int* const order = begin + Experts::COUNT + 1;
-    const int cols = stage.expert_cols, end = begin[expert + 1];
+    const int* const order = begin + Entries::EXPERTS + 1;
+    const int cols = stage.expert_cols, first = begin[expert] + part.first,
+              end = first + part.count;
     float* const mine = b.scratch + b.core.warp() * 2 * stage.tile_rows;
     float* const tile = mine + stage.tile_rows;
     each_group(b, stage, batch, [&](int row, int rows, auto place) {
-      for (int at = begin[expert] + b.core.warp(); at < end; at += b.core.warps()) {
+      for (int at = first + b.core.warp(); at < end; at += b.core.warps()) {
         const int entry = order[at];
-        const float* from = x + long(UNIT == 1 ? entry : entry / Experts::TOP_K) * cols;
+        const float* from = x + long(UNIT == 1 ? entry : entry / Entries::EACH) * cols;
         for (int r = b.core.warp_thread(); r < rows; r += b.core.warp_threads())
           mine[r] = biases ? biases[row + r] : 0.0f;
         b.core.warp_sync();

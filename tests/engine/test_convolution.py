@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from tests.engine.small_engine import LLAMA, TOKENS, engine, error, expected, planned
+from tests.engine.test_prompt_chunks import CHUNK, LENGTHS
+from tests.engine.test_prompt_chunks import error as passes_error
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.layers import Layer
 from twin.models.mixers import GroupedAttention, ShortConvolution
@@ -150,9 +152,26 @@ def test_the_engine_opens_no_convolution_that_does_not_look_back() -> None:
     assert spec.runnable_reason() is not None
 
 
-def test_prompts_are_read_by_steps() -> None:
-    plan = planned(convolved(), prompt_chunk=16)
-    assert plan.options.prompt_chunk == 1
-    with engine(plan) as running:
-        found = running.logits(TOKENS[-2:], after=TOKENS[:-2])
-    assert np.abs(found - expected(plan, TOKENS)[-2:]).max() < 1e-4
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"blocks": 64, "prompt_chunk": 1 + CHUNK},
+        {"gpus": 2, "blocks": 3},
+        {"execution": Execution.GRAPH, "prompt_chunk": 2},
+        {"gpus": 2, "execution": Execution.LAUNCHES, "collective": CollectiveKind.LIBRARY},
+    ],
+    ids=str,
+)
+def test_passes_carry_histories_on_as_steps_do(more: dict[str, Any]) -> None:
+    plan = planned(convolved(), **({"prompt_chunk": CHUNK} | more))
+    prove(plan)
+    assert passes_error(plan, LENGTHS) < 1e-5
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("conv", [2, 5])
+def test_passes_shorter_than_a_history_leave_the_rest_of_it(conv: int) -> None:
+    plan = planned(convolved(replace(CONVOLUTION, conv=conv)), prompt_chunk=3)
+    assert passes_error(plan, (7, 8, 9)) < 1e-5

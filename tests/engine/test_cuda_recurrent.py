@@ -25,7 +25,7 @@ from twin.models.layers import Layer
 from twin.models.load import from_config, load_model
 from twin.models.mixers import DeltaNet, GroupedAttention
 from twin.models.quantized import requantized
-from twin.models.spec import DType, ModelSpec
+from twin.models.spec import DType, ModelSpec, Rope
 from twin.plan.types import HandOffKind, Sampling
 
 pytestmark = gpu
@@ -33,6 +33,7 @@ pytestmark = gpu
 # as many columns for output projections as attention has heads' outputs
 STATES = replace(DELTA, value_dim=8)
 BF16 = {"weight_dtype": DType.BF16, "kv_dtype": DType.BF16}
+PASSES_BOUND = 5e-2  # a rounding may decide a choice otherwise
 
 
 @pytest.mark.parametrize(
@@ -210,3 +211,82 @@ def test_a_request_begins_with_empty_states() -> None:
         running.generate(TOKENS[::-1], max_tokens=9)
         again = running.generate(TOKENS[:5], max_tokens=20, reuse=True)
         assert (again.tokens, again.kept) == (first, 0)
+
+
+# ---- prompts in passes ---------------------------------------------------------------------------
+
+HEADS_16 = GroupedAttention(heads=8, kv_heads=4, head_dim=16, qk_norm=True, output_gate=True)
+STATES_16 = DeltaNet(key_heads=2, key_dim=32, value_heads=4, value_dim=32, conv=4)
+
+
+def carried(delta: DeltaNet = STATES_16, feed: ExpertFeed | DenseFeed = SHARED) -> ModelSpec:
+    """Heads and states that tensor cores take: gated attention among states, the last one behind
+    it.
+    """
+    layers = (Layer(delta, feed), Layer(HEADS_16, feed), Layer(delta, DenseFeed(width=64)))
+    return replace(
+        recurrent(), layers=3, windows=(0,) * 3, layout=layers, head_dim=16, context=1100
+    )
+
+
+def published_states() -> ModelSpec:
+    """Of the published shape, four items a head; heads of 256 elements, of which 64 are rotated; a
+    shared expert that every token visits.
+    """
+    delta = DeltaNet(key_heads=16, key_dim=128, value_heads=32, value_dim=128, conv=4)
+    attention = GroupedAttention(heads=16, kv_heads=2, head_dim=256, qk_norm=True, output_gate=True)
+    feed = replace(SHARED, experts=64, top_k=8, width=64, shared_width=64)
+    layers = (Layer(delta, feed), Layer(attention, feed), Layer(delta, DenseFeed(width=512)))
+    return replace(
+        recurrent(), layers=3, windows=(0,) * 3, layout=layers, hidden=512, heads=16, kv_heads=2,
+        head_dim=256, rope=Rope(1e4, rotated=64), context=1100,
+    )  # fmt: skip
+
+
+def published_channels() -> ModelSpec:
+    base = load_model("lfm2.5-1.2b")
+    return replace(base, layers=3, windows=(0,) * 3, layout=base.layout[1:4], vocab=512)
+
+
+IN_PASSES: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
+    "convolutions": (convolved(), {"blocks": 20, "prompt_chunk": 64}),
+    "convolutions and biases": (convolved(feed=test_choice_bias.FEED), {"prompt_chunk": 16}),
+    "published channels": (published_channels(), {"blocks": 132, "slot_bytes": 16384}),
+    "states": (carried(), {"blocks": 5}),
+    "dense": (carried(feed=DenseFeed(width=64)), {"blocks": 20, "handoff": HandOffKind.COUNTER}),
+    "always chosen": (carried(feed=replace(SHARED, shared_width=40)), {"blocks": 7}),
+    "few columns": (carried(replace(STATES_16, key_dim=16)), {"blocks": 13}),
+    "published states": (published_states(), {"blocks": 132, "slot_bytes": 16384}),
+    "low-bit states": (
+        requantized(
+            carried(feed=replace(SHARED, width=48, shared_width=96)), format_named("fp8-128x128")
+        ),
+        {"blocks": 5, "slot_bytes": 4096},
+    ),
+}
+LENGTHS = (1, 63, 64, 65, 200, 515)
+
+
+@pytest.mark.parametrize("name", IN_PASSES)
+def test_prompts_in_passes_are_those_read_by_steps(name: str) -> None:
+    """And the reference's, after short ones; tokens, and bits, are the same every time."""
+    spec, chosen = IN_PASSES[name]
+    chosen = {"slot_bytes": 1024, "prompt_chunk": 128, "max_context": 600} | BF16 | chosen
+    found = []
+    prompt = [int(t) for t in np.random.default_rng(2).integers(0, spec.vocab, max(LENGTHS) + 2)]
+    for chunk in (chosen["prompt_chunk"], 1):
+        plan = checked(spec, **(chosen | {"prompt_chunk": chunk}))
+        assert plan.options.prompt_chunk == chunk
+        with CudaEngine(plan, weights_of(plan)) as running:
+            found.append({n: running.logits(prompt[n : n + 2], after=prompt[:n]) for n in LENGTHS})
+            made = [running.generate(prompt[:200], max_tokens=12) for _ in range(3)]
+            again = running.logits(prompt[200:202], after=prompt[:200])
+        assert len({tuple(one.tokens) for one in made}) == 1
+        assert np.array_equal(again, found[-1][200])
+    passes, steps = found
+    wanted = expected(plan, prompt[:67])
+    largest = np.abs(wanted).max()
+    for n in LENGTHS:
+        assert np.abs(passes[n] - steps[n]).max() < PASSES_BOUND * largest, n
+        if n + 2 <= len(wanted):
+            assert np.abs(passes[n] - wanted[n : n + 2]).max() < PASSES_BOUND * largest, n

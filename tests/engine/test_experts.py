@@ -183,11 +183,6 @@ def test_kinds_of_shared_experts(spec: ModelSpec) -> None:
         assert error(plan) < 1e-5
 
 
-def test_shared_experts_read_prompts_by_steps() -> None:
-    assert planned(routed(SHARED), prompt_chunk=4).options.prompt_chunk == 1
-    assert planned(routed(), prompt_chunk=4).options.prompt_chunk == 4
-
-
 def test_shared_experts_give_the_same_bits_in_every_run_and_the_references_tokens() -> None:
     plan = planned(routed(SHARED), blocks=4)
     weights = random_weights(routed(SHARED), SEED, DType.FP32)

@@ -28,6 +28,8 @@ from tests.engine.small_engine import (
     small_weights,
 )
 from tests.engine.test_packed_experts import write_safetensors
+from tests.engine.test_prompt_chunks import CHUNK, LENGTHS, PROMPT
+from tests.engine.test_prompt_chunks import error as passes_error
 from twin.engine.host import HostEngine
 from twin.engine.weights import format_of, open_checkpoint, random_weights
 from twin.errors import ConfigError
@@ -175,8 +177,31 @@ def test_nothing_is_kept_of_a_request_for_the_next_one() -> None:
         assert again.tokens == fresh.generate(second, max_tokens=4).tokens
 
 
-def test_prompts_are_read_by_steps() -> None:
-    assert planned(recurrent(), prompt_chunk=16).options.prompt_chunk == 1
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"blocks": 35},  # blocks without an item
+        {"gpus": 2, "blocks": 3},
+        {"execution": Execution.GRAPH, "prompt_chunk": 3},  # shorter than a convolution's history
+        {"gpus": 2, "execution": Execution.LAUNCHES, "collective": CollectiveKind.LIBRARY},
+    ],
+    ids=str,
+)
+def test_passes_carry_states_on_as_steps_do(more: dict[str, Any]) -> None:
+    plan = planned(recurrent(), **({"prompt_chunk": CHUNK} | more))
+    prove(plan)
+    assert passes_error(plan, LENGTHS) < 1e-5
+
+
+def test_a_prompt_goes_on_where_the_passes_end() -> None:
+    plan = planned(recurrent(), blocks=4, prompt_chunk=CHUNK)
+    wanted = Reference(plan, small_weights(recurrent(), DType.FP32)).generate(PROMPT[:20], 8)
+    with engine(plan) as running:
+        running.generate(PROMPT[:33], max_tokens=2)
+        made = running.generate(PROMPT[:20], max_tokens=8)
+        assert (made.tokens, len(made.pass_ns)) == (wanted, 2)
 
 
 # ---- planted faults ------------------------------------------------------------------------------

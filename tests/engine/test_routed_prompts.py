@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine import test_choice_bias, test_coded_experts
 from tests.engine import test_cuda_engine as on_gpu
 from tests.engine.small_engine import SEED, engine, planned, sanitized
 from tests.engine.test_coded_experts import coded, model
 from tests.engine.test_coded_prompts import GPU_LENGTHS, gpu_plan, long_prompt_error
-from tests.engine.test_experts import FEED, Tied, routed
+from tests.engine.test_convolution import convolved
+from tests.engine.test_experts import FEED, MANY, SHARED, Tied, routed
 from tests.engine.test_gpt_oss import model as gpt_oss
 from tests.engine.test_prompt_chunks import (
     CHUNK,
@@ -56,6 +58,7 @@ from twin.proof.prove import prove, violations
 from twin.reference.step import Reference
 from twin.schedule.choose import schedule_of
 from twin.schedule.options import plan_for
+from twin.schedule.passes import eight_bits
 
 FEW = ("int4-g32-zp", "mxfp4", "nvfp4")
 
@@ -67,6 +70,15 @@ def mixtral() -> ModelSpec:
 
 
 FAMILIES = {"qwen3_moe": routed(), "mixtral": mixtral(), "gpt_oss": gpt_oss()}
+# experts that every token visits: next to routed ones, or chosen as they are; biases of the choice
+VISITED = {
+    "shared": routed(SHARED),
+    "shared, without a gate": routed(replace(SHARED, shared_gate=False, shared_width=264)),
+    "always chosen": routed(replace(SHARED, shared_width=40)),
+    "two always chosen": routed(replace(MANY, shared_width=80, shared_gate=False)),
+    "chosen by a bias": convolved(feed=test_choice_bias.FEED),
+    "both": convolved(feed=replace(test_choice_bias.FEED, shared_width=56, experts=9)),
+}
 
 
 def chunked(spec: ModelSpec, **chosen: Any) -> Plan:
@@ -84,6 +96,21 @@ def chunked(spec: ModelSpec, **chosen: Any) -> Plan:
 def test_passes_fill_the_cache_as_steps_do(name: str) -> None:
     """Prompts shorter than a pass, as long as one or several, and longer."""
     assert error(chunked(FAMILIES[name]), LENGTHS) < 1e-5
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("more", [{"blocks": 5}, {"gpus": 2, "blocks": 3}], ids=str)
+@pytest.mark.parametrize("name", VISITED)
+def test_passes_visit_the_experts_of_steps(name: str, more: dict[str, Any]) -> None:
+    assert error(chunked(VISITED[name], **more), (20, 33)) < 1e-5
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", coded_names(FEW))
+def test_shared_experts_of_few_bits_are_read_in_passes(name: str) -> None:
+    plan = test_coded_experts.shared(name, prompt_chunk=CHUNK, blocks=5)
+    prove(plan)
+    assert error(plan, (5, 20)) < 1e-5
 
 
 PLANS: list[dict[str, Any]] = [
@@ -264,7 +291,7 @@ def test_batches_have_every_row_of_an_expert_once(name: str) -> None:
         assert stage.matrix is not None
         assert rows <= 256
         assert rows * count >= stage.matrix.rows > rows * (count - 1) * 0.9
-        if plan.coded:
+        if plan.coded and not eight_bits(plan):
             assert rows * stage.matrix.cols // 2 <= sizes["prompt_normed_floats"]
 
 

@@ -28,7 +28,9 @@ enum class Type : int { FP32, BF16, FP16 };
 constexpr Type WEIGHT = Type::STORED, KV = WEIGHT;
 constexpr int CONSUMER_WARPS = 8, CONSUMERS = 32 * CONSUMER_WARPS, HEAD_DIM = 64, PAGE_BYTES = 4096,
               UNIT_BYTES = facts::UNIT_BYTES;
-enum class StageKind { QKV, GATE_UP, O_PROJ, DOWN, ROUTER, ROUTED_UP, ROUTED_DOWN };
+enum class StageKind {
+  QKV, GATE_UP, O_PROJ, DOWN, ROUTER, ROUTED_UP, ROUTED_DOWN, DELTA_IN, CONV_IN, SHARED_UP
+};
 #ifdef CODED_AS
 constexpr bool CODED = true;
 constexpr u32 CODES = CODED_AS;
@@ -45,7 +47,14 @@ constexpr int CODED_PACK = 0;
 #endif
 struct Experts {
   static constexpr bool ANY = HELD > 0;
-  static constexpr int COUNT = ANY ? HELD : 1, TOP_K = CHOICES;
+  static constexpr int COUNT = ANY ? HELD : 1, TOP_K = CHOICES, VISITED = CHOICES;
+};
+struct RoutedUp {
+  static constexpr int code = -1;  // any
+};
+using RoutedDown = RoutedUp;
+struct NonRouted {
+  static constexpr bool GATED = false;
 };
 struct Additions {
   static constexpr bool EXPERT_BIAS = Experts::ANY;
@@ -56,7 +65,14 @@ struct Plan {
   static constexpr int prompt_bytes = 224 * 1024;
   static constexpr bool tensor_pass = false;
 };
-struct PassScan {};  // attention of a pass is not compiled here
+struct PassScan {};  // attention of a pass is not compiled here, nor are recurrent states
+struct PassStates {
+  static constexpr bool FITS = false;
+};
+template <class Core>
+struct Solving;
+template <class Core>
+struct Carrying;
 struct uint2 {
   u32 x, y;
 };
@@ -150,6 +166,7 @@ struct Copy {
   u32 to;
   const u8* from;
   bool there;
+  int bytes;
 };
 
 Machine* machine;
@@ -162,8 +179,13 @@ thread_local std::vector<Copy> pending;
 u32 shared_address(const void* at) { return u32(static_cast<const u8*>(at) - machine->shared); }
 u64 read_once() { return 0; }
 u64 read_again() { return 0; }
-void copy_weights(u32 to, const u8* from, bool there, u64) { pending.push_back({to, from, there}); }
-void copy_activations(u32 to, const u8* from, bool there) { pending.push_back({to, from, there}); }
+void copy(u32 to, const u8* from, bool there, int bytes) {
+  if (to % bytes || u64(from) % bytes) abort();
+  pending.push_back({to, from, there, bytes});
+}
+void copy_weights(u32 to, const u8* from, bool there, u64) { copy(to, from, there, 16); }
+void copy_activations(u32 to, const u8* from, bool there) { copy(to, from, there, 16); }
+void copy_word(u32 to, const u8* from, bool there) { copy(to, from, there, 4); }
 void copies_sent() {
   sent.push_back(pending);
   pending.clear();
@@ -171,12 +193,19 @@ void copies_sent() {
 void copies_arrived(int left) {
   for (; int(sent.size()) > left; sent.pop_front())
     for (const Copy& copy : sent.front())
-      copy.there ? memcpy(machine->shared + copy.to, copy.from, 16)
-                 : memset(machine->shared + copy.to, 0, 16);
+      copy.there ? memcpy(machine->shared + copy.to, copy.from, size_t(copy.bytes))
+                 : memset(machine->shared + copy.to, 0, size_t(copy.bytes));
 }
 template <int LEFT>
 void copies_arrived() {
   copies_arrived(LEFT);
+}
+void load_four(u32 at, u32* to) { memcpy(to, machine->shared + at, 16); }
+void store_four(u32 at, const u32 (&from)[4]) { memcpy(machine->shared + at, from, 16); }
+float load_float(u32 at) {
+  float value;
+  memcpy(&value, machine->shared + at, 4);
+  return value;
 }
 void prefetch_weights(const u8*, u32) {}
 void leave_to_copies() {}
@@ -261,6 +290,7 @@ void four_e4m3(u32 word, float (&out)[4]) {
 }  // namespace twin
 
 #include "../../native/platform/cuda_decode.cuh"
+#include "../../native/platform/entries.h"
 #include "../../native/platform/cuda_prompt.cuh"
 
 #include "../../native/monokernel/row_batches.cuh"
@@ -409,7 +439,7 @@ extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int
 #if HELD
 
 // A routed stage of all blocks. `x` is [tokens][cols], or, with one row to an element, an input for
-// each entry; `choices` [tokens][experts, weights][CHOICES]. `shape`: rows and columns of an
+// each entry; `choices` [tokens][Entries::CHOICE]. `shape`: rows and columns of an
 // expert, columns and rows of a tile, units of an expert, of a whole row group, and between blocks;
 // `spans` as above, of each block's rows in an expert. `first`, `last`: sums of each element's
 // rows, [entries][elements], added to what is there: each is made once.

@@ -66,8 +66,8 @@ def check(
     inputs = tokens if unit == 2 else len(entries)
     x = rng.standard_normal((inputs, matrix.cols)).astype(np.float32).astype(STORED[dtype])
     biases = rng.standard_normal((EXPERTS, matrix.rows)).astype(np.float32)
-    said = np.zeros((tokens, 2, CHOSEN), np.float32)
-    said[:, 0] = chosen.view(np.float32)
+    said = np.zeros((tokens, 2 * CHOSEN + 1), np.float32)
+    said[:, :CHOSEN] = chosen.view(np.float32)
     sums = np.zeros((2, len(entries), matrix.rows // unit), np.float32)
     spans = np.array(matrix.owned or [(0, 0)], np.int32)
     blocks = len(matrix.owned) or 3

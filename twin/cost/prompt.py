@@ -10,6 +10,9 @@ second-level cache at the cache's, weights and activations of every batch of row
 between two barriers one after the other: whichever takes longest. Loads of numbers that other
 blocks wrote cost a second-level cache's latency for each round of them, which grows with the
 stream's share of the ceiling.
+
+What carries states through a pass is derived, not fitted: its bytes at the second-level cache's
+rate, or its products at the tensor cores' rate of TF32.
 """
 
 from __future__ import annotations
@@ -28,20 +31,24 @@ from twin.plan.catalogue import ROWS
 from twin.plan.types import Attention, Matrix, Parts, Plan, Read, Routed, Stage, StageKind
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.choose import schedule_of
+from twin.schedule.pass_memory import STATE_TOKENS
 from twin.schedule.passes import (
-    DECODED_ROWS,
-    ROUTED_ROWS,
     SCAN_POSITIONS,
     SCAN_ROWS,
     STEP_COLUMNS,
     Passes,
     PassStage,
     batch_of,
+    batch_rows,
+    eight_bits,
     experts_used,
     scan_positions,
     sharing,
 )
 
+# stages that multiply what another's norm has left
+FINDS_NORMED = (StageKind.DELTA_GATES, StageKind.SHARED_UP)
+CONVOLVED_ROUNDS = 10  # of loads that a thread waits for: taps, what is kept, tokens one by one
 GATHERED = 8  # neighbouring numbers of a norm that a thread loads at once
 PARTS_AT_ONCE = 2  # of a residual read, whose loads are under way together
 # numbers that a thread loads at once, and how many such loads of keys, values, queries it has under
@@ -52,6 +59,9 @@ HEADS_AT_ONCE = 4  # of a token, whose loads are under way together
 # a router's logits: experts and columns of a warp's step, whose loads are under way together
 SCORED_EXPERTS, SCORED_COLUMNS = 4, 512
 ENTRIES_AT_ONCE, SUMMED_AT_ONCE, SUMMED_COLUMNS = 8, 4, 8
+# products of TF32 that a block's tensor cores make in the time of one FP32 product of its threads:
+# 512 and 128 a cycle of a Hopper's SM (derived)
+TF32_PRODUCTS = 4
 POSITIONS = 4  # of a thread, in a warp's look for one query head without tensor cores
 # the load that slows a pass depends on its time; it settles to 0.1 % in as many
 UTILISATION_ROUNDS = 4
@@ -168,6 +178,7 @@ class _Passes:
         """
         used = experts_used(routed, tokens)
         entries = tokens * routed.top_k / used  # of an expert
+        chosen = tokens * (routed.top_k - routed.always) / (used - routed.always)
         if not self.tensor_cores:  # entry by entry
             share = used * matrix.rows / self.plan.blocks
             size, weights = self._stored(matrix, share), share * matrix.cols
@@ -181,21 +192,30 @@ class _Passes:
             )
         own = max(1, round(used * one.batches / self.plan.blocks + 0.5))  # of a block, at most
         start = self.prompt.start_cycles.value / self.hz + self.latency
-        return own * (start + self._batch_s(matrix, one.rows, entries))
+        each = self._batch_s(matrix, one.rows, chosen)
+        # blocks take batches in turn: some have those that all tokens visit next to others
+        long = -(-routed.always * one.batches // self.plan.blocks)
+        more = long * (self._batch_s(matrix, one.rows, tokens) - each) if routed.always else 0.0
+        return own * (start + each) + more
 
     def _batch_s(self, matrix: Matrix, rows: int, entries: float) -> float:
         """Seconds for so many rows of an expert. Low-bit weights come towards the block while it
-        multiplies the batch before, and are decoded within the second-level cache.
+        multiplies the batch before, and are decoded within the second-level cache; those of eight
+        bits step by step in shared memory.
         """
         resident = self.plan.blocks * self.plan.ranks_per_gpu
         streamed, decoded = self._stored(matrix, rows) / self.stream, 0.0
         together = 64 if entries <= 64 else 128
-        wide, at_once = batch_of(rows, together, DECODED_ROWS if self.plan.coded else ROUTED_ROWS)
+        by_steps = self.plan.coded and eight_bits(self.plan)  # decoded in shared memory
+        wide, at_once = batch_of(rows, together, batch_rows(self.plan))
         batches = -(-rows // wide) * max(1.0, entries / together)
         steps = batches * -(-matrix.cols // STEP_COLUMNS)
         fetched = steps * 2 * STEP_COLUMNS * (min(wide, rows) + min(entries, together))
-        if self.plan.coded:
-            weights = rows * matrix.cols
+        weights = rows * matrix.cols
+        if by_steps:
+            fetched -= weights
+            decoded = weights * self.prompt.decode_cycles.value / self.hz
+        elif self.plan.coded:
             decoded = weights * self.prompt.decode_cycles.value / self.hz + self.latency
             made = weights * self.plan.options.weight_dtype.bytes
             fetched += made
@@ -274,7 +294,9 @@ class _Passes:
                 "barriers": (1 + down) * self._barrier_s(),
                 "sums": self._sum_s(stage.routed, own) if down else 0.0,
             }
-        normed = bool(ROWS[stage.kind].norm)
+        if stage.kind is StageKind.DELTA:
+            return {"barriers": 3 * self._barrier_s(), "states": self._states_s(stage, tokens)}
+        normed = bool(ROWS[stage.kind].norm) and stage.kind not in FINDS_NORMED
         waits = {"barriers": (1 + normed) * self._barrier_s()}
         if normed:
             waits["norms"] = self._norm_s(stage, own)
@@ -282,6 +304,9 @@ class _Passes:
             start = self.prompt.start_cycles.value / self.hz if self.tensor_cores else 0.0
             # the rest comes while the first products are made
             waits["starts"] = start + self.latency
+            if stage.kind is StageKind.CONV_IN:
+                waits["barriers"] += self._barrier_s()
+                waits["states"] = self._convolve_s(stage.matrix, tokens)
         else:
             waits["attention"] = self._attention_s(stage, first, tokens)
         return waits
@@ -305,6 +330,47 @@ class _Passes:
         return (
             max(rounds * loads * self.latency, 4 * elements / self.cache)
             + self.kernel.stage_s.value
+        )
+
+    def _convolve_s(self, matrix: Matrix, tokens: int) -> float:
+        """A block's share of the rows of all channels, and of what becomes of them."""
+        elements = matrix.rows * tokens / self.plan.blocks
+        if not self.tensor_cores:
+            return elements * self.kernel.element_s.value
+        return max(5 * elements / self.cache, CONVOLVED_ROUNDS * self.latency)
+
+    def _states_s(self, stage: Stage, tokens: int) -> float:
+        """Recurrent states of a block: what tokens write solved for, states carried on, outputs
+        normed; cuda_delta.cuh.
+        """
+        plan, scan = self.plan, stage.scan
+        assert plan.spec is not None
+        kind = plan.spec.recurrence
+        assert kind is not None
+        assert scan is not None
+        items = -(-scan.items // plan.blocks)
+        keys, columns, values = kind.key_dim, scan.page, kind.value_dim
+        outputs = scan.heads * values * tokens / plan.blocks
+        if not self.tensor_cores:  # two products and an update of a state for each token
+            return (3 * items * tokens * keys * columns + outputs) * self.kernel.element_s.value
+        chunk = min(tokens, STATE_TOKENS)
+        chunks, rate = (
+            -(-tokens // STATE_TOKENS),
+            TF32_PRODUCTS * self.prompt.block_multiply_adds.value,
+        )
+        rounds = -(-chunks * (scan.heads // kind.per_key) // plan.blocks)
+        solved = STATE_TOKENS**2 * (keys + kind.per_key * (values + keys) * 5 / 8)
+        carried = STATE_TOKENS * columns * (3 * keys + STATE_TOKENS / 2)
+        moved = 4 * chunk * (4 * keys + kind.per_key * (2 * values + keys + STATE_TOKENS / 2))
+        brought = 4 * chunk * (3 * keys + STATE_TOKENS + 2 * columns)
+        latencies = (2 + kind.per_key) * self.latency
+        return (
+            rounds * (latencies + max(moved / self.cache, solved / rate / self.hz))
+            + items
+            * chunks
+            * (2 * self.latency + max(brought / self.cache, carried / rate / self.hz))
+            + 2 * self.latency
+            + 10 * outputs / self.cache
         )
 
     def _score_s(self, stage: Stage, tokens: int) -> float:

@@ -93,6 +93,10 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "PROBED_FLOATS": (PROBED_FLOATS, "what threads found in the buckets wanted"),
     "PASS_STEP_COLUMNS": (passes.STEP_COLUMNS, "of a step of a pass's product"),
     "PASS_TILE_TOKENS": (passes.TILE_TOKENS, "of a block at a time"),
+    "PASS_BEGINS_BYTES": (pass_memory.BEGINS_BYTES, "where a thread's rows of 16 bits begin"),
+    "CODED_STEP_ROWS": (passes.EIGHT_BIT_ROWS, "of an expert that a block decodes by steps"),
+    "STATE_TOKENS": (pass_memory.STATE_TOKENS, "that carry a recurrent state on together"),
+    "STATE_ROWS": (pass_memory.STATE_ROWS, "of a product of such states"),
     "PASS_MOST_STEPS": (pass_memory.MOST_STEPS, "of a product in shared memory"),
     "PASS_ROOM_BYTES": (pass_memory.ROOM_BYTES, "of steps in shared memory"),
     "PASS_ROWS_BYTES": (

@@ -17,6 +17,7 @@ import numpy as np
 
 from twin.kernel import experts
 from twin.kernel.fields import CODED_FIELDS, FIELDS, FLOATS, STAGE_EXTRAS
+from twin.kernel.prompt import OTHER_COLUMNS
 from twin.kernel.runs import runs
 from twin.kernel.sizes import OTHER
 from twin.kernel.tables import Layout, layout
@@ -54,6 +55,7 @@ ABSENT_FIELDS = dict.fromkeys(STAGE_EXTRAS, -1) | dict.fromkeys(
 )
 ABSENT_SIZES = (
     *("choice", "kept", "channels", "held", "whole", "whole_units"),
+    *(f"prompt_{name}" for name in OTHER_COLUMNS),
     *(f"other_{name}" for name in (*OTHER, "kv_items", "scan_heads", "cache_tile", "tensor_scan")),
     *(
         f"{name}_{what}"

@@ -4,16 +4,21 @@ twin/schedule/passes.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import field
 
 from twin.frozen import frozen
-from twin.models.feeds import ExpertFeed
 from twin.plan.catalogue import ROWS
 from twin.plan.types import MOST_WARPS, Plan, Stage, StageKind
 from twin.schedule.block import LINE_FLOATS, up
-from twin.schedule.pass_memory import attention_bytes, routing_floats
-from twin.schedule.passes import Passes
+from twin.schedule.pass_memory import STATE_TOKENS, attention_bytes, routing_floats
+from twin.schedule.passes import Passes, eight_bits
 from twin.schedule.types import Schedule
+
+# What few models have, FP32: of a mixer that carries a state, rows of its matrix or outputs of its
+# states; what is solved for before states are carried on (`Solved` in cuda_delta.cuh); what shared
+# experts make, [tokens][hidden]
+OTHER_COLUMNS = ("mixed", "solved", "shared")
 
 
 @frozen(kw_only=True)
@@ -35,22 +40,26 @@ class Prompt:
     decoded: int = 0
     normed_floats: int = 0
     summed_floats: int = 0
-    # experts: of each token, [experts, weights][top_k]; a layer's router, [rows][hidden] of the
-    # weight type; what each entry's down projection makes, [tokens][top_k][hidden] FP32
+    # experts: of each token, [experts, weights][visited] and the gate of shared ones; a layer's
+    # router, [rows][hidden] of the weight type; what each entry's down projection makes,
+    # [tokens][visited][hidden] FP32
     choices: int = 0
     router: int = 0
     entries: int = 0
     order: int = 0  # a CPU's, in a block's scratch: entries sorted by expert
-    # of a GPU's memory during passes: decoded rows, and what experts take besides
+    # of OTHER_COLUMNS that a plan has
+    others: Mapping[str, int] = field(default_factory=dict)
+    # of a GPU's memory during passes: decoded rows, and what experts and OTHER_COLUMNS take besides
     decoded_bytes: int = 0
     routed_bytes: int = 0
+    other_bytes: int = 0
 
     @property
     def gpu_bytes(self) -> int:
         """Of a GPU's memory, besides what the plan counts: where passes decode weights, and what
-        they keep of experts.
+        they keep of experts and of mixers that carry a state.
         """
-        return self.decoded_bytes + self.routed_bytes
+        return self.decoded_bytes + self.routed_bytes + self.other_bytes
 
 
 def prompt_of(schedule: Schedule) -> Prompt:
@@ -62,9 +71,10 @@ def prompt_of(schedule: Schedule) -> Prompt:
     if passes.tensor:
         own = plan.kernel_attention()
         columns["queries"] = own.heads * own.head_dim
-    feed = plan.kernel_experts
-    if feed:
-        columns |= {"choices": 2 * feed.top_k, "entries": feed.top_k * plan.shard.hidden}
+    if plan.visited:
+        visited = plan.visited.top_k
+        columns |= {"choices": 2 * visited + 1, "entries": visited * plan.shard.hidden}
+    columns |= _other_columns(plan, passes)
     names = [_row(plan, plan.stages[value.stage]) for value in plan.values]
     columns |= {name: width for name, width in names if name}
     at, offsets = 0, {"": -1}
@@ -78,7 +88,8 @@ def prompt_of(schedule: Schedule) -> Prompt:
         routers = up(max(rows, default=0) * size // 4, LINE_FLOATS)
     router, decoded = at, at + routers
     normed, summed = _decoded_floats(plan, passes)
-    chip, order = _chip_floats(plan, feed)
+    chip, order = _chip_floats(plan)
+    others = {name: offsets[name] for name in OTHER_COLUMNS if name in offsets}
     return Prompt(
         floats=decoded + plan.blocks * (normed + summed),
         residual=offsets["residual"],
@@ -94,6 +105,8 @@ def prompt_of(schedule: Schedule) -> Prompt:
         router=router,
         entries=offsets.get("entries", 0),
         order=order,
+        others=others,
+        other_bytes=4 * plan.ranks_per_gpu * _floats(columns, others, passes.chunk),
         decoded_bytes=4 * plan.ranks_per_gpu * plan.blocks * (normed + summed),
         routed_bytes=4 * plan.ranks_per_gpu * (_routed_floats(columns, passes.chunk) + routers),
     )
@@ -101,11 +114,32 @@ def prompt_of(schedule: Schedule) -> Prompt:
 
 def _routed_floats(columns: Mapping[str, int], chunk: int) -> int:
     """Of a chunk's tokens, what only experts have; `columns` of each value by name."""
-    own = (columns.get(name, 0) for name in ("choices", "entries", StageKind.ROUTED_UP.value))
-    return chunk * sum(up(width, LINE_FLOATS) for width in own)
+    return _floats(columns, ("choices", "entries", StageKind.ROUTED_UP.value), chunk)
 
 
-def _chip_floats(plan: Plan, feed: ExpertFeed | None) -> tuple[int, int]:
+def _floats(columns: Mapping[str, int], names: Iterable[str], chunk: int) -> int:
+    return chunk * sum(up(columns.get(name, 0), LINE_FLOATS) for name in names)
+
+
+def _other_columns(plan: Plan, passes: Passes) -> dict[str, int]:
+    """OTHER_COLUMNS that a plan has, and their floats a token."""
+    found: dict[str, int] = {}
+    for stage in plan.convolving_stages:
+        assert stage.matrix is not None
+        found["mixed"] = stage.matrix.rows
+    kind = plan.spec.recurrence if plan.spec else None
+    if plan.delta_stages and kind:
+        heads = kind.value_heads // plan.ranks
+        found["mixed"] = heads * kind.value_dim
+        if passes.decodes:
+            keys = kind.key_heads // plan.ranks * kind.key_dim
+            found["solved"] = 2 * keys + heads * (kind.key_dim + STATE_TOKENS + 1)
+    if any(stage.kind is StageKind.SHARED_DOWN for stage in plan.stages):
+        found["shared"] = plan.shard.hidden
+    return found
+
+
+def _chip_floats(plan: Plan) -> tuple[int, int]:
     """(floats of a block, where among them entries lie that are sorted by expert)."""
     options, chunk = plan.options, plan.options.prompt_chunk
     attention = attention_bytes(
@@ -115,18 +149,31 @@ def _chip_floats(plan: Plan, feed: ExpertFeed | None) -> tuple[int, int]:
         attention // 4,
         MOST_WARPS * (chunk + 1) * max(s.matrix.tile_rows for s in plan.stages if s.matrix),
     ]
-    if feed:
-        used.append(routing_floats(feed, plan.shard.hidden, MOST_WARPS))
+    feed, visited = plan.kernel_experts, plan.visited
+    if feed and visited:
+        hidden, always = plan.shard.hidden, visited.always
+        used.append(routing_floats(feed, hidden, warps=MOST_WARPS, always=always))
     order = up(max(used), LINE_FLOATS)
-    return order + (up(feed.experts + 1 + chunk * feed.top_k, LINE_FLOATS) if feed else 0), order
+    sorted_floats = visited.total + 1 + chunk * visited.top_k if visited else 0
+    return order + up(sorted_floats, LINE_FLOATS), order
 
 
 # ---- decoded rows --------------------------------------------------------------------------------
 
+# Stages whose rows lie there: those whose output is added to the residual, and those that decode
+# theirs while a neighbour may still read what lies in the first place (Chunk::decoded in
+# cuda_prompt.cuh).
+SECOND_PLACE = (
+    StageKind.O_PROJ,
+    StageKind.DOWN,
+    StageKind.DELTA_GATES,
+    StageKind.SHARED_DOWN,
+)
+
 
 def _decoded_floats(plan: Plan, passes: Passes) -> tuple[int, int]:
-    """Floats in which one block keeps a stage's decoded rows: of stages that multiply the normed
-    residual, and of those whose output is added to it. Both are zero where nothing is decoded
+    """Floats in which one block keeps a stage's decoded rows: of stages in the first place, and of
+    those in the second. Both are zero where nothing is decoded
     before it is multiplied: on a CPU, and of a plan whose weights are not coded.
 
     A block's batch of an expert's rows lies where rows of the first kind do: no neighbour reads it.
@@ -136,8 +183,9 @@ def _decoded_floats(plan: Plan, passes: Passes) -> tuple[int, int]:
     size = plan.options.weight_dtype.bytes
     widest = [0, 0]
     for one in passes.stages:
-        if one.multiplied:
-            kind = int(ROWS[one.stage.kind].summed and not one.stage.routed)
+        in_steps = one.stage.routed is not None and eight_bits(plan)  # in shared memory
+        if one.multiplied and not in_steps:
+            kind = int(one.stage.kind in SECOND_PLACE)
             floats = up(one.rows * one.multiplied.cols * size // 4, LINE_FLOATS)
             widest[kind] = max(widest[kind], floats)
     return widest[0], widest[1]
@@ -153,6 +201,9 @@ def _row(plan: Plan, made: Stage) -> tuple[str, int]:
     match made.kind:
         case StageKind.COLLECTIVE | StageKind.REDUCE:
             return _row(plan, plan.stages[plan.values[made.reads[0].value].stage])
+        case StageKind.DELTA:
+            assert made.scan is not None
+            return made.kind.value, made.scan.heads * made.scan.entries
         case StageKind.ATTENTION:
             own = plan.kernel_attention()
             return made.kind.value, own.heads * own.head_dim

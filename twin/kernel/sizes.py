@@ -128,4 +128,4 @@ def _prompt_sizes(schedule: Schedule, prompt: Prompt) -> dict[str, int]:
         "prompt_batch": passes.batch if passes else 0,
         "prompt_owners": passes.owners if passes else 1,
         "tensor_pass": int(passes is not None and passes.tensor),
-    }
+    } | {f"prompt_{name}": at for name, at in prompt.others.items()}

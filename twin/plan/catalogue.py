@@ -107,6 +107,7 @@ class Row:
     bias: bool = False  # the engine adds a model's biases to its rows
     sinks: bool = False  # the engine adds learned logits to its softmax
     in_pass: InPass = InPass.RUN
+    keeps: bool = False  # something of a token for those behind it: a cache, a state
     spent: Spent = Spent.CONSUMER
 
 
@@ -116,7 +117,7 @@ ROWS: dict[StageKind, Row] = {
     # in a pass the first norm embeds
     StageKind.EMBED: Row(engine=True, in_pass=InPass.LEFT_OUT, spent=Spent.OTHER),
     StageKind.QKV: Row(engine=True, input=Input.HIDDEN, vector=True, norm="attn_norm", bias=True),
-    StageKind.ATTENTION: Row(engine=True, sinks=True, spent=Spent.ATTENTION),
+    StageKind.ATTENTION: Row(engine=True, sinks=True, keeps=True, spent=Spent.ATTENTION),
     StageKind.O_PROJ: Row(
         engine=True,
         input=Input.HEADS,
@@ -146,15 +147,11 @@ ROWS: dict[StageKind, Row] = {
     StageKind.ABSORB: Row(vector=True),
     StageKind.INDEX: Row(spent=Spent.ATTENTION),
     StageKind.HEAD_OUT: Row(vector=True),
-    StageKind.DELTA_IN: Row(
-        engine=True, input=Input.HIDDEN, vector=True, norm="attn_norm", in_pass=InPass.NO_CODE
-    ),
-    StageKind.DELTA_GATES: Row(
-        engine=True, input=Input.HIDDEN, norm="attn_norm", in_pass=InPass.NO_CODE
-    ),
-    StageKind.DELTA: Row(engine=True, spent=Spent.ATTENTION, in_pass=InPass.NO_CODE),
+    StageKind.DELTA_IN: Row(engine=True, input=Input.HIDDEN, vector=True, norm="attn_norm"),
+    StageKind.DELTA_GATES: Row(engine=True, input=Input.HIDDEN, norm="attn_norm"),
+    StageKind.DELTA: Row(engine=True, keeps=True, spent=Spent.ATTENTION),
     StageKind.CONV_IN: Row(
-        engine=True, input=Input.HIDDEN, vector=True, norm="attn_norm", in_pass=InPass.NO_CODE
+        engine=True, input=Input.HIDDEN, vector=True, norm="attn_norm", keeps=True
     ),
     StageKind.ROUTER: Row(
         engine=True,
@@ -169,7 +166,6 @@ ROWS: dict[StageKind, Row] = {
         engine=True,
         input=Input.HIDDEN,
         norm="ffn_norm",
-        in_pass=InPass.NO_CODE,
         weights=("shared_gate", "shared_up"),
     ),
     StageKind.SHARED_DOWN: Row(
@@ -177,7 +173,6 @@ ROWS: dict[StageKind, Row] = {
         input=Input.SHARED,
         vector=True,
         summed=True,
-        in_pass=InPass.NO_CODE,
         weights=("shared_down",),
         columns=True,
     ),

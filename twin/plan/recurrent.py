@@ -126,14 +126,19 @@ def _projected(
     return made, gates, 0
 
 
+def state_splits(kind: Recurring, states: int, blocks: int) -> int:
+    """Items of one state, where `blocks` blocks have `states` of them."""
+    most = max(1, blocks // states)
+    cuts = (d for d in range(1, min(most, kind.value_dim) + 1) if kind.value_dim % d == 0)
+    return max(d for d in cuts if d == 1 or kind.value_dim // d % ITEM_WORDS == 0)
+
+
 def _state(b: Builder, kind: Recurring, heads: int) -> Scan:
     """The recurrent state of `heads` value heads, cut along the value dimension into items of whole
     loads. Besides its state an item keeps the convolution's history of the channels that it uses.
     """
     sequences = b.options.batch
-    most = max(1, b.blocks // (heads * sequences))
-    cuts = (d for d in range(1, min(most, kind.value_dim) + 1) if kind.value_dim % d == 0)
-    splits = max(d for d in cuts if d == 1 or kind.value_dim // d % ITEM_WORDS == 0)
+    splits = state_splits(kind, heads * sequences, b.blocks)
     rows = kind.value_dim // splits
     state, channel = 4 * kind.key_dim * rows, 4 * (2 * kind.key_dim + rows)
     history = (kind.conv - 1) * channel

@@ -624,6 +624,12 @@ class Plan:
         return self.spec.experts if self.spec and self.kernel_routed else None
 
     @cached_property
+    def visited(self) -> Routed | None:
+        """Of a token by the kernel: chosen experts, and shared ones like them."""
+        stages = self.stages if self.kernel_routed else ()
+        return next((s.routed for s in stages if s.kind is StageKind.ROUTED_DOWN), None)
+
+    @cached_property
     def delta_stages(self) -> list[Stage]:
         """Those whose recurrent states the kernel keeps."""
         return [s for s in self.stages if s.kind is StageKind.DELTA] if self.attention else []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from twin.errors import PlanError
 from twin.models.feeds import ExpertFeed
+from twin.models.mixers import Recurring
 from twin.models.spec import DType, ModelSpec
+from twin.plan.recurrent import state_splits
 from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Plan
 from twin.schedule.block import LINE_FLOATS, TEAM_WARPS, up
 from twin.schedule.passes import SCAN_ROWS, scan_positions, tensor_heads
@@ -22,21 +24,60 @@ BEGINS_BYTES = 8 << 10  # where a thread's rows begin
 ROWS_BYTES = 256  # and whose rows they are
 SCAN_TILES = 4  # one in use, the others under way
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a pass
+# of a recurrent state on tensor cores: tokens that it is carried on by at once; rows of a product;
+# elements of a key, at most: a warp has STATE_ROWS of them; states that share a key, at most
+STATE_TOKENS, STATE_ROWS, MOST_KEYS, MOST_PER_KEY = 64, 16, 128, 4
 SMALL_CHUNKS = (16, 32, 64)  # where attention keeps the chunk's keys in shared memory
 
 
-def routing_floats(feed: ExpertFeed, hidden: int, warps: int) -> int:
-    """What a block needs while it chooses experts: a token of each warp; `Routing` in
-    native/monokernel/prompt_experts.cuh.
+def routing_floats(feed: ExpertFeed, hidden: int, *, warps: int, always: int) -> int:
+    """What a block needs while it chooses experts: a token of each warp, its logits, what the
+    choice is by where that is something else; `Routing` in native/monokernel/prompt_experts.cuh.
+    `always`: shared experts like routed ones.
     """
-    return LINE_FLOATS + warps * (hidden + feed.experts + 2 * feed.top_k)
+    logits = feed.experts * (1 + feed.choice_bias) + feed.shared_gate
+    return LINE_FLOATS + warps * (hidden + logits + 2 * (feed.top_k + always))
 
 
-def _routed_bytes(feed: ExpertFeed | None, chunk: int) -> int:
+def _routed_bytes(spec: ModelSpec, chunk: int) -> int:
     """NVIDIA: 16-bit entries sorted by expert, and where each expert's begin; ChunkShared in
     cuda_prompt.cuh.
     """
-    return up(2 * chunk * feed.top_k + 4 * (feed.experts + 1), 16) if feed else 0
+    feed, always = spec.experts, spec.shared_like_routed
+    return up(2 * (chunk * (feed.top_k + always) + feed.experts + always + 1), 16) if feed else 0
+
+
+def tensor_states(kind: Recurring, *, ranks: int, columns: int) -> bool:
+    """Do the tensor cores take such recurrent states, of which an item has so many columns?"""
+    return (
+        kind.key_dim % STATE_ROWS == 0
+        and kind.key_dim <= MOST_KEYS
+        and kind.per_key <= MOST_PER_KEY
+        and columns % 8 == 0
+        # rows of a token are loaded four at a time
+        and kind.value_heads // ranks % 2 == 0
+    )
+
+
+def state_columns(kind: Recurring, *, ranks: int, blocks: int) -> int:
+    """Of a state, that an item has; `blocks` of a rank."""
+    return kind.value_dim // state_splits(kind, kind.value_heads // ranks, blocks)
+
+
+def _states_bytes(kind: Recurring | None, *, ranks: int, blocks: int) -> int:
+    """NVIDIA: what a block has of STATE_TOKENS tokens while it solves for what their keys write, or
+    carries its states on; `Solving` and `Carrying` in cuda_delta.cuh.
+    """
+    if kind is None:
+        return 0
+    columns, keys = state_columns(kind, ranks=ranks, blocks=blocks), kind.key_dim
+    tokens, square = STATE_TOKENS, STATE_TOKENS * (STATE_TOKENS + 4)
+    steering = 8 * tokens
+    solved = up(kind.value_dim + keys, 32) + 8
+    solving = 2 * tokens * (keys + 4) + 2 * square + tokens * (solved + STATE_ROWS + 4)
+    carrying = 2 * tokens * (keys + 4) + tokens * (keys + 8) + square
+    carrying += (keys + 3 * tokens) * (columns + 8)
+    return 4 * (max(solving, carrying) + steering)
 
 
 def attention_bytes(own: Attention, *, chunk: int, blocks: int, kv_bytes: int) -> int:
@@ -70,6 +111,7 @@ def planned_pass_bytes(plan: Plan) -> int:
         plan.spec,
         plan.kernel_attention(),
         chunk=options.prompt_chunk,
+        ranks=plan.ranks,
         blocks=plan.blocks,
         dtype=options.weight_dtype,
         kv_bytes=options.kv_dtype.bytes,
@@ -77,10 +119,17 @@ def planned_pass_bytes(plan: Plan) -> int:
 
 
 def pass_bytes(
-    spec: ModelSpec, own: Attention, *, chunk: int, blocks: int, dtype: DType, kv_bytes: int
+    spec: ModelSpec,
+    own: Attention,
+    *,
+    chunk: int,
+    ranks: int,
+    blocks: int,
+    dtype: DType,
+    kv_bytes: int,
 ) -> int:
-    """What attention needs, or products, or a choice of experts. `blocks` of a rank; `kv_bytes` of
-    a cached number.
+    """What attention needs, or products, a choice of experts, recurrent states. `blocks` of a rank;
+    `kv_bytes` of a cached number.
     """
     if tensor_heads(own, kv_bytes):
         # PassScan::bytes in cuda_attend.cuh
@@ -92,33 +141,57 @@ def pass_bytes(
         attention = attention_bytes(own, chunk=chunk, blocks=blocks, kv_bytes=kv_bytes)
     products = ALIGNED_BYTES + ROOM_BYTES + BEGINS_BYTES if dtype is not DType.FP32 else 0
     feed = spec.experts
-    routing = 4 * routing_floats(feed, spec.hidden, TEAM_WARPS) if feed else 0
-    most = max(products, up(attention, 256), up(routing, 256))
-    return most + ROWS_BYTES + _routed_bytes(feed, chunk)
+    always = spec.shared_like_routed
+    routing = 4 * routing_floats(feed, spec.hidden, warps=TEAM_WARPS, always=always) if feed else 0
+    states = _states_bytes(spec.recurrence, ranks=ranks, blocks=blocks)
+    most = max(products, up(attention, 256), up(routing, 256), up(states, 256))
+    return most + ROWS_BYTES + _routed_bytes(spec, chunk)
 
 
 def fitting_chunk(
-    spec: ModelSpec, own: Attention, *, blocks: int, room: int, dtype: DType, kv_bytes: int
+    spec: ModelSpec,
+    own: Attention,
+    *,
+    ranks: int,
+    blocks: int,
+    room: int,
+    dtype: DType,
+    kv_bytes: int,
 ) -> int:
     """The most tokens a pass that fit `room` bytes of a block's shared memory, else 1: blocks with
     less of it than a Hopper's read prompts by ordinary steps.
     """
     chunks = possible_chunks(spec, own, dtype, kv_bytes)
-    fitting = (
-        c
-        for c in chunks
-        if pass_bytes(spec, own, chunk=c, blocks=blocks, dtype=dtype, kv_bytes=kv_bytes) <= room
-    )
-    return max(fitting, default=1)
+    sizes = {
+        chunk: pass_bytes(
+            spec,
+            own,
+            chunk=chunk,
+            ranks=ranks,
+            blocks=blocks,
+            dtype=dtype,
+            kv_bytes=kv_bytes,
+        )
+        for chunk in chunks
+    }
+    kind = spec.recurrence
+    if kind:
+        columns = state_columns(kind, ranks=ranks, blocks=blocks)
+        if not tensor_states(kind, ranks=ranks, columns=columns):
+            return 1
+    return max((chunk for chunk, size in sizes.items() if size <= room), default=1)
 
 
 def possible_chunks(
     spec: ModelSpec, own: Attention, dtype: DType, kv_bytes: int
 ) -> tuple[int, ...]:
-    """Tokens of a pass that an NVIDIA GPU can make: experts are for tensor cores alone."""
-    if spec.experts and dtype is DType.FP32:
+    """Tokens of a pass that an NVIDIA GPU can make: experts and recurrent states are for tensor
+    cores alone.
+    """
+    if (spec.experts or spec.recurrence) and dtype is DType.FP32:
         return ()
-    return CHUNKS if tensor_heads(own, kv_bytes) and dtype is not DType.FP32 else SMALL_CHUNKS
+    chunks = CHUNKS if tensor_heads(own, kv_bytes) and dtype is not DType.FP32 else SMALL_CHUNKS
+    return tuple(chunk for chunk in chunks if not spec.recurrence or chunk >= STATE_TOKENS)
 
 
 def check_tensor_cores(plan: Plan) -> None:
@@ -132,9 +205,20 @@ def check_tensor_cores(plan: Plan) -> None:
     )
     if not chunks:
         raise PlanError(
-            f"prompt_chunk={options.prompt_chunk}: passes multiply experts of 16 bits or fewer; "
-            f"use prompt_chunk=1 with {options.weight_dtype.value}"
+            f"prompt_chunk={options.prompt_chunk}: passes multiply experts of 16 bits or fewer, "
+            "and carry on recurrent states next to such weights; use prompt_chunk=1 with "
+            f"{options.weight_dtype.value}"
         )
+    for stage in plan.delta_stages:
+        kind, scan = plan.spec.recurrence, stage.scan
+        if kind and scan and not tensor_states(kind, ranks=plan.ranks, columns=scan.page):
+            raise PlanError(
+                f"prompt_chunk={options.prompt_chunk}: passes carry on an even number of recurrent "
+                f"states, {MOST_PER_KEY} a key at most, of keys of a multiple of {STATE_ROWS} "
+                f"elements up to {MOST_KEYS}, and a multiple of 8 columns of each; {stage.name} "
+                f"has {scan.heads} states, {kind.per_key} a key, of {kind.key_dim} elements and "
+                f"{scan.page} columns: use prompt_chunk=1"
+            )
     if options.prompt_chunk not in chunks:
         allowed = ", ".join(map(str, chunks))
         raise PlanError(

@@ -1,9 +1,9 @@
 """How blocks read a prompt in passes: which stages, which rows of which matrix, which tokens.
 
-A pass reads the weights of all layers once for up to `prompt_chunk` tokens, to fill the key-value
-cache. The last token of a prompt is an ordinary step, so a pass needs neither the LM head nor what
-follows the last layer's keys and values. Between stages all blocks of all ranks meet at a full
-barrier, so its numbers need neither flags nor resets.
+A pass reads the weights of all layers once for up to `prompt_chunk` tokens, to fill caches and
+states. The last token of a prompt is an ordinary step, so a pass needs neither the LM head nor what
+follows the last layer's keys and values, or its state. Between stages all blocks of all ranks meet
+at a full barrier, so its numbers need neither flags nor resets.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ PAIR_BYTES = 32  # of a key that a warp loads at once
 # of an expert that a block multiplies together, and that it decodes before: so many, in 16 bits, of
 # all blocks stay in an H200's second-level cache
 ROUTED_ROWS, DECODED_ROWS = 256, 64
+EIGHT_BIT_ROWS = 128  # the same of codes of eight bits, which are decoded in shared memory
+SECTOR_ROWS = 8  # whose sums are stored together: a batch begins with the first of them
 
 
 @frozen
@@ -51,8 +53,9 @@ class Passes:
 
     plan: Plan
     chunk: int  # tokens of a pass
-    stages: tuple[PassStage, ...]  # the last one only appends keys and values
-    # NVIDIA: are rows decoded before they are multiplied? Does attention run on tensor cores?
+    stages: tuple[PassStage, ...]  # attention, if it is the last one, only appends
+    # NVIDIA: are rows decoded before they are multiplied, and recurrent states carried on by many
+    # tokens at once? Does attention run on tensor cores?
     decodes: bool
     tensor: bool
     # NVIDIA: rows of an expert that a block multiplies together; low-bit weights: blocks whose rows
@@ -85,11 +88,10 @@ def passes_of(plan: Plan, chooser: Chooser) -> Passes | None:
     chunk = plan.options.prompt_chunk
     if chunk == 1 or plan.spec is None:
         return None
-    last = max((s.index for s in plan.stages if s.kind is StageKind.ATTENTION), default=-1)
+    last = max((s.index for s in plan.stages if ROWS[s.kind].keeps), default=-1)
     stages = [s for s in plan.stages[: last + 1] if ROWS[s.kind].in_pass is InPass.RUN]
-    batch, decodes = 0, chooser.decodes
-    if decodes and plan.kernel_routed:
-        batch = DECODED_ROWS if plan.coded else ROUTED_ROWS
+    decodes = chooser.decodes
+    batch = batch_rows(plan) if decodes and plan.kernel_routed else 0
     owners = _owners(plan, batch) if plan.coded else 1
     return Passes(
         plan=plan,
@@ -102,7 +104,22 @@ def passes_of(plan: Plan, chooser: Chooser) -> Passes | None:
     )
 
 
+def batch_rows(plan: Plan) -> int:
+    """Of an expert, that an NVIDIA block multiplies together at most."""
+    if not plan.coded:
+        return ROUTED_ROWS
+    return EIGHT_BIT_ROWS if eight_bits(plan) else DECODED_ROWS
+
+
+def eight_bits(plan: Plan) -> bool:
+    """Have all experts' weights so many?"""
+    formats = [s.matrix.format for s in plan.stages if s.matrix and s.routed]
+    return all(form is not None and form.bits == 8 for form in formats)
+
+
 def _owners(plan: Plan, batch: int) -> int:
+    if batch == EIGHT_BIT_ROWS:
+        batch -= SECTOR_ROWS - 1
     downs = (s for s in plan.stages if s.kind is StageKind.ROUTED_DOWN and plan.kernel_routed)
     return max(1, min(batch // max([1, *map(_share, downs)]), plan.blocks))
 
@@ -124,8 +141,9 @@ def _share(stage: Stage) -> int:
 
 
 def experts_used(routed: Routed, tokens: int) -> float:
-    """Experts of a layer that some of the tokens choose, where all are as likely."""
-    return routed.total * (1 - (1 - routed.top_k / routed.total) ** tokens)
+    """Experts of a layer that some of the tokens visit, where all are as likely to be chosen."""
+    total, chosen = routed.total - routed.always, routed.top_k - routed.always
+    return routed.always + total * (1 - (1 - chosen / total) ** tokens)
 
 
 def tensor_heads(own: Attention, kv_bytes: int) -> bool:

@@ -103,6 +103,7 @@ class WarpChooser:
         return fitting_chunk(
             spec,
             own,
+            ranks=options.gpus,
             blocks=blocks,
             room=room,
             dtype=options.weight_dtype,
