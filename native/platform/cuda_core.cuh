@@ -65,7 +65,7 @@ using Rolled = Coding<C, (Coding<C>::PAIR == 1 ? 4 : Vector::PORTIONS > 1 ? 2 : 
 template <class S>
 struct CachedRows {
   using Piece = CachedPiece<S>;
-  static constexpr int POSITIONS = Piece::WORDS <= 4 ? 4 : 1;
+  static constexpr int POSITIONS = Piece::WORDS <= 4 ? 4 : Piece::WORDS <= 8 ? 2 : 1;
   static constexpr int SCAN_HEADS = S::OTHER ? Plan::other_scan_heads : Plan::scan_heads;
   static constexpr int POSITION_THREADS = Piece::THREADS;
   // positions of a tile of the ring

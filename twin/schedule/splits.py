@@ -70,12 +70,13 @@ def attention(
     """
     pages, group = pages_of(options), heads // kv_heads
     wanted = -(-options.max_context // POSITIONS_PER_SPLIT)
+    # of wide heads, too, as many as are combined at once: with two of up to 48 positions each the
+    # full attention of Gemma-4-26B-A4B took 31 us
+    each = POSITIONS_PER_SPLIT if head_dim > TENSOR_HEAD else 0
     if chooser.tensor_scan(options, group=group, head_dim=head_dim):
-        wanted = min(
-            pages,
-            -(-options.max_context // (SPLITS_AT_ONCE * POSITIONS_ON_TENSOR_CORES))
-            * SPLITS_AT_ONCE,
-        )
+        each = POSITIONS_ON_TENSOR_CORES
+    if each:
+        wanted = min(pages, -(-options.max_context // (SPLITS_AT_ONCE * each)) * SPLITS_AT_ONCE)
     splits = options.attention_splits or max(1, min(blocks // kv_heads, wanted, most or wanted))
     window_splits = options.window_splits or splits
     capacities = tuple(-(-pages // count) * options.kv_page for count in (splits, window_splits))
