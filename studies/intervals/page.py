@@ -9,6 +9,7 @@ but the run's own, which is its card and day, and without other runs of its shap
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from twin.data import data_dir
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
+NEXT = HERE / "predictions.csv"
 FEWEST = 40  # runs of a bin that is judged
 US = 1e6
 Ends = tuple[float, float]
@@ -226,6 +228,24 @@ def ends_table() -> str:
     return markdown_table(head, rows, text_columns=3)
 
 
+def next_table() -> str:
+    """What predict.py wrote."""
+    with NEXT.open(encoding="utf-8", newline="") as table:
+        rows = [
+            (
+                row["model"],
+                row["node"],
+                f"{int(row['context']):,}",
+                f"{float(row['tokens_per_s']):,.0f}",
+                f"{float(row['p10']):,.0f} to {float(row['p90']):,.0f}",
+                row["new"].replace("_", r"\_"),
+            )
+            for row in csv.DictReader(table)
+        ]
+    head = ("model", "node", "positions", "predicted, tokens/s", "p10 to p90", "never ran")
+    return markdown_table(head, rows, text_columns=2)
+
+
 def chart(found: Found) -> Bars:
     """Shares inside of the bins of hidden sizes, hand-offs and GPUs."""
     replayed = [judged for one, judged in found.replayed if one.before and one.source == DRAWN]
@@ -250,13 +270,18 @@ def chart(found: Found) -> Bars:
 def stamp() -> Stamp:
     names = ("1xh100", "1xh200", "2xh100", "2xh200", "4xh200")
     held = sorted((data_dir("calibration") / "held-out").glob("*.csv"))
-    files = [*held, data_dir("hwmodels") / "intervals.yaml"]
+    files = [*held, data_dir("hwmodels") / "intervals.yaml", NEXT]
     return Stamp(fits_on_file(*names), files_digest(files))
 
 
 def main() -> None:
     found = Found()
-    bodies = {"bins": table(found), "first": first_table(found), "ends": ends_table()}
+    bodies = {
+        "bins": table(found),
+        "first": first_table(found),
+        "ends": ends_table(),
+        "next": next_table(),
+    }
     write_page(HERE, stamp(), bodies, chart(found))
     print(bodies["bins"], bodies["first"], bodies["ends"], sep="\n\n")
 
