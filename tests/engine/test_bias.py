@@ -44,6 +44,7 @@ class Drawn:
         row[:] = self.of(len(made))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("params", DRAWS, ids=["cut", "greedy", "whole"])
 @pytest.mark.parametrize("chosen", PLANS, ids=["plain", "counters", "two ranks"])
 def test_each_token_is_drawn_from_its_logits_and_its_bias(

@@ -168,6 +168,7 @@ def test_weights_are_not_of_a_type_of_caches() -> None:
     assert any("weight_dtype=fp8" in str(found) for found in violations(wrong))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "gpt-oss-20b", "qwen3-8b"])
 def test_tensor_cores_scan_them_on_nvidia(name: str) -> None:
     """Also heads of 64, whose rows are half as long, and in as many splits."""
