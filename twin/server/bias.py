@@ -73,18 +73,24 @@ def adjustment(
         raise Problem(
             f"logit_bias: {len(biased)} tokens; at most {MOST_BIASED}", param="logit_bias"
         )
-    for token, value in biased.items():
-        if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab):
-            raise Problem(
-                f"logit_bias names the token {shown(token)}; allowed: 0 to {vocab - 1}",
-                param="logit_bias",
-            )
-        if not -WIDEST_BIAS <= value <= WIDEST_BIAS:
-            raise Problem(
-                f"logit_bias of token {token} is {value}: must lie between {-WIDEST_BIAS:g} and "
-                f"{WIDEST_BIAS:g}",
-                param="logit_bias",
-            )
+    strange = [
+        token
+        for token in biased
+        if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab)
+    ]
+    if strange:
+        raise Problem(
+            f"logit_bias names {shown(strange)}; allowed: a token of this vocabulary of {vocab}, "
+            f"0 to {vocab - 1}",
+            param="logit_bias",
+        )
+    wide = [token for token, value in biased.items() if not -WIDEST_BIAS <= value <= WIDEST_BIAS]
+    if wide:
+        raise Problem(
+            f"logit_bias of token {wide[0]} is {biased[wide[0]]}: must lie between "
+            f"{-WIDEST_BIAS:g} and {WIDEST_BIAS:g}",
+            param="logit_bias",
+        )
     if not biased and not presence and not frequency:
         return None
     tokens = np.array([int(token) for token in biased], np.int64)
