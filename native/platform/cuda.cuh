@@ -181,6 +181,16 @@ __device__ __forceinline__ float4 load_quad(const float* at, bool far = false) {
   return v;
 }
 
+// Loads four words of this GPU where `wanted`; else `v` stays. Such loads are under way together: of
+// a condition in front of a load the compiler makes a branch, and waits before the next one.
+__device__ __forceinline__ void load_quad_if(bool wanted, const float* at, float (&v)[4]) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, "
+      "[%4]; }"
+      : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3])
+      : "l"(at), "r"(u32(wanted)));
+}
+
 // Words that a thread reads back, four neighbours each time, on their way together.
 struct Confirmed {
   static constexpr int AT_ONCE = 4, WORDS = 4;
@@ -478,6 +488,12 @@ __device__ __forceinline__ void four_e4m3(u32 word, float (&out)[4]) {
       : "r"(word));
   unpack<Type::FP16>(low, out[0], out[1]);
   unpack<Type::FP16>(high, out[2], out[3]);
+}
+// Of a normal number, to a unit in the last place; no division, whose code for rare numbers is called.
+__device__ __forceinline__ float about_reciprocal(float x) {
+  float one;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(one) : "f"(x));
+  return one;
 }
 // Of numbers below 2^22: added to 1.5 * 2^23, they leave their whole part in its last bits. A
 // conversion takes eight times as long.

@@ -154,6 +154,7 @@ struct TeamLayout {
   static constexpr int GROUPS = SLICES < TEAMS ? TEAMS / SLICES : 1;
   // warps that have a share of a row
   static constexpr int PARTS = (SLICES < TEAMS ? SLICES : TEAMS) * TEAM;
+  static constexpr int ELEMENTS = COLS;
   // the last portion is not of all teams
   static constexpr bool RAGGED = SLICES > TEAMS&& SLICES % TEAMS != 0;
   static constexpr int WIDTH = TILE;
@@ -196,6 +197,16 @@ struct TeamLayout {
     return UNEVEN ? slice / EACH_SLICES * EACH + slice % EACH_SLICES * TILE : slice * TILE;
   }
   __device__ static int local(int me) { return local(me, 0); }
+  // The other way round, of columns that are divided into slices for all teams in turn.
+  struct Held {
+    u32 thread, portion, element;
+  };
+  __device__ static Held held(u32 column) {
+    constexpr u32 WIDE = UNEVEN ? EACH : COLS ? COLS : 1;
+    const u32 within = UNEVEN ? column % WIDE : column,
+              slice = (UNEVEN ? column / WIDE * EACH_SLICES : 0u) + within / TILE, at = within % TILE;
+    return {slice % TEAMS * (32 * TEAM) + at / VECTOR, slice / TEAMS, at % VECTOR};
+  }
   __device__ static int column(int me, int c) { return begin(slice(me, c)) + local(me, c); }
   // columns of a slice of one of several matrices
   __device__ static int uneven_width(int slice) {

@@ -576,8 +576,16 @@ struct Core {
           if constexpr (!Vector::WIDE) Fragments<Vector>::set(x, me, whole());
           Fragments<Vector>::clear(me, whole());
           barrier();
+        } else if constexpr (gathered_by_fours<Vector>()) {
+          barrier();
         }
       });
+  }
+  // Did other threads quantise what a thread multiplies?
+  template <class Vector>
+  __device__ static constexpr bool gathered_by_fours() {
+    if constexpr (Vector::WIDE) return Vector::BY_FOURS;
+    return false;
   }
   // Where the input of codes lies that tensor cores multiply.
   __device__ __forceinline__ u32 whole() const { return scratch() + 4u * u32(Plan::whole); }

@@ -1,7 +1,8 @@
 // What an NVIDIA block makes of a tile of low-bit weights (native/platform/cuda_coded.cuh), thread
 // by thread; FP4 warp by warp, whose threads are the operating system's. Compiled with
-// PACK_ELEMENTS, CODED_AS, COLUMNS, TEAM_WARPS and TEAM_SLICES, and ON_CHIP for an input in the
-// block's memory (cuda_quantised.cuh); reads the input [COLUMNS] and a tile
+// PACK_ELEMENTS, CODED_AS, COLUMNS, TEAM_WARPS and TEAM_SLICES, ON_CHIP for an input in the
+// block's memory (cuda_quantised.cuh), and ANY_EXPERTS, next to which it is
+// gathered by fours; reads the input [COLUMNS] and a tile
 // of each slice from stdin, the number of rows from the command line, and writes their sums.
 #include <pthread.h>
 
@@ -28,6 +29,9 @@ constexpr Type WEIGHT = Type::BF16;
 constexpr int type_bytes(Type) { return 2; }
 constexpr int UNIT_BYTES = facts::UNIT_BYTES, ROWS_AT_ONCE = facts::ROWS_AT_ONCE, CONSUMERS = 256;
 
+struct Experts {
+  static constexpr bool ANY = ANY_EXPERTS;
+};
 constexpr bool CODED = true;
 constexpr u32 CODES = ~0u;
 constexpr int CODED_PACK = PACK_ELEMENTS;
@@ -133,7 +137,10 @@ struct Plan {
   static constexpr int ranks = 1, whole = 0, whole_units = (COLUMNS / PACK_ELEMENTS + 3) / 4 * 4,
                        scratch_floats = whole_units * (PACK_ELEMENTS / 2 + 1) + 4;
 };
-int nearest(float x) { return int(lrintf(x)); }
+int nearest(float x) { return std::isfinite(x) ? int(lrintf(x)) : 0; }
+float about_reciprocal(float x) { return 1.0f / x; }
+int __ffs(int x) { return __builtin_ffs(x); }
+constexpr u32 SENTINEL = facts::SENTINEL;
 template <Type T>
 void unpack(u32 word, float& low, float& high) {
   if (T == Type::FP16) {
@@ -187,6 +194,13 @@ struct Vector {
     return local(me) < WIDTH && column(me, c) < COLUMNS;
   }
   static bool beyond(int, int) { return false; }
+  static constexpr int ELEMENTS = COLUMNS;
+  struct Held {
+    u32 thread, portion, element;
+  };
+  static Held held(u32 column) {
+    return {column / WIDTH * 32 * TEAM + column % WIDTH / VECTOR, 0, column % VECTOR};
+  }
   static constexpr bool alike(int) { return true; }
 };
 }  // namespace twin
@@ -240,12 +254,11 @@ std::vector<float> wide_sums(int rows) {
 }
 
 // The same of a block's teams, each of a column slice; a warp stores its own sums. Slices' tiles
-// follow each other.
-template <class As>
-std::vector<float> team_sums(int rows) {
-  using Its = Fragments<Vector>;
+// follow each other. `put(mine, me)`: a thread's elements, before all threads meet;
+// `dot(mine, me, from, bytes of a row, to)`.
+template <class Put, class Dot>
+std::vector<float> team_sums(int rows, Put put, Dot dot) {
   constexpr int WARPS = TEAM_WARPS * Vector::SLICES;
-  constexpr u32 WHOLE = sizeof chip / 2;
   std::vector<float> parts[WARPS];
   static Warp warps[WARPS];
   pthread_barrier_t block;
@@ -256,10 +269,11 @@ std::vector<float> team_sums(int rows) {
     const int left = COLUMNS - slice * Vector::WIDTH;
     return left < Vector::WIDTH ? left : Vector::WIDTH;
   };
+  constexpr int BLOCK = code_block(CODE) ? code_block(CODE) : COLUMNS;
   for (int slice = 0; slice < Vector::SLICES; ++slice) {
-    const int blocks = (cols_of(slice) + code_block(CODE) - 1) / code_block(CODE),
-              bytes = whole_rows(CODE, rows) * cols_of(slice) / 2 +
-                      scaled_rows(rows) * (blocks + (code_outer(CODE) ? 4 : 0));
+    const int blocks = (cols_of(slice) + BLOCK - 1) / BLOCK,
+              bytes = whole_rows(CODE, rows) * cols_of(slice) * code_bits(CODE) / 8 +
+                      scaled_rows(rows) * (blocks * scale_bytes(code_scale(CODE)) + (code_outer(CODE) ? 4 : 0));
     begins[slice + 1] = begins[slice] + u32(bytes + UNIT_BYTES - 1) / UNIT_BYTES * UNIT_BYTES;
   }
   for (int number = 0; number < WARPS; ++number) {
@@ -271,23 +285,75 @@ std::vector<float> team_sums(int rows) {
       lane = u32(me % 32), warp = &warps[me / 32];
       Vector mine = {};
       if (Vector::valid(me, 0)) memcpy(mine.at[0], x + Vector::column(me, 0), sizeof mine.at[0]);
-      Its::set(mine, me, WHOLE);
-      Its::clear(me, WHOLE);
+      put(mine, me);
       pthread_barrier_wait(&block);
       const int slice = me / 32 / TEAM_WARPS;
-      const Its::Lane place(me, WHOLE);
-      for (int first = 0; first < rows; first += As::ROWS) {
-        float sum[2] = {};
-        Its::template dot<As>(place, begins[slice], u32(cols_of(slice) / 2), first, rows,
-                              u32(slice * Vector::WIDTH / CODED_PACK), sum);
-        Its::store(place, sum, rows - first, parts[me / 32].data() + first);
-      }
+      dot(mine, me, begins[slice], u32(cols_of(slice) * code_bits(CODE) / 8), parts[me / 32].data());
     });
   for (std::thread& one : all) one.join();
   std::vector<float> sums(rows, 0.0f);
   for (const auto& part : parts)
     for (int r = 0; r < rows; ++r) sums[r] += part[r];
   return sums;
+}
+
+constexpr u32 INPUT = sizeof chip / 2;  // where it lies in the block's memory
+
+// All columns by the threads that there are.
+template <class Wide>
+void put_fours(const Vector&, int me) {
+  for (int column = Wide::FOUR * me; column - Wide::FOUR * me < COLUMNS;
+       column += Wide::FOUR * 32 * TEAM_WARPS * Vector::SLICES) {
+    float four[Wide::FOUR] = {};
+    if (column < COLUMNS) memcpy(four, x + column, sizeof four);
+    Wide::put_four(four, INPUT, column, column < COLUMNS);
+  }
+  Wide::clear_others(INPUT, me);
+}
+
+// Of FP4.
+template <class As>
+std::vector<float> fragments_sums(int rows) {
+  using Its = Fragments<Vector>;
+  using Wide = Activation<Vector, Quantised<As::CODE>>;
+  return team_sums(
+      rows,
+      [](const Vector& mine, int me) {
+        if (ON_CHIP) put_fours<Wide>(mine, me);
+        else Its::set(mine, me, INPUT);
+        Its::clear(me, INPUT);
+      },
+      [&](const Vector&, int me, u32 from, u32 pitch, float* to) {
+        const Its::Lane place(me, INPUT);
+        for (int first = 0; first < rows; first += As::ROWS) {
+          float sum[2] = {};
+          Its::template dot<As>(place, from, pitch, first, rows,
+                                u32(me / 32 / TEAM_WARPS * Vector::WIDTH / CODED_PACK), sum);
+          Its::store(place, sum, rows - first, to + first);
+        }
+      });
+}
+
+// Of FP8, of an input that other threads than those who multiply it have quantised.
+template <class As>
+std::vector<float> by_fours_sums(int rows) {
+  using Wide = Activation<Vector, Quantised<As::CODE>>;
+  return team_sums(
+      rows, put_fours<Wide>,
+      [&](const Vector&, int me, u32 from, u32 pitch, float* to) {
+        const typename Wide::Taken taken(INPUT, me, 0);
+        for (int first = 0; first < rows; first += As::ROWS) {
+          CodedPiece<As::AT_ONCE> piece;
+          piece.template load<As, Vector>(me, 0, from, pitch, first, rows);
+          float sum[As::ROWS] = {};
+          taken.multiply(piece, sum);
+          for (int r = 0; r < As::ROWS && first + r < rows; ++r) {
+            float total = 0;
+            for (u32 thread = 0; thread < 32; ++thread) total += of_thread(sum[r], thread);
+            if (lane == 0) to[first + r] = total;
+          }
+        }
+      });
 }
 }  // namespace twin
 
@@ -297,7 +363,9 @@ int main(int, char** words) {
   if (fread(x, 4, COLUMNS, stdin) != COLUMNS || fread(chip, 1, sizeof chip, stdin) == 0) return 1;
   std::vector<float> sums;
   if constexpr (Coding<CODE>::TENSOR) {
-    sums = team_sums<Coding<CODE>>(rows);
+    sums = fragments_sums<Coding<CODE>>(rows);
+  } else if constexpr (ON_CHIP && ANY_EXPERTS) {
+    sums = by_fours_sums<Coding<CODE>>(rows);
   } else if constexpr (ON_CHIP) {
     sums = wide_sums(rows);
   } else {

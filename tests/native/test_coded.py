@@ -51,9 +51,10 @@ def summed(
     team: int = 1,
     slices: int = 1,
     on_chip: bool = False,
+    experts: bool = False,
 ) -> NDArray[np.float32]:
     """`loads`: of a piece; `team`: warps that share the columns of one of so many slices;
-    `on_chip`: the input lies in the block's memory.
+    `on_chip`: the input lies in the block's memory; `experts`: of a model that has some.
     """
     native = data_dir("native") / "platform"
     defined = {
@@ -63,6 +64,7 @@ def summed(
         "TEAM_WARPS": team,
         "TEAM_SLICES": slices,
         "ON_CHIP": int(on_chip),
+        "ANY_EXPERTS": int(experts),
     }
     flags = [
         "-std=c++17",
@@ -167,6 +169,65 @@ def test_a_block_sums_rows_of_fp4_as_fp64_does(
         slices=slices,
     )
     assert error(found, weights.astype(np.float64), x) < 1e-4
+
+
+SHAPES = [(8, 2048, 4, 1), (7, 1408, 4, 1), (13, 1024, 1, 2), (8, 1280, 2, 2)]  # 1,408: idle threads
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("name", ["fp8", "fp8-128x128", *TENSOR])
+@pytest.mark.parametrize(("rows", "cols", "team", "slices"), SHAPES)
+def test_an_input_gathered_by_fours_is_summed_as_fp64_does(
+    name: str, rows: int, cols: int, team: int, slices: int
+) -> None:
+    """Threads quantise neighbouring fours, whoever multiplies them."""
+    found, weights, x = _gathered_by_fours(name, rows, cols, team, slices)
+    assert error(found, weights.astype(np.float64), x) < 2e-4
+
+
+@pytest.mark.parametrize("name", ["fp8", "nvfp4"])
+@pytest.mark.parametrize("strange", [np.nan, np.inf])
+def test_no_number_is_not_hidden_by_fours(name: str, strange: float) -> None:
+    found, *_ = _gathered_by_fours(name, 8, 512, 1, 1, strange)
+    assert not np.isfinite(found).any()
+
+
+def _gathered_by_fours(
+    name: str,
+    rows: int,
+    cols: int,
+    team: int,
+    slices: int,
+    strange: float | None = None,
+) -> tuple[NDArray[np.float32], Coded, NDArray[np.float32]]:
+    """Sums of rows, their weights and the input."""
+    plan, chance = planned(name), np.random.default_rng(cols + rows)
+    x = chance.standard_normal(cols).astype(np.float32)
+    x[::96] *= 30
+    x[64:128] = 0.0  # groups without a scale
+    if strange is not None:
+        x[5] = strange
+    matrix = next(stage.matrix for stage in plan.stages if stage.matrix and stage.matrix.format)
+    weights: Coded = CODES[name].quantise(chance.standard_normal((rows, cols), np.float32))
+    wide = -(-cols // slices // 32) * 32
+    tiles = [
+        tile(plan, matrix, weights, (0, rows), (left, min(left + wide, cols)))
+        for left in range(0, cols, wide)
+    ]
+    whole = [np.pad(one, (0, -len(one) % UNIT_BYTES)) for one in tiles]
+    behind = np.full(8192, 255, np.uint8)  # what a slot has behind a tile: no numbers
+    found = summed(
+        name,
+        matrix.pack,
+        x,
+        np.concatenate([*whole, behind]),
+        rows=rows,
+        team=team,
+        slices=slices,
+        on_chip=True,
+        experts=True,
+    )
+    return found, weights, x
 
 
 def test_threads_sum_rows_of_the_weight_type_among_coded_ones() -> None:

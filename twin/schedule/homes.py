@@ -18,8 +18,8 @@ from twin.schedule.teams import VECTORS, Team
 
 # column slices of which a thread keeps its elements in registers before low-bit weights; of more
 # they lie in the block's memory (cuda_quantised.cuh). Integers next to them take as many again,
-# and tensor cores look for theirs there anyway.
-REGISTER_PORTIONS, WHOLE_PORTIONS = 4, 2
+# and tensor cores look for theirs there anyway. Experts' in FP8 are gathered faster there.
+REGISTER_PORTIONS, WHOLE_PORTIONS, EXPERTS_PORTIONS = 4, 2, 1
 WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
 # before other weights, elements of a thread of a feed-forward's input: at most in registers and
 # gathered at once; the same with experts; under way together where it has more. With experts
@@ -87,8 +87,8 @@ def feed_forward(plan: Plan, team: Team) -> FeedForward:
     portions = max(1, team.portions)
     if plan.coded:
         wide = _too_wide(plan, team)
-        rounds = -(-team.portions // (WIDE_AT_ONCE if wide else portions))
-        return FeedForward(wide, portions, portions, rounds)
+        at_once = WIDE_AT_ONCE if wide and not _by_fours_of_all(plan) else portions
+        return FeedForward(wide, portions, portions, rounds=-(-team.portions // at_once))
     most = EXPERTS_AT_ONCE if plan.kernel_routed else FFN_ELEMENTS
     at_once = portions if portions * team.vector <= most else FFN_UNDER_WAY // team.vector
     in_registers = min(portions, FFN_ELEMENTS // team.vector)
@@ -97,11 +97,25 @@ def feed_forward(plan: Plan, team: Team) -> FeedForward:
 
 def _too_wide(plan: Plan, team: Team) -> bool:
     """Is the input of low-bit down projections, all of one format, too wide for registers?"""
-    found = [s.matrix for s in plan.stages if s.matrix and plan.input_of(s) == "ffn"]
+    found = _feed_forwards(plan)
     forms = {matrix.format for matrix in found}
     if len(forms) != 1 or not all(form and form.coded for form in forms):
         return False
-    return team.portions > (WHOLE_PORTIONS if _other_numbers(found[0]) else REGISTER_PORTIONS)
+    if _other_numbers(found[0]):
+        return team.portions > WHOLE_PORTIONS
+    return team.portions > (EXPERTS_PORTIONS if _by_fours_of_all(plan) else REGISTER_PORTIONS)
+
+
+def _feed_forwards(plan: Plan) -> list[Matrix]:
+    """The down projections' matrices."""
+    return [s.matrix for s in plan.stages if s.matrix and plan.input_of(s) == "ffn"]
+
+
+def _by_fours_of_all(plan: Plan) -> bool:
+    """Would threads gather neighbouring fours of all columns at once, where the input lies in
+    shared memory? Of experts on one GPU, but for whole numbers (`BY_FOURS` in cuda_quantised.cuh).
+    """
+    return plan.kernel_routed and plan.ranks == 1 and not any(map(whole_products, _feed_forwards(plan)))
 
 
 def _other_numbers(matrix: Matrix) -> bool:
