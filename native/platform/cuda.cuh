@@ -489,7 +489,8 @@ __device__ __forceinline__ void four_e4m3(u32 word, float (&out)[4]) {
   unpack<Type::FP16>(low, out[0], out[1]);
   unpack<Type::FP16>(high, out[2], out[3]);
 }
-// Of a normal number, to a unit in the last place; no division, whose code for rare numbers is called.
+// Of a normal number, to a unit in the last place; no division, whose code for rare numbers is
+// called.
 __device__ __forceinline__ float about_reciprocal(float x) {
   float one;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(one) : "f"(x));

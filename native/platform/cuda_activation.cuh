@@ -204,7 +204,8 @@ struct TeamLayout {
   __device__ static Held held(u32 column) {
     constexpr u32 WIDE = UNEVEN ? EACH : COLS ? COLS : 1;
     const u32 within = UNEVEN ? column % WIDE : column,
-              slice = (UNEVEN ? column / WIDE * EACH_SLICES : 0u) + within / TILE, at = within % TILE;
+              slice = (UNEVEN ? column / WIDE * EACH_SLICES : 0u) + within / TILE,
+              at = within % TILE;
     return {slice % TEAMS * (32 * TEAM) + at / VECTOR, slice / TEAMS, at % VECTOR};
   }
   __device__ static int column(int me, int c) { return begin(slice(me, c)) + local(me, c); }

@@ -100,9 +100,10 @@ struct Activation<Layout, Quantised<CODE>> : Layout {
   static constexpr int AT_ONCE = facts::WIDE_AT_ONCE;  // portions that are gathered together
   static constexpr u32 QUADS = 4 * UNIT_BYTES * CONSUMERS / 4, LAST = 4 * CONSUMERS,
                        BYTES = 2 * QUADS + 2 * LAST;  // of a portion
-  // Next to experts on one GPU threads gather neighbouring fours of all columns at once, and quantise
-  // what they gathered for whoever multiplies it. By portions, 12,672 columns were three round trips
-  // of 1.2 us, and exchanges among threads for each of them: 5 us from the last publication on.
+  // Next to experts on one GPU threads gather neighbouring fours of all columns at once, and
+  // quantise what they gathered for whoever multiplies it. By portions, 12,672 columns were three
+  // round trips of 1.2 us, and exchanges among threads for each of them: 5 us from the last
+  // publication on.
   static constexpr bool BY_FOURS =
       Experts::ANY && Plan::ranks == 1 && (As::TENSOR || As::ELEMENT == Element::E4M3);
   static constexpr int FOUR = 4, FOURS = (Layout::ELEMENTS / FOUR + CONSUMERS - 1) / CONSUMERS;
@@ -136,7 +137,9 @@ struct Activation<Layout, Quantised<CODE>> : Layout {
   }
 
   // The first column of a thread's four number k, and whether there is one.
-  __device__ __forceinline__ static int four_of(int me, int k) { return FOUR * (me + k * CONSUMERS); }
+  __device__ __forceinline__ static int four_of(int me, int k) {
+    return FOUR * (me + k * CONSUMERS);
+  }
   __device__ __forceinline__ static bool has_four(int me, int k) {
     return FOUR * (k + 1) * CONSUMERS <= Layout::ELEMENTS || four_of(me, k) < Layout::ELEMENTS;
   }
@@ -221,7 +224,8 @@ struct Activation<Layout, Quantised<CODE>> : Layout {
     } else {
       const auto held = Layout::held(u32(column));
       const int thread = int(held.thread), portion = int(held.portion);
-      const u32 at = place(whole, thread, portion) + held.element / 8 * QUADS + held.element % 8 * 2;
+      const u32 at =
+          place(whole, thread, portion) + held.element / 8 * QUADS + held.element % 8 * 2;
       store_float(at, bits_as<float>(WholePairs::pair(v[0], v[1])));
       store_float(at + 4, bits_as<float>(WholePairs::pair(v[2], v[3])));
       if (first) store_float(scale_at(whole, thread, portion), scale);

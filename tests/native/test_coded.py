@@ -171,7 +171,12 @@ def test_a_block_sums_rows_of_fp4_as_fp64_does(
     assert error(found, weights.astype(np.float64), x) < 1e-4
 
 
-SHAPES = [(8, 2048, 4, 1), (7, 1408, 4, 1), (13, 1024, 1, 2), (8, 1280, 2, 2)]  # 1,408: idle threads
+SHAPES = [
+    (8, 2048, 4, 1),
+    (7, 1408, 4, 1),
+    (13, 1024, 1, 2),
+    (8, 1280, 2, 2),
+]  # 1,408: idle threads
 
 
 @pytest.mark.few(4)

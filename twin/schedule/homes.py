@@ -115,7 +115,11 @@ def _by_fours_of_all(plan: Plan) -> bool:
     """Would threads gather neighbouring fours of all columns at once, where the input lies in
     shared memory? Of experts on one GPU, but for whole numbers (`BY_FOURS` in cuda_quantised.cuh).
     """
-    return plan.kernel_routed and plan.ranks == 1 and not any(map(whole_products, _feed_forwards(plan)))
+    return (
+        plan.kernel_routed
+        and plan.ranks == 1
+        and not any(map(whole_products, _feed_forwards(plan)))
+    )
 
 
 def _other_numbers(matrix: Matrix) -> bool:
