@@ -516,6 +516,7 @@ __device__ __forceinline__ int nearest(float x) {
 #include "cuda_prompt.cuh"
 #include "cuda_ring.cuh"
 #include "cuda_scan.cuh"
+#include "cuda_layout.cuh"
 #include "cuda_activation.cuh"
 #include "cuda_cached.cuh"
 

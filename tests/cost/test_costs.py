@@ -363,7 +363,7 @@ def test_packs_loops_and_chains_are_those_of_the_kernel() -> None:
         ("cuda_core.cuh", f"PAIR == 1 ? {rows} : Vector::PORTIONS > 1 ? {rows // 2} : {2 * rows})"),
         ("cuda_fragments.cuh", f"CHAIN = {tiles.CHAIN_GROUPS} * UNITS;"),
         (
-            "cuda_activation.cuh",
+            "cuda_layout.cuh",
             f"VECTOR < {vectors.PACK_ELEMENTS} ? VECTOR : {vectors.PACK_ELEMENTS};",
         ),
     ):

@@ -39,7 +39,7 @@ def planned(model: str, **chosen: object) -> Plan:
 
 
 def columns(team: Team) -> list[int]:
-    """The columns that the threads of all teams hold, as TeamLayout in cuda_activation.cuh divides
+    """The columns that the threads of all teams hold, as TeamLayout in cuda_layout.cuh divides
     them: group 0 only.
     """
     held = []
@@ -113,7 +113,7 @@ def test_threads_hand_each_other_eights_without_meeting_a_bank_twice(cols: int) 
 
 @pytest.mark.parametrize("model", [*MODELS, "llama-3.2-1b@int8", "qwen3-8b@fp8-128x128"])
 def test_norms_weights_lie_where_threads_look_for_them(model: str) -> None:
-    """Written again as `norm_place` in cuda_activation.cuh has it."""
+    """Written again as `norm_place` in cuda_layout.cuh has it."""
     schedule = schedule_of(planned(model))
     team = schedule.warps.teams["hidden"]
     given = np.arange(team.cols, dtype=np.float32)
@@ -204,7 +204,7 @@ def test_rows_that_a_team_does_not_take_at_once_are_refused() -> None:
 def test_only_a_teams_last_slice_is_missing_or_short(
     shape: tuple[int, int, int], ragged: int
 ) -> None:
-    """The kernel asks nothing of the others (`inner` in cuda_activation.cuh)."""
+    """The kernel asks nothing of the others (`inner` in cuda_layout.cuh)."""
     grains, slices, warps = shape
     tile = grains * COLUMN_STEP
     team = team_of(tile * slices - ragged % grains * COLUMN_STEP, tile, warps)

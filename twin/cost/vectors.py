@@ -16,7 +16,7 @@ from twin.units import picoseconds
 ROUND_BYTES = QUAD_BYTES * WARP * TEAM_WARPS  # of spans, by all threads
 # attention's splits; half of those where a thread holds several portions
 PARTS_AT_ONCE = 4
-PACK_ELEMENTS = 8  # of one attention head, at most: TeamLayout::PACK in cuda_activation.cuh
+PACK_ELEMENTS = 8  # of one attention head, at most: TeamLayout::PACK in cuda_layout.cuh
 
 
 def gather_cost(

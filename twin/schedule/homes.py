@@ -58,7 +58,7 @@ class FeedForward:
 @frozen
 class NormOrder:
     """How threads load the weights of a residual's norm, `norm_place` in
-    native/platform/cuda_activation.cuh: of each slice of `tile` columns the first four of every
+    native/platform/cuda_layout.cuh: of each slice of `tile` columns the first four of every
     thread, then the next four of every thread. 0: as they are, where a thread has four neighbours,
     and where no warps share rows.
     """

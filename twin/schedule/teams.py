@@ -3,7 +3,7 @@
 A tile is taken by a team of warps. Each thread of a team holds `vector` neighbouring elements of
 the stage's input in registers, for the columns that its team ever sees, and multiplies them with
 all rows of its tiles. The kernel's other half of this division is TeamLayout in
-native/platform/cuda_activation.cuh.
+native/platform/cuda_layout.cuh.
 
 A block has TEAM_WARPS of them, two whole warp groups: with more, 96 to 160 registers a thread
 spilled, and filled the first-level cache.

@@ -15,7 +15,7 @@ from twin.schedule.scan import CacheScan
 from twin.schedule.teams import Team
 from twin.schedule.types import WarpSchedule
 
-HEAD_PACK, NARROW_PACK = 8, 4  # of one attention head: PACK in cuda_activation.cuh
+HEAD_PACK, NARROW_PACK = 8, 4  # of one attention head: PACK in cuda_layout.cuh
 
 
 def needs_of(
