@@ -361,6 +361,7 @@ int main(int, char** words) {
   using namespace twin;
   const int rows = atoi(words[1]), loads = atoi(words[2]);
   if (fread(x, 4, COLUMNS, stdin) != COLUMNS || fread(chip, 1, sizeof chip, stdin) == 0) return 1;
+  if (ANY_EXPERTS) memset(chip + INPUT, 255, sizeof chip - INPUT);  // what other stages left there
   std::vector<float> sums;
   if constexpr (Coding<CODE>::TENSOR) {
     sums = fragments_sums<Coding<CODE>>(rows);
