@@ -33,7 +33,9 @@ struct CacheTile {
 template <class S, bool WIDE>
 struct TileScan {
   static constexpr int HEAD_DIM = S::HEAD_DIM;
-  static constexpr int WARPS = facts::TENSOR_WARPS;          // that share an item's positions
+  static constexpr bool EIGHT_BITS = KV == Type::FP8;
+  // that share an item's positions
+  static constexpr int WARPS = EIGHT_BITS && !WIDE ? facts::TENSOR_WARPS_OF_8_BITS : facts::TENSOR_WARPS;
   static constexpr int POSITIONS = facts::TENSOR_POSITIONS;  // of a product
   static constexpr int STEPS = (HEAD_DIM + 15) / 16, HEADS = (WIDE ? 2 : 1) * facts::TENSOR_HEADS;
   static constexpr int PARTS = WIDE ? 2 : 1;  // products: of rounded queries and of what is lost
@@ -47,7 +49,6 @@ struct TileScan {
                 "twin/schedule/splits.py: an m16n8k16 product has 16 positions and 4 heads twice");
   static constexpr int BYTES = HEAD_DIM * type_bytes(KV);  // of a key
   static constexpr int QUERY_BYTES = HEAD_DIM * type_bytes(MULTIPLIED);
-  static constexpr bool EIGHT_BITS = KV == Type::FP8;
 
   // Queries of wider heads are looked up in shared memory for each product: in registers they
   // spilled.

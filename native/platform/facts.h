@@ -40,6 +40,7 @@ constexpr int SPLITS_AT_ONCE = 4;  // of a head, looked at together
 constexpr int NARROW_HEAD = 96;  // up to so many elements 8 threads share a cached position
 constexpr int MIDDLE_HEAD = 128;  // up to so many 16 threads do; beyond, 32
 constexpr int TENSOR_WARPS = 4;  // that share an item's positions on tensor cores
+constexpr int TENSOR_WARPS_OF_8_BITS = 8;  // of such caches, but for wide sets
 constexpr int TENSOR_POSITIONS = 16;  // of a product on tensor cores
 constexpr int TENSOR_HEADS = 4;  // query heads of one, as columns twice
 constexpr int WIDE_PARTIALS = 1;  // of a set of twice as many, in shared memory at once

@@ -9,7 +9,7 @@ from twin.hardware.kernel import KernelCosts, WarpKernel
 from twin.models.spec import DType
 from twin.plan.types import Attention, Options, Plan, Scan, Span, Stage
 from twin.schedule.block import TEAM_WARPS, WARP
-from twin.schedule.scan import TENSOR_WARPS, CacheScan, position_threads
+from twin.schedule.scan import CacheScan, position_threads
 from twin.schedule.splits import TENSOR_HEADS, TENSOR_POSITIONS
 from twin.units import picoseconds
 
@@ -144,7 +144,7 @@ def _tensor_turns(
 
     def turns(left: int) -> int:
         full, rest = divmod(left, tile)
-        return -(-(full * -(-tile // unit) + -(-rest // unit)) // TENSOR_WARPS)
+        return -(-(full * -(-tile // unit) + -(-rest // unit)) // scan.warps)
 
     for start in range(0, size, tile):
         yield (turns(size - start) - turns(max(0, size - start - tile))) * a_turn

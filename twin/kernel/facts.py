@@ -77,6 +77,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "NARROW_HEAD": (scan.NARROW_HEAD, "up to so many elements 8 threads share a cached position"),
     "MIDDLE_HEAD": (scan.MIDDLE_HEAD, "up to so many 16 threads do; beyond, 32"),
     "TENSOR_WARPS": (scan.TENSOR_WARPS, "that share an item's positions on tensor cores"),
+    "TENSOR_WARPS_OF_8_BITS": (scan.TENSOR_WARPS_OF_8_BITS, "of such caches, but for wide sets"),
     "TENSOR_POSITIONS": (TENSOR_POSITIONS, "of a product on tensor cores"),
     "TENSOR_HEADS": (TENSOR_HEADS, "query heads of one, as columns twice"),
     "WIDE_PARTIALS": (scan.WIDE_PARTIALS, "of a set of twice as many, in shared memory at once"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from twin.errors import PlanError
 from twin.frozen import frozen
+from twin.models.spec import DType
 from twin.plan.types import Attention, Options, Plan, StageKind, word_outputs
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.chooser import Chooser
@@ -14,6 +15,9 @@ from twin.schedule.splits import TENSOR_HEADS, WIDE_HEADS, slot_positions
 # elements of heads of which 8 and 16 threads share a cached position
 NARROW_HEAD, MIDDLE_HEAD = 96, 128
 TENSOR_WARPS = 4  # that share an item's positions on tensor cores
+# The same of caches of 8 bits: these bring twice the positions in the time, and a warp's products
+# of 16 positions await each other.
+TENSOR_WARPS_OF_8_BITS = 8
 # Of them, where each takes up to eight heads: partial results that lie in shared memory at once.
 # The others are added to them before. Those of all four would cost a ring of InternLM-3-8B two of
 # 13 slots, 54 us of 4,024 in the twin; those of two one slot, 22 us.
@@ -30,6 +34,7 @@ class CacheScan:
     # heads that all warps scan, those of several warps several times: as many partial results are
     # in shared memory
     partials: int
+    warps: int  # of tensor cores, that share an item's positions
     meetings: int  # how often the warps of a set add up what they found, before sets are merged
     # outputs of a query head that a thread merges at a time: those of a word, or of two where
     # tensor cores scan and the block has fewer threads than words (MERGED_WORDS in attention.cuh)
@@ -50,6 +55,7 @@ def _scan(plan: Plan, chooser: Chooser, own: Attention | None) -> CacheScan:
             tensor=False,
             heads=1,
             partials=TEAM_WARPS,
+            warps=TENSOR_WARPS,
             meetings=0,
             merged=1,
             positions=slot_positions(options, 0),
@@ -57,12 +63,15 @@ def _scan(plan: Plan, chooser: Chooser, own: Attention | None) -> CacheScan:
     tensor = chooser.tensor_scan(options, group=own.group, head_dim=own.head_dim)
     heads = _heads_on_tensor_cores(own) if tensor else chooser.scan_heads(own)
     wide = tensor and heads > TENSOR_HEADS
-    each = WIDE_PARTIALS if wide else TENSOR_WARPS  # of all heads of an item
+    more = options.kv_dtype is DType.FP8 and not wide
+    warps = TENSOR_WARPS_OF_8_BITS if more else TENSOR_WARPS
+    each = WIDE_PARTIALS if wide else warps  # of all heads of an item
     return CacheScan(
         tensor=tensor,
         heads=heads,
         partials=each * own.group if tensor else TEAM_WARPS * heads,
-        meetings=TENSOR_WARPS // WIDE_PARTIALS - 1 if wide else 0,
+        warps=warps,
+        meetings=warps // WIDE_PARTIALS - 1 if wide else 0,
         merged=_merged(own, options, tensor=tensor),
         positions=slot_positions(options, own.head_dim),
     )
