@@ -23,7 +23,7 @@ FILES = [
     f"tests/engine/test_{of}.py"
     for of in (
         *("cuda_engine", "cuda_codes", "cuda_recurrent"),
-        *("prompt_chunks", "coded_prompts", "routed_prompts"),
+        *("prompt_chunks", "coded_prompts", "routed_prompts", "cached_fp8"),
     )
 ]
 SHARE = "TWIN_COMPILE_SHARE"  # "2/16": the third of sixteen

@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from tests.engine import test_cuda_engine as on_gpu
 from tests.engine import test_prompt_chunks
 from tests.engine.small_engine import LLAMA, QWEN3, SEED, TOKENS, engine, error, planned
 from tests.engine.test_coded_checkpoints import Stored, opened
@@ -20,6 +21,7 @@ from twin.engine.weights import random_weights
 from twin.errors import CheckpointError, PlanError
 from twin.hardware.load import load_node
 from twin.models.load import load_model
+from twin.models.mixers import GroupedAttention
 from twin.models.spec import CacheScales, DType, ModelSpec
 from twin.plan.shards import Array, rope_tables
 from twin.plan.types import Plan
@@ -255,3 +257,64 @@ def test_one_scale_for_each_head_is_read(tmp_path: Path) -> None:
     found = opened(tmp_path / "plain", "fp8").spec
     read = opened(tmp_path, "fp8", each, kv_cache_scheme=SCHEME | {"strategy": "attn_head"}).spec
     assert read.cache_scales[0].keys == tuple(range(1, 1 + found.kv_heads))
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------
+
+needs_gpu = pytest.mark.skipif(bool(on_gpu.REASON), reason=on_gpu.REASON or "a GPU")
+# inputs of matrices are rounded to their type, which moves cached numbers to their neighbours
+ON_GPU = 3e-2
+
+
+def oss(**shape: int) -> ModelSpec:
+    """GPT-OSS's layers with other heads."""
+    spec = OSS
+    layout = tuple(
+        replace(layer, mixer=replace(cast(GroupedAttention, layer.mixer), **shape))
+        for layer in spec.layout
+    )
+    return replace(spec, layout=layout, **shape)
+
+
+GPU_PLANS: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
+    "llama, heads of 64": (replace(SCALED, head_dim=64), {"attention_splits": 2}),
+    "heads of 128, two sets": (replace(SCALED, head_dim=128, heads=32), {}),
+    "qwen3, heads of 128": (replace(QWEN3, head_dim=128, cache_scales=SCALES), {}),
+    "sinks, windows, experts": (oss(head_dim=64), {}),
+    "sixteen heads a key": (
+        replace(SCALED, head_dim=64, heads=64, windows=(0, 21, 0)),
+        {"attention_splits": 2},
+    ),
+    "heads of 256": (replace(SCALED, head_dim=256), {}),
+    "without tensor cores": (replace(SCALED, head_dim=48), {}),
+}
+
+
+def gpu_plan(name: str, **chosen: Any) -> Plan:
+    spec, own = GPU_PLANS[name]
+    base: dict[str, Any] = {
+        "kv_dtype": DType.FP8,
+        "weight_dtype": DType.BF16,
+        "slot_bytes": 16384,
+        "ring_slots": 4,
+        "window_slots": 4,
+        "prompt_chunk": 16,
+    }
+    return on_gpu.planned(spec, **(base | own | chosen))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", GPU_PLANS)
+def test_gpu_steps_and_passes_give_the_references_numbers(name: str) -> None:
+    plan = gpu_plan(name)
+    prove(plan)
+    prompt = test_prompt_chunks.PROMPT
+    wanted = on_gpu.expected(plan, prompt[:44])
+    with on_gpu.CudaEngine(plan, on_gpu.weights_of(plan)) as running:
+        steps = running.logits(prompt[:44])
+        again = running.logits(prompt[:44])
+        passes = test_prompt_chunks.error_after(running, wanted, (20, 42), prompt)
+    assert on_gpu.off(steps, wanted) < ON_GPU
+    assert passes < ON_GPU
+    assert np.array_equal(steps, again)

@@ -13,13 +13,13 @@ namespace gfx {
 #define NAMES(X)                                                                                 \
   X(buffer_inv) X(buffer_wbl2)                                                                   \
   X(ds_bpermute_b32) X(ds_read2_b32) X(ds_read2_b64) X(ds_read2st64_b32) X(ds_read_b128) X(ds_read_b64) X(ds_read_b32)               \
-  X(ds_read_u16) X(ds_write2_b32) X(ds_write2_b64) X(ds_write_b128) X(ds_write_b16_d16_hi) X(ds_write_b64) X(ds_write_b16) X(ds_write_b8)               \
+  X(ds_read_i8) X(ds_read_u16) X(ds_write2_b32) X(ds_write2_b64) X(ds_write_b128) X(ds_write_b16_d16_hi) X(ds_write_b64) X(ds_write_b16) X(ds_write_b8)               \
   X(ds_write_b32)                                                                                \
   X(flat_load_dword) X(flat_load_dwordx2) X(flat_load_dwordx3) X(flat_load_dwordx4)              \
   X(flat_load_ushort) X(flat_store_dword) X(flat_store_dwordx2) X(flat_store_dwordx3)            \
   X(flat_store_dwordx4) X(flat_store_short)                                                      \
   X(global_atomic_add) X(global_atomic_cmpswap) X(global_load_dword) X(global_load_dwordx2)      \
-  X(global_load_dwordx3) X(global_load_dwordx4) X(global_load_ushort) X(global_store_dword)      \
+  X(global_load_dwordx3) X(global_load_dwordx4) X(global_load_sbyte) X(global_load_ushort) X(global_store_dword)      \
   X(global_store_dwordx2) X(global_store_dwordx3) X(global_store_dwordx4) X(global_store_short)  \
   X(s_abs_i32) X(s_add_i32) X(s_add_u32) X(s_addc_u32) X(s_and_b32) X(s_and_b64) X(s_and_saveexec_b64)        \
   X(s_andn2_b64) X(s_andn2_saveexec_b64) X(s_ashr_i32) X(s_barrier) X(s_bcnt1_i32_b64)           \
@@ -36,7 +36,7 @@ namespace gfx {
   X(v_and_b32) X(v_and_or_b32) X(v_ashrrev_i16) X(v_ashrrev_i32) X(v_bfe_i32) X(v_bfe_u32)       \
   X(v_bfrev_b32) X(v_cmp_class_f32) X(v_cmp_eq_f32) X(v_cmp_eq_u32) X(v_cmp_eq_u64)              \
   X(v_cmp_ge_f32) X(v_cmp_ge_i32) X(v_cmp_ge_u32) X(v_cmp_ge_u64) X(v_cmp_gt_f32)                \
-  X(v_cmp_gt_i32) X(v_cmp_gt_u32) X(v_cmp_gt_u64) X(v_cmp_le_f32) X(v_cmp_le_i32)                \
+  X(v_cmp_gt_i16) X(v_cmp_gt_i32) X(v_cmp_gt_u32) X(v_cmp_gt_u64) X(v_cmp_le_f32) X(v_cmp_le_i32)                \
   X(v_cmp_le_u32) X(v_cmp_lg_f32) X(v_cmp_lt_f32) X(v_cmp_lt_i16) X(v_cmp_lt_i32) X(v_cmp_lt_u32)                \
   X(v_cmp_lt_u64) X(v_cmp_ne_u16) X(v_cmp_ne_u32) X(v_cmp_ne_u64) X(v_cmp_neq_f32)               \
   X(v_cmp_nge_f32) X(v_cmp_ngt_f32) X(v_cmp_nle_f32) X(v_cmp_nlt_f32) X(v_cmp_o_f32)             \
@@ -210,7 +210,7 @@ struct Machine {
   static bool loads_in_order(const Instruction& i) {
     return i.name == global_load_dword || i.name == global_load_dwordx2 ||
            i.name == global_load_dwordx3 || i.name == global_load_dwordx4 ||
-           i.name == global_load_ushort;
+           i.name == global_load_ushort || i.name == global_load_sbyte;
   }
   // Loads from global memory fill registers in order: of two to one register the later one wins.
   static bool ordered(const Access& a) { return a.what == Access::LOAD && !a.flat; }
@@ -283,6 +283,7 @@ struct Machine {
       for (int r = 0; r < a.registers; ++r) {
         u32 word = a.data[p.lane][r];
         if (a.width == 2) word &= 0xFFFF;
+        if (a.width == 1) word = u32(int(static_cast<signed char>(word)));
         w.v[a.to + r][p.lane] = word;
       }
   }
@@ -804,6 +805,7 @@ bool Machine::step(Wave& w) {
     case global_load_dwordx2: memory_access(w, i, false, false, 8); break;
     case global_load_dwordx3: memory_access(w, i, false, false, 12); break;
     case global_load_dwordx4: memory_access(w, i, false, false, 16); break;
+    case global_load_sbyte: memory_access(w, i, false, false, 1); break;
     case global_load_ushort: memory_access(w, i, false, false, 2); break;
     case global_store_dword: memory_access(w, i, false, true, 4); break;
     case global_store_dwordx2: memory_access(w, i, false, true, 8); break;
@@ -815,6 +817,7 @@ bool Machine::step(Wave& w) {
     case ds_read_b32: local_access(w, i, false, 4, false); break;
     case ds_read_b64: local_access(w, i, false, 8, false); break;
     case ds_read_b128: local_access(w, i, false, 16, false); break;
+    case ds_read_i8: local_access(w, i, false, 1, false); break;
     case ds_read_u16: local_access(w, i, false, 2, false); break;
     case ds_read2_b32: local_access(w, i, false, 4, true); break;
     case ds_read2st64_b32: local_access(w, i, false, 4, true, 0, 64); break;
@@ -1043,6 +1046,7 @@ bool Machine::step(Wave& w) {
     case v_cmp_ge_i32: COMPARE(II(1) >= II(2)); break;
     case v_cmp_gt_i32: COMPARE(II(1) > II(2)); break;
     case v_cmp_le_i32: COMPARE(II(1) <= II(2)); break;
+    case v_cmp_gt_i16: COMPARE(int16_t(UU(1)) > int16_t(UU(2))); break;
     case v_cmp_lt_i16: COMPARE(int16_t(UU(1)) < int16_t(UU(2))); break;
     case v_cmp_lt_i32: COMPARE(II(1) < II(2)); break;
     case v_cmp_ne_u16: COMPARE(u16(UU(1)) != u16(UU(2))); break;
