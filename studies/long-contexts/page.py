@@ -1,4 +1,4 @@
-"""The tables and the figure of README.md, from predictions.csv, rows.csv and stages.csv:
+"""The tables and the figure of README.md, from predictions.csv and rows.csv:
 `python studies/long-contexts/page.py`. Nothing is simulated.
 """
 
@@ -13,19 +13,11 @@ from studies.common.study_page import errors_chart, write_page
 from twin.study.outcome import Bars
 
 HERE = Path(__file__).resolve().parent
-FILES = [HERE / f"{name}.csv" for name in ("predictions", "rows", "stages")]
+FILES = [HERE / f"{name}.csv" for name in ("predictions", "rows")]
 FIT = "2026-11-27"  # of an H200, by which the rows were predicted
 SHORT, LONG = "32", "32000"
 SPEEDS = ("model", "after", "cache", "predicted, tokens/s", "p10 to p90", "measured", "off by")
 LOSSES = ("model", "cache", "step after 32, us", "after 32,000", "more", "of it bytes", "not bytes")
-STAGES = (
-    "model",
-    "cache",
-    "attention after 32, us a step",
-    "after 32,000",
-    "others",
-    "after 32,000",
-)
 Row = dict[str, str]
 Key = tuple[str, str, str]
 
@@ -76,22 +68,6 @@ def losses() -> str:
     return markdown_table(LOSSES, lines)
 
 
-def stages() -> str:
-    """Of traced steps: spans of the stages of attention, and of all others."""
-    found, lines = read("stages"), []
-    for model, after, cache in found:
-        both = [found.get((model, at, cache)) for at in (SHORT, LONG)]
-        if after == SHORT and both[0] and both[1]:
-            spans = [
-                f"{float(row[what]):,.1f}"
-                for what in ("attention_us", "others_us")
-                for row in both
-                if row
-            ]
-            lines.append((model, cache, *spans))
-    return markdown_table(STAGES, lines)
-
-
 def chart() -> Bars:
     predicted, errors = read("predictions"), {}
     for key, row in read("rows").items():
@@ -102,7 +78,7 @@ def chart() -> Bars:
 
 
 def main() -> None:
-    bodies = {"speeds": speeds(), "losses": losses(), "stages": stages()}
+    bodies = {"speeds": speeds(), "losses": losses()}
     write_page(HERE, stamp(), bodies, chart())
 
 

@@ -21,7 +21,8 @@ from twin.units import format_quantity
 MEMINFO = Path("/proc/meminfo")
 TO_PREDICT = "choose a node with more memory, more GPUs, or a smaller format (NAME@FORMAT)"
 TO_RUN = (
-    "use a smaller model, --dtype bf16 or fp16, or a smaller --max-context; `twin simulate` "
+    "use a smaller model, --dtype bf16 or fp16, --kv-dtype fp8, or a smaller --max-context; `twin "
+    "simulate` "
     "predicts nodes that are not here"
 )
 
