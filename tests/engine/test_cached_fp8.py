@@ -5,6 +5,7 @@ engine agrees with it, and a checkpoint's scales are read or refused by name.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +18,7 @@ from tests.engine import test_prompt_chunks
 from tests.engine.small_engine import LLAMA, QWEN3, SEED, TOKENS, engine, error, planned
 from tests.engine.test_coded_checkpoints import Stored, opened
 from tests.engine.test_gpt_oss import model
+from tests.models.test_public_configs import RECORDS, folder
 from twin.engine.weights import random_weights
 from twin.errors import CheckpointError, PlanError
 from twin.hardware.load import load_node
@@ -245,6 +247,13 @@ def test_scales_that_scale_nothing_are_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=wanted):
         opened(tmp_path, "fp8", change, kv_cache_scheme=SCHEME)
+
+
+def test_modelopts_own_file_says_what_caches_are_in(tmp_path: Path) -> None:
+    record = deepcopy(next(one for one in RECORDS if "Gemma-4-26B-A4B-NVFP4" in one["name"]))
+    scheme = record["config"]["quantization_config"].pop("kv_cache_scheme")
+    assert scheme["num_bits"] == 8
+    assert load_model(folder(record, tmp_path)).cached is DType.FP8
 
 
 def test_one_scale_for_each_head_is_read(tmp_path: Path) -> None:

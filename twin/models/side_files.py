@@ -82,6 +82,8 @@ def _with(config: dict[str, Any], other: Path, said: Mapping[str, Any]) -> dict[
                 f"{other}: {key} is {shown(said[key])}; allowed: {shown(own[key])}, as {_KEY} in "
                 f"{CONFIG} says; remove the one that is wrong"
             )
-    if "quant_algo" in said and "quant_algo" not in own and own.get("quant_method") == "modelopt":
-        return {**config, _KEY: {**own, "quant_algo": said["quant_algo"]}}
-    return config
+    more = ("quant_algo",) if own.get("kv_cache_scheme") else ("quant_algo", "kv_cache_quant_algo")
+    missing = {key: said[key] for key in more if key in said and key not in own}
+    if not missing or own.get("quant_method") != "modelopt":
+        return config
+    return {**config, _KEY: {**own, **missing}}
