@@ -32,6 +32,7 @@ PLANS = {
     "two GPUs, counter": small(handoff=HandOffKind.COUNTER, **LANES),
     "full": small(sampling=Sampling.FULL),
     "BF16": small(weight_dtype=DType.BF16, kv_dtype=DType.BF16),
+    "FP8 caches": small(kv_dtype=DType.FP8),
 }
 SOME = [
     name if name in ("sentinel", "counter") else pytest.param(name, marks=pytest.mark.slow)

@@ -18,7 +18,7 @@ from tests.gfx942.interpreter import Fault, Refused, records
 from tests.gfx942.small import NARROW, SPEC, small, strips
 from tests.gfx942.waits import registers
 from twin.errors import EngineError
-from twin.models.spec import DType
+from twin.models.spec import CacheScales, DType
 from twin.plan.types import CollectiveKind, HandOffKind, Placement, Plan
 
 PROMPT = TOKENS[:4]
@@ -37,6 +37,10 @@ PLANS: dict[str, Plan] = {
     "two GPUs, counter": small(handoff=HandOffKind.COUNTER, gpus=2, collective=CollectiveKind.PUSH),
     "BF16": small(weight_dtype=DType.BF16, kv_dtype=DType.BF16),
     "FP32": small(weight_dtype=DType.FP32, kv_dtype=DType.FP32),
+    "FP8 caches": small(
+        replace(SPEC, cache_scales=(CacheScales((0.02,), (0.03,)),) * SPEC.layers),
+        kv_dtype=DType.FP8,
+    ),
     "biases": small(replace(SPEC, family="qwen2", qkv_bias=True)),
     "normed heads": small(replace(SPEC, family="qwen3", qk_norm=True)),
     "one strip": small(**strips(1)),
