@@ -168,6 +168,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 32,
         },
     },
+    "ernie4-5": {
+        "model_type": "ernie4_5",
+        **_WIDE,
+        "hidden_size": 96,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "use_bias": False,
+        "tie_word_embeddings": True,
+    },
     "seed-oss": {"model_type": "seed_oss", **_WIDE, "head_dim": 16, "num_key_value_heads": 2},
     "exaone4": {
         "model_type": "exaone4",

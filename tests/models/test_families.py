@@ -21,7 +21,7 @@ from twin.plan.shards import _turning, rope_table, rope_tables
 
 FAMILIES = [
     *("phi3", "granite", "smollm3", "internlm3", "olmo2", "gemma", "gemma2", "gemma3_text"),
-    *("seed_oss", "exaone4"),
+    *("seed_oss", "exaone4", "ernie4_5"),
 ]
 GELU = {"hidden_act": "gelu_pytorch_tanh"}
 
@@ -155,6 +155,7 @@ def test_what_each_family_does_otherwise_than_llama() -> None:
             activation=Activation.GELU, norms=Norms.AROUND, embedding=root, score=1 / 16
         ),
         "seed_oss": LLAMA,
+        "ernie4_5": LLAMA,
         "exaone4": Variant(norms=Norms.AFTER),
     }
 

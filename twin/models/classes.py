@@ -26,6 +26,7 @@ CLASSES: dict[str, tuple[str, ...]] = {  # by model_type
     "olmo3": ("Olmo3ForCausalLM",),
     "seed_oss": ("SeedOssForCausalLM",),
     "exaone4": ("Exaone4ForCausalLM",),
+    "ernie4_5": ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
     "lfm2": ("Lfm2ForCausalLM",),
     "lfm2_moe": ("Lfm2MoeForCausalLM",),
     "gemma": ("GemmaForCausalLM",),

@@ -94,6 +94,7 @@ _FAMILIES = {  # by model_type
     "olmo3": _Family("olmo3"),
     "seed_oss": _Family("seed_oss"),
     "exaone4": _Family("exaone4"),
+    "ernie4_5": _Family("ernie4_5"),
     "lfm2": _Family("lfm2"),
     "lfm2_moe": _Family("lfm2"),
     "gemma": _Family("gemma"),
