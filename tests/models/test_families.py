@@ -124,7 +124,6 @@ def test_a_family_refuses_its_own_fields_by_name(
         "falcon",
         "gemma3n",
         "cohere",
-        "ernie4_5",
     ],
 )
 def test_a_family_that_is_not_understood_is_refused_by_its_name(kind: str) -> None:

@@ -8,9 +8,12 @@ import pytest
 
 from tests.engine.hf_cases import ALL, plan, weights
 from twin.kernel.tables import layout
-from twin.models.load import from_config
+from twin.hardware.load import load_node
+from twin.models.load import from_config, load_model
 from twin.plan.types import Plan, Sampling, Stage, StageKind
 from twin.proof.prove import violations
+from twin.schedule.options import plan_for
+from twin.schedule.splits import SPLITS_AT_ONCE, TENSOR_HEAD
 
 
 def shaped() -> Plan:
@@ -76,3 +79,14 @@ def test_heads_of_three_shapes_are_not_run() -> None:
     layer = spec.layout[0]
     third = replace(layer, mixer=replace(layer.mixer, head_dim=32))
     assert replace(spec, layout=(third, *spec.layout[1:])).runnable_reason()
+
+
+@pytest.mark.parametrize("context", [168, 4232])
+def test_heads_too_wide_for_tensor_cores_have_whole_rounds_of_splits(context: int) -> None:
+    """Whoever combines partial outputs looks at so many at once: fewer would save nothing."""
+    node = load_node("1xh200-sxm")
+    made = plan_for(load_model("gemma-4-26b-a4b"), node, context=96, max_context=context)
+    wide = made.attentions[1]
+    assert wide.head_dim > TENSOR_HEAD
+    assert wide.splits >= SPLITS_AT_ONCE
+    assert wide.splits % SPLITS_AT_ONCE == 0
