@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.engine.hf_cases import ALL, plan, weights
-from twin.kernel.tables import layout
 from twin.hardware.load import load_node
+from twin.kernel.tables import layout
 from twin.models.load import from_config, load_model
 from twin.plan.types import Plan, Sampling, Stage, StageKind
 from twin.proof.prove import violations
