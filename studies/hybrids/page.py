@@ -30,19 +30,20 @@ def stamp() -> Stamp:
 def table() -> str:
     lines = []
     for row in rows():
-        predicted, speed = float(row["predicted"]), 1e6 / float(row["step_us"])
+        predicted, step = float(row["predicted"]), row["step_us"]
+        speed = 1e6 / float(step) if step else None  # None: predicted, and not measured yet
         span = f"{float(row['p10']):,.4g} to {float(row['p90']):,.4g}"
-        off = f"{100 * (predicted / speed - 1):+.1f} %"
+        off = f"{100 * (predicted / speed - 1):+.1f} %" if speed else None
+        measured = f"{speed:,.1f}" if speed else None
         floor = f"{float(row['floor']):,.4g}" if row["floor"] else None
-        lines.append(
-            (row["model"], row["after"], f"{predicted:,.4g}", span, f"{speed:,.1f}", off, floor)
-        )
+        lines.append((row["model"], row["after"], f"{predicted:,.4g}", span, measured, off, floor))
     return markdown_table(HEAD, lines)
 
 
 def chart() -> Bars:
-    errors = [float(row["predicted"]) * float(row["step_us"]) / 1e6 - 1 for row in rows()]
-    return errors_chart([f"{row['model']}, {row['after']}" for row in rows()], {"error": errors})
+    known = [row for row in rows() if row["step_us"]]
+    errors = [float(row["predicted"]) * float(row["step_us"]) / 1e6 - 1 for row in known]
+    return errors_chart([f"{row['model']}, {row['after']}" for row in known], {"error": errors})
 
 
 def main() -> None:

@@ -4,9 +4,12 @@ reference's numbers from every plan, and what the proof refuses.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -21,12 +24,14 @@ from tests.engine.small_engine import (
     expected,
     planned,
 )
+from tests.engine.test_packed_experts import write_safetensors
+from twin.data import data_dir, read_yaml
 from twin.engine.host import HostEngine
-from twin.engine.weights import random_weights
+from twin.engine.weights import format_of, open_checkpoint, random_weights
 from twin.errors import ConfigError
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed, NoFeed, Scoring
 from twin.models.layers import Layer
-from twin.models.load import from_config, load_model
+from twin.models.load import from_config, load_model, tensors
 from twin.models.mixers import GroupedAttention, Mamba2, NoMixer
 from twin.models.spec import DType, ModelSpec, Rope
 from twin.models.variant import Activation, Variant
@@ -42,6 +47,7 @@ from twin.plan.types import (
     StageKind,
 )
 from twin.proof.prove import prove, violations
+from twin.reference.step import Reference
 from twin.schedule.plans import build
 
 MAMBA = Mamba2(key_heads=4, key_dim=12, value_heads=8, value_dim=8, conv=4)
@@ -277,3 +283,84 @@ def test_time_steps_without_an_upper_end(end: object) -> None:
     spec = from_config(FAMILIES["nemotron-h"] | {"time_step_limit": [0.25, end]}, "case")
     assert isinstance(spec.recurrence, Mamba2)
     assert (spec.recurrence.least_step, spec.recurrence.most_step) == (0.25, None)
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+def in_fp8(config: dict[str, Any], kept: list[int]) -> dict[str, Any]:
+    """As NVIDIA's ModelOpt writes it: layers `kept`, convolutions and the head stay in 16 bits."""
+    modules = ("in_proj", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj")
+    layers = range(len(config["hybrid_override_pattern"]))
+    left_out = [f"backbone.layers.{layer}.mixer.{name}" for layer in kept for name in modules]
+    convolutions = [f"backbone.layers.{layer}.mixer.conv1d" for layer in layers]
+    quantization = {
+        "quant_method": "modelopt",
+        "quant_algo": "FP8",
+        "ignore": ["lm_head", *left_out, *convolutions],
+        "config_groups": {
+            "group_0": {
+                "input_activations": {"dynamic": False, "num_bits": 8, "type": "float"},
+                "weights": {"dynamic": False, "num_bits": 8, "type": "float"},
+                "targets": ["Linear"],
+            }
+        },
+    }
+    return config | {"torch_dtype": "bfloat16", "quantization_config": quantization}
+
+
+def test_layers_of_the_published_fp8_that_stay_in_16_bits() -> None:
+    """Attention, and the Mamba-2 layer before each."""
+    file = data_dir("hwmodels") / "models" / "nemotron-3-nano-30b-a3b.yaml"
+    config: Any = read_yaml(file)["config"]
+    kept = [4, 5, 11, 12, 18, 19, 25, 26, 32, 33, 41, 42]
+    spec = from_config(in_fp8({**config}, kept), "case")
+    assert spec.runnable_reason() is None
+    forms = [{w.name: w.format.name for w in spec.layer_weights(at)} for at in range(52)]
+    assert [at for at in range(52) if forms[at].get("o") == "bf16"] == kept
+    assert {forms[at]["state_in"] for at in (4, 41)} == {"bf16"}
+    assert {forms[at]["state_in"] for at in (0, 2, 7, 50)} == {"fp8"}
+    assert forms[1] == {
+        "router": "bf16",
+        **dict.fromkeys(("shared_up", "shared_down", "up", "down"), "fp8"),
+    }
+    assert spec.shared_like_routed == 2
+
+
+def test_experts_of_which_some_stay_in_16_bits_are_refused() -> None:
+    config = in_fp8(FAMILIES["nemotron-h"], [])
+    config["quantization_config"]["ignore"].append("backbone.layers.1.mixer.experts.0.up_proj")
+    with pytest.raises(ConfigError, match="one format for all matrices of a kind"):
+        from_config(config, "case")
+
+
+def test_a_checkpoint_in_fp8_is_read_and_run(tmp_path: Path) -> None:
+    """With a scale for each matrix, and scales of activations, which are read over."""
+    # low-bit plans have one width of heads' outputs
+    config = in_fp8(FAMILIES["nemotron-h"] | {"hidden_size": 96, "mamba_head_dim": 16}, [2])
+    spec = from_config(config, "case")
+    random, stored = random_weights(spec, SEED, DType.BF16), dict[str, Array]()
+    coded = [name for name in tensors(spec) if format_of(spec, name).name == "fp8"]
+    for name, tensor in tensors(spec).items():
+        if name not in coded:
+            array = random[name].astype(np.float32)
+            stored[tensor.name] = array.reshape(tensor.shape).astype(ml_dtypes.bfloat16)
+            continue
+        module = tensor.name.removesuffix("weight")
+        stored[tensor.name] = random[f"{name}.codes"].view(ml_dtypes.float8_e4m3fn)
+        stored[f"{module}weight_scale"] = np.array(2.0**-9, np.float32)
+        stored[f"{module}input_scale"] = np.array(0.5, np.float32)
+    write_safetensors(tmp_path / "model.safetensors", stored)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    opened = open_checkpoint(tmp_path)
+    assert {"layers.0.state_in", "layers.0.o", "layers.1.experts.7.up"} <= set(coded)
+    assert not {"layers.2.q", "layers.2.o", "layers.0.conv", "layers.1.router"} & set(coded)
+    for name in coded:
+        assert np.array_equal(opened.weights[f"{name}.codes"], random[f"{name}.codes"]), name
+        assert (opened.weights[f"{name}.scales"] == 2.0**-9).all(), name
+    plan = planned(opened.spec, blocks=5, slot_bytes=4096, weight_dtype=DType.BF16)
+    prove(plan)
+    wanted = np.stack([Reference(plan, opened.weights).step(token) for token in TOKENS[:1]])
+    with HostEngine(plan, opened.weights) as running:
+        found = running.logits(TOKENS[:1])
+    assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()

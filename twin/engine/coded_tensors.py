@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from twin.engine.four_bit_tensors import (
+    ACTIVATIONS,
     FourBitTensor,
     Layout,
     four_bit_tensor,
@@ -137,7 +138,9 @@ def with_stored_scales(
 def names_read(tensor: Tensor, format: Format, layout: Layout | None) -> set[str]:
     """The names of a coded matrix's tensors, those that are read over among them."""
     if layout is None:
-        return {tensor.name, scale_name(tensor, format)}
+        module = tensor.name.removesuffix("weight")
+        activations = {f"{module}{name}" for name in ACTIVATIONS}
+        return {tensor.name, scale_name(tensor, format)} | activations
     return names_known(layout, tensor, format)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from twin.errors import ConfigError
 from twin.models.config import Config, dtype
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
+from twin.models.formats import Role
 from twin.models.layers import HyperConnections, Layer
 from twin.models.mixers import RECURRENT, Mixer, NoMixer
 from twin.models.modules import Table
@@ -32,8 +33,11 @@ def layered(
     hyper: HyperConnections | None = None,
     variant: Variant = LLAMA,
     ropes: tuple[Rope | None, ...] = (),
+    by_layer: tuple[Role, ...] = (),
 ) -> ModelSpec:
-    """A ModelSpec with a layout. `table`: what its matrices are called in checkpoints."""
+    """A ModelSpec with a layout. `table`: what its matrices are called in checkpoints; `by_layer`:
+    kinds of which layers may be stored in formats of their own.
+    """
     for key, allowed in (
         ("hidden_act", Activation.SILU.names),
         ("hidden_activation", (Activation.SILU.value, Activation.GELU.value)),
@@ -65,7 +69,9 @@ def layered(
         variant=variant,
         ropes=ropes,
     )
-    return replace(spec, stored=stored_formats(config, spec, table, quantization_of(config)))
+    quantization = quantization_of(config)
+    stored = stored_formats(config, spec, table, quantization, by_layer=by_layer)
+    return replace(spec, stored=stored)
 
 
 def _all(layout: Sequence[Layer], what: str) -> bool:

@@ -135,6 +135,7 @@ class Module:
 
     role: Role
     name: str  # "layers.3.mlp.experts.7.gate_proj"
+    layer: int
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -155,7 +156,7 @@ def modules(spec: ModelSpec, table: Table, *, each_expert: bool) -> Iterator[Mod
         for name, weight in found.items():
             count = weight.experts if each_expert and "{}" in name else 1
             for expert in range(count):
-                yield Module(weight.role, f"layers.{index}.{name.format(expert)}")
+                yield Module(weight.role, f"layers.{index}.{name.format(expert)}", index)
 
 
 def _key(weight: Weight, kind: str) -> str:

@@ -17,6 +17,7 @@ from twin.models.config import Config
 from twin.models.decoder import Tensor
 from twin.models.experts import Names, feed_shape
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed, NoFeed, Scoring
+from twin.models.formats import Role
 from twin.models.layered import check_experts, layered
 from twin.models.layers import Layer
 from twin.models.mixers import GroupedAttention, Mamba2, Mixer, NoMixer
@@ -102,6 +103,7 @@ def from_config(fields: Config) -> ModelSpec:
         ffn=ffn,
         variant=Variant(activation=Activation.RELU2),
         ropes=(None,) * len(layout),
+        by_layer=(Role.ATTENTION,),  # published ones leave some layers in 16 bits
     )
 
 

@@ -53,23 +53,28 @@ class Quantization:
 
 
 def stored_formats(
-    config: Config, spec: ModelSpec, table: Table, quantization: Quantization | None
+    config: Config,
+    spec: ModelSpec,
+    table: Table,
+    quantization: Quantization | None,
+    *,
+    by_layer: tuple[Role, ...] = (),
 ) -> Formats | None:
     """The formats of a model's matrices by kind; None without quantization. `table`: what they are
-    called in the family's checkpoints.
+    called in the family's checkpoints. `by_layer`: kinds of which layers may differ.
 
-    Raises ConfigError where two matrices of a kind differ, by their names. Hyper-connections are
-    FP32.
+    Raises ConfigError where two matrices of another kind differ, or two of one layer, by their
+    names. Hyper-connections are FP32.
     """
     kept = Formats(format_named(spec.dtype.value), ((Role.HYPER, FP32),) if spec.hyper else ())
     if quantization is None:
         return kept if kept.chosen else None
     judge = _Judge(config, spec, table, quantization)
     judge.check_head()
-    for role, format in judge.by_role().items():
+    for role, format in judge.by_role(by_layer).items():
         kept = kept if format is None else kept.with_role(role, format)
     judge.check_lists()
-    return kept
+    return judge.with_layers(kept, by_layer)
 
 
 def requantized(spec: ModelSpec, format: Format) -> ModelSpec:
@@ -107,12 +112,14 @@ class _Judge:
                 return part.format
         return None
 
-    def by_role(self) -> dict[Role, Format | None]:
-        """Raises ConfigError where one kind has two formats."""
-        first: dict[Role, tuple[Module, Format | None]] = {}
+    def by_role(self, by_layer: tuple[Role, ...]) -> dict[Role, Format | None]:
+        """Of kinds that layers have alike. Raises ConfigError where one of them has two formats, or
+        another kind has two in a layer.
+        """
+        first: dict[tuple[Role, int | None], tuple[Module, Format | None]] = {}
         for module in self.modules:
-            found = self.of(module)
-            other, format = first.setdefault(module.role, (module, found))
+            found, layer = self.of(module), module.layer if module.role in by_layer else None
+            other, format = first.setdefault((module.role, layer), (module, found))
             if found != format:
                 plain = self.spec.dtype.value
                 raise ConfigError(
@@ -120,7 +127,29 @@ class _Judge:
                     f"{module.name} in {found.name if found else plain}; allowed: one format for "
                     f"all matrices of a kind ({module.role.value}); use another checkpoint"
                 )
-        return {role: format for role, (_, format) in first.items()}
+        return {role: format for (role, layer), (_, format) in first.items() if layer is None}
+
+    def with_layers(self, kept: Formats, by_layer: tuple[Role, ...]) -> Formats:
+        """The same with the kinds of which layers may differ: by kind where they do not."""
+        found = {(m.role, m.layer): self.of(m) or kept.rest for m in self.modules}
+        differ = set()
+        for role in by_layer:
+            forms = {form for (of, _), form in found.items() if of is role}
+            if len(forms) == 1:
+                kept = kept.with_role(role, *forms)
+            elif forms:
+                differ.add(role)
+        if not differ:
+            return kept
+        layers = tuple(
+            tuple(
+                (weight.name, found[weight.role, layer])
+                for weight in self.spec.layer_weights(layer)
+                if weight.role in differ
+            )
+            for layer in range(self.spec.layers)
+        )
+        return replace(kept, layers=layers)
 
     def check_head(self) -> None:
         """The engine multiplies the head in 16 bits."""
