@@ -45,9 +45,11 @@ class Forms:
         self.columns: dict[int, Sequence[Any]] = {}  # by block, of what the plan holds
         self.counted: dict[tuple[Span, ...], tuple[bool, int]] = {}
         self.items: dict[object, Sequence[Any]] = {}
-        known = {index: _first(list(self._traits(plan.stages[index]))) for index in set(self.of)}
+        known = {
+            index: first_alike(list(self._traits(plan.stages[index]))) for index in set(self.of)
+        }
         self.alike = [known[index] for index in self.of]
-        self.kinds = _first(list(zip(*(known[index] for index in sorted(known)), strict=True)))
+        self.kinds = first_alike(list(zip(*(known[index] for index in sorted(known)), strict=True)))
 
     def _form(self, stage: Stage) -> tuple[object, ...]:
         """All that the lowering looks at in a stage and around it."""
@@ -139,7 +141,7 @@ class Forms:
         return self.columns[id(owned)]
 
 
-def _first(traits: Sequence[object]) -> list[int]:
+def first_alike(traits: Sequence[object]) -> list[int]:
     """Of each block, the first one with the same traits."""
     seen: dict[object, int] = {}
     return [seen.setdefault(trait, block) for block, trait in enumerate(traits)]

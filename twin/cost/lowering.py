@@ -8,7 +8,7 @@ from itertools import accumulate, islice, takewhile
 
 from twin.cost import terms
 from twin.cost.causes import CAUSES
-from twin.cost.forms import reset_words
+from twin.cost.forms import first_alike, reset_words
 from twin.cost.kinds import costs_of
 from twin.cost.program import Program, StageWork, Variant
 from twin.cost.routing import Chosen, Draw, Draws, Routing, most_used
@@ -61,7 +61,9 @@ def compile_plan(
         borders=not resident,
         fetch_ps=_fetch_ps(plan, device),
         choices=choices if plan.steps_differ else (),
-        step_sizes=tuple(variant.bytes() for variant in variants),
+        step_sizes=tuple(
+            lowering.bytes(dict(zip(draws.layers, draw, strict=True))) for draw in known
+        ),
         totals=totals,
     )
 
@@ -84,6 +86,7 @@ class _Lowering:
         self.costs = costs_of(plan, device)
         self.works: dict[object, tuple[StageWork, Weights]] = {}
         self.stretches = self._stretches()
+        self.like, self.alike = self._alike()
         # of a stretch of stages, a block and its experts
         self.parts: dict[object, tuple[list[StageWork], list[int]]] = {}
         self.moved: dict[tuple[int, Chosen], int] = {}  # bytes of a stretch, all blocks
@@ -104,6 +107,21 @@ class _Lowering:
                 stretches.append([])
             stretches[-1].append(stage)
         return stretches
+
+    def _alike(self) -> tuple[list[int], list[list[int]]]:
+        """Of each stretch the first one of the same stages, and of its blocks the first one with
+        the same work in all of them: layers share what is made of these.
+        """
+        seen: dict[tuple[int, ...], int] = {}
+        blocks: dict[int, list[int]] = {}
+        like = []
+        for number, stages in enumerate(self.stretches):
+            of = tuple(self.forms.of[stage.index] for stage in stages)
+            like.append(seen.setdefault(of, number))
+            if like[-1] == number:
+                alike = [self.forms.alike[stage.index] for stage in stages]
+                blocks[number] = first_alike(list(zip(*alike, strict=True)))
+        return like, [blocks[number] for number in like]
 
     def variant(self, chosen: dict[int, Chosen]) -> Variant:
         """`chosen` by stage that routed experts begin with: how many tokens chose each expert in
@@ -127,7 +145,7 @@ class _Lowering:
         """Of a variant, which need not be made for it."""
         total = 0
         for number, experts in self._used(chosen):
-            key = (number, experts)
+            key = (self.like[number], experts)
             if key not in self.moved:
                 kinds = Counter(self.forms.kinds)
                 self.moved[key] = sum(
@@ -150,9 +168,10 @@ class _Lowering:
     def _known_part(
         self, number: int, block: int, experts: Chosen
     ) -> tuple[list[StageWork], list[int]]:
-        key = (number, block, experts)
+        first = self.like[number]
+        key = (first, self.alike[first][block], experts)
         if key not in self.parts:
-            self.parts[key] = self._part(self.stretches[number], block, experts)
+            self.parts[key] = self._part(self.stretches[first], key[1], experts)
         return self.parts[key]
 
     def _stream(

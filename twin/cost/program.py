@@ -77,17 +77,6 @@ class Variant:
     sizes: tuple[tuple[int, ...], ...]
     ends: tuple[tuple[int, ...], ...]
 
-    def bytes(self) -> int:
-        """Weights, and caches read and written."""
-        cached = {
-            known: sum(work.cached_bytes() for work in row)
-            for known, row in {id(row): row for row in self.stages}.items()
-        }
-        streamed = {known: sum(row) for known, row in {id(row): row for row in self.sizes}.items()}
-        return sum(cached[id(stages)] for stages in self.stages) + sum(
-            streamed[id(sizes)] for sizes in self.sizes
-        )
-
 
 @frozen
 class Program:

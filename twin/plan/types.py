@@ -829,6 +829,10 @@ class Plan:
         """What the kernel has nothing like, by the options and the catalogue's rows of the plan's
         stages; None: its costs and budgets are known.
         """
+        return self._without_code
+
+    @cached_property
+    def _without_code(self) -> str | None:
         for name, limit in ENGINE_OPTIONS.items():
             value = getattr(self.options, name)
             if value > limit:
