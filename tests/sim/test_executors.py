@@ -642,7 +642,8 @@ def test_blocks_and_layers_share_work_only_where_each_would_do_the_same(
     plan = default_plan(shallow(model), node, **chosen)
     shared = compile_plan(plan, node.device)
     monkeypatch.setattr(Forms, "_form", lambda _, stage: stage.index)
-    monkeypatch.setattr(forms, "_first", lambda traits: list(range(len(traits))))
+    for module in (forms, lowering):
+        monkeypatch.setattr(module, "first_alike", lambda traits: list(range(len(traits))))
     monkeypatch.setattr(lowering, "wire", wiring.wire.__wrapped__)
     alone = compile_plan(plan, node.device)
     assert len({id(work) for stages in shared.stages for work in stages}) < len(
