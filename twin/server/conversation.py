@@ -62,9 +62,11 @@ class Conversation:
     @cached_property
     def _as_text(self) -> bool:
         """Whether the template wants a call's arguments as JSON rather than as a mapping."""
-        asked, called = {"role": "user", "content": "x"}, {"role": "assistant", "content": ""}
+        question, called = {"role": "user", "content": "x"}, {"role": "assistant", "content": ""}
         try:
-            text = self.template.render([asked, called | {"tool_calls": [_CALL]}], generate=False)
+            text = self.template.render(
+                [question, called | {"tool_calls": [_CALL]}], generate=False
+            )
         except Problem:
             return True
         return repr({_KEY: 1}) in text
