@@ -75,16 +75,24 @@ def make(folder: Path, runner: Runner) -> list[Path]:
     return list(contents)
 
 
-def write_page(folder: Path, stamp: Stamp, bodies: Mapping[str, str], chart: Chart) -> None:
-    """What the script of a study without a study file writes: its page's blocks by their names, and
+def write_page(
+    folder: Path,
+    stamp: Stamp,
+    bodies: Mapping[str, str],
+    chart: Chart,
+    *,
+    pages: Sequence[str] = (PAGE,),
+) -> None:
+    """What the script of a study without a study file writes: its pages' blocks by their names, and
     its figure.
     """
-    page = folder / PAGE
-    text = page.read_text(encoding="utf-8")
-    if unknown := sorted({block.name for block in blocks(text)} - set(bodies)):
-        raise ConfigError(f"{page}: block {shown(unknown[0])}; there are {', '.join(bodies)}")
-    figure = f"<!-- {stamp.words()} -->\n{svg.figure(chart)}"
-    write({page: filled(text, lambda block: bodies[block.name], stamp), folder / FIGURE: figure})
+    made = {folder / FIGURE: f"<!-- {stamp.words()} -->\n{svg.figure(chart)}"}
+    for page in (folder / name for name in pages):
+        text = page.read_text(encoding="utf-8")
+        if unknown := sorted({block.name for block in blocks(text)} - set(bodies)):
+            raise ConfigError(f"{page}: block {shown(unknown[0])}; there are {', '.join(bodies)}")
+        made[page] = filled(text, lambda block: bodies[block.name], stamp)
+    write(made)
 
 
 def errors_chart(names: Sequence[str], errors: Mapping[str, Sequence[float]]) -> Bars:

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
-from predicted import DRAWN, Prediction, predictions
+from studies.intervals.predicted import DRAWN, Prediction, predictions
 
 from studies.common.blocks import Stamp, markdown_table
 from studies.common.inputs import files_digest, fits_on_file
@@ -127,7 +127,6 @@ BINS: dict[str, Callable[[Judged], str | None]] = {
     "kind": _of(lambda about: about.kind.value),
     "device": _of(lambda about: about.device),
     "GPUs": _of(lambda about: str(about.gpus)),
-    "kind and GPUs": _of(lambda about: f"{about.kind.value}, {about.gpus}"),
     "GPUs and hand-off": _of(lambda about: f"{about.gpus}, {about.handoff}"),
     "positions": _of(lambda about: _between((200, 2000), about.context, "")),
     "lanes": _of(lambda about: "lanes" if LANES in about.parts else "none"),
@@ -282,7 +281,7 @@ def main() -> None:
         "ends": ends_table(),
         "next": next_table(),
     }
-    write_page(HERE, stamp(), bodies, chart(found))
+    write_page(HERE, stamp(), bodies, chart(found), pages=("README.md", "first.md"))
     print(bodies["bins"], bodies["first"], bodies["ends"], sep="\n\n")
 
 

@@ -123,6 +123,8 @@ def _many_gpus() -> Iterator[Prediction]:
 def _hybrids() -> Iterator[Prediction]:
     with (STUDIES / "hybrids" / "rows.csv").open(encoding="utf-8", newline="") as table:
         for row in csv.DictReader(table):
+            if not row["step_us"]:  # not run yet
+                continue
             said = {level: float(row[level]) for level in ("p10", "p90")}
             said["p50"] = float(row["predicted"])
             spec, at = load_model(row["model"]), int(row["after"]) + few_bits.TOKENS // 2

@@ -16,6 +16,10 @@ RUN = "2026-11-29"
 HEAD = ("node", "model", "answer", "predicted, us", "us a token", "of plain", "host, us", "right")
 
 
+def stamp() -> Stamp:
+    return Stamp(RUN, files_digest([ROWS]))
+
+
 def rows() -> list[dict[str, str]]:
     with ROWS.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
@@ -57,7 +61,7 @@ def chart() -> Bars:
 
 
 def main() -> None:
-    write_page(HERE, Stamp(RUN, files_digest([ROWS])), {"rows": table()}, chart())
+    write_page(HERE, stamp(), {"rows": table()}, chart())
 
 
 if __name__ == "__main__":
