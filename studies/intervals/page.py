@@ -17,11 +17,10 @@ from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
-from studies.intervals.predicted import DRAWN, Prediction, predictions
-
 from studies.common.blocks import Stamp, markdown_table
 from studies.common.inputs import files_digest, fits_on_file
 from studies.common.study_page import write_page
+from studies.intervals.predicted import DRAWN, Prediction, predictions
 from twin.calibrate.known_error import evidence
 from twin.calibrate.seen import LANES, Evidence, Features, Seen
 from twin.data import data_dir
