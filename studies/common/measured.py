@@ -93,6 +93,8 @@ def _hybrids(folder: Path) -> Iterator[Measured]:
     file = folder / "rows.csv"
     with file.open(encoding="utf-8", newline="") as table:
         for row in csv.DictReader(table):
+            if not row["step_us"]:  # predicted, not run yet
+                continue
             stored = stored_as(load_model(row["model"]))
             model, at = row["model"].partition("@")[0], int(row["after"]) + DECODED // 2
             speed, record = _three(1e6 / float(row["step_us"])), f"studies/{HYBRIDS}/{file.name}"

@@ -19,7 +19,7 @@ from twin.schedule.plans import build
 SEED = 2024
 AROUND_ONE = ("norm", "layer_scalar", "expert_scales")  # names of vectors that multiply
 POSITIONS = 20  # more than the sliding windows below
-TOLERANCE = 2e-5  # logits are about 4; the largest difference seen in FP32 is 5e-6
+TOLERANCE = 3e-5  # logits are about 4; the largest difference seen in FP32 is 2.3e-5, of Qwen 3.5
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 320,

@@ -24,7 +24,7 @@ using u32 = unsigned int;
 enum class Type : int { FP32, BF16, FP16, FP8 };
 constexpr Type WEIGHT = Type::STORED, KV = WEIGHT;
 constexpr int HEAD_DIM = HEADDIM;
-enum class Gate { SILU, GELU };
+enum class Gate { SILU, GELU, RELU2 };
 struct Family {  // as most have it
   static constexpr Gate GATE = Gate::SILU;
   static constexpr float SCORE_CAP = 0.0f, LOGIT_CAP = 0.0f, EMBEDDING = 1.0f;
