@@ -29,8 +29,10 @@ from twin.plan.types import (
     Parts,
     Plan,
     Sampling,
+    Stage,
     StageKind,
 )
+from twin.proof.prove import violations
 from twin.reference.step import Reference
 from twin.schedule.plans import build
 from twin.schedule.probe import attention_probe, exchange_probe, sample_probe, stream_probe
@@ -206,3 +208,14 @@ def sanitized(script: str, sanitize: str) -> None:
     done = run_script(script.replace("SANITIZE", repr(sanitize)), runtime)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "clean" in done.stdout
+
+
+def first(plan: Plan, kind: StageKind) -> Stage:
+    """Of this kind, the first one."""
+    return next(stage for stage in plan.stages if stage.kind is kind)
+
+
+def found(plan: Plan, stage: Stage) -> list[str]:
+    """What the proof says of a plan with this stage in place of its own."""
+    stages = tuple(stage if s.index == stage.index else s for s in plan.stages)
+    return [str(one) for one in violations(replace(plan, stages=stages))]

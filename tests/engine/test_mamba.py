@@ -22,6 +22,8 @@ from tests.engine.small_engine import (
     engine,
     error,
     expected,
+    first,
+    found,
     planned,
 )
 from tests.engine.test_packed_experts import write_safetensors
@@ -41,9 +43,7 @@ from twin.plan.types import (
     CollectiveKind,
     Execution,
     HandOffKind,
-    Plan,
     Sampling,
-    Stage,
     StageKind,
 )
 from twin.proof.prove import prove, violations
@@ -177,15 +177,6 @@ def test_a_wrong_weight_of_a_state_is_noticed(name: str) -> None:
 
 
 # ---- what the proof refuses ----------------------------------------------------------------------
-
-
-def first(plan: Plan, kind: StageKind) -> Stage:
-    return next(stage for stage in plan.stages if stage.kind is kind)
-
-
-def found(plan: Plan, stage: Stage) -> list[str]:
-    stages = tuple(stage if s.index == stage.index else s for s in plan.stages)
-    return [str(one) for one in violations(replace(plan, stages=stages))]
 
 
 def test_planted_faults_of_states_are_refused() -> None:

@@ -23,6 +23,8 @@ from tests.engine.small_engine import (
     engine,
     error,
     expected,
+    first,
+    found,
     planned,
     sanitized,
     small_weights,
@@ -48,9 +50,7 @@ from twin.plan.types import (
     Common,
     Execution,
     HandOffKind,
-    Plan,
     Sampling,
-    Stage,
     StageKind,
 )
 from twin.proof.prove import prove, violations
@@ -244,15 +244,6 @@ def test_attention_without_its_gate_is_noticed() -> None:
     wanted = expected(plan, TOKENS)
     with HostEngine(plan, Open(recurrent())) as running:
         assert np.abs(running.logits(TOKENS) - wanted).max() > 1e-3 * np.abs(wanted).max()
-
-
-def first(plan: Plan, kind: StageKind) -> Stage:
-    return next(stage for stage in plan.stages if stage.kind is kind)
-
-
-def found(plan: Plan, stage: Stage) -> list[str]:
-    stages = tuple(stage if s.index == stage.index else s for s in plan.stages)
-    return [str(one) for one in violations(replace(plan, stages=stages))]
 
 
 def test_planted_faults_of_states_are_refused() -> None:

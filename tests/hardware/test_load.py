@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
@@ -11,6 +11,7 @@ from tests.rows import every
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError, HardwareError, TwinError
 from twin.hardware.load import (
+    _Sizes,
     device_names,
     load_device,
     load_node,
@@ -22,6 +23,7 @@ from twin.hardware.number import Kind
 from twin.hardware.override import assumed, numbers
 from twin.hardware.stated import stated_file
 from twin.hardware.types import Device, Node
+from twin.plan.ranges import GPUS
 
 DEVICES = [
     "a100-sxm",
@@ -393,3 +395,8 @@ def test_every_name_on_file_is_known_in_capitals_and_with_its_count_behind() -> 
 def test_a_wrong_count_names_those_that_there_are(name: str) -> None:
     with pytest.raises(HardwareError, match="allowed: 1xh200-sxm, 2xh200-sxm"):
         load_node(name)
+
+
+def test_a_node_may_have_as_many_gpus_as_a_plan() -> None:
+    kind, _ = get_args(get_type_hints(_Sizes, include_extras=True)["gpus"])
+    assert get_args(get_args(kind)[0]) == GPUS

@@ -20,10 +20,11 @@ CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODIES: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     CHATS: (wire.Chat, CHAT | {"max_tokens": 1}),
     COMPLETIONS: (wire.Completion, GREEDY | {"max_tokens": 1}),
+    "/v1/responses": (wire.Responses, {"input": "x", "max_output_tokens": 1}),
     "/tokenize": (wire.Tokenize, {"prompt": "x"}),
     "/detokenize": (wire.Detokenize, {"tokens": [1]}),
 }
-NEEDED = {"messages", "prompt", "tokens"}
+NEEDED = {"messages", "prompt", "tokens", "input"}
 # What OpenAI's reference names as defaults, and what clients send for "nothing in particular", of
 # fields that are read.
 DEFAULTS: dict[str, list[Any]] = {
@@ -64,6 +65,12 @@ DEFAULTS: dict[str, list[Any]] = {
     "reasoning_format": ["auto", "none"],
     "include_reasoning": [True],
     "logit_bias": [{}],
+    "instructions": [""],
+    "max_output_tokens": [1, 1.0],
+    "text": [{"format": {"type": "text"}}, {}],
+    "reasoning": [{}, {"effort": None}],
+    "include": [[]],
+    "max_tool_calls": [8],
     "echo": [False],
     "presence_penalty": [0, 0.0],
     "frequency_penalty": [0, 0.0],

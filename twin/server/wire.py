@@ -30,7 +30,22 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class _Generation(msgspec.Struct, kw_only=True):
+class _Harmless(msgspec.Struct, kw_only=True):
+    """Fields that are known, and on which nothing that is generated depends."""
+
+    user: str | None = None
+    metadata: Unread = NOTHING
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: Unread = NOTHING
+    store: bool | None = None  # `/v1/responses` says false: nothing is kept
+    request_id: str | None = None  # vLLM's
+    cache_salt: str | None = None  # vLLM's
+
+
+class _Generation(_Harmless, kw_only=True):
     """What both ways of generating share."""
 
     model: str | None = None
@@ -51,17 +66,6 @@ class _Generation(msgspec.Struct, kw_only=True):
     response_format: Unread = NOTHING  # `grammar.schema_of` reads it
     ignore_eos: bool | None = None  # vLLM's
     step_times: bool | None = None  # ours: each token's time, at the end
-    # Known and harmless: nothing that is generated depends on them.
-    user: str | None = None
-    metadata: Unread = NOTHING
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: Unread = NOTHING
-    store: bool | None = None
-    request_id: str | None = None  # vLLM's
-    cache_salt: str | None = None  # vLLM's
 
 
 class Completion(_Generation, kw_only=True):
@@ -113,7 +117,7 @@ class Chat(_Generation, kw_only=True):
     continue_final_message: bool | None = None
 
 
-class Responses(msgspec.Struct, kw_only=True):
+class Responses(_Harmless, kw_only=True):
     """`/v1/responses`; `responses.chat_of` makes a chat of it."""
 
     input: Unread
@@ -135,19 +139,9 @@ class Responses(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # Known and harmless: nothing that is generated depends on them.
-    user: str | None = None
-    metadata: Unread = NOTHING
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: Unread = NOTHING
-    store: bool | None = None  # an answer says false: nothing is kept
-    include: Unread = NOTHING  # of tools that others run
-    max_tool_calls: Whole | None = None  # of these tools, too
-    request_id: str | None = None  # vLLM's
-    cache_salt: str | None = None  # vLLM's
+    # of tools that others run
+    include: Unread = NOTHING
+    max_tool_calls: Whole | None = None
 
 
 class Tokenize(msgspec.Struct, kw_only=True):
