@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -107,9 +107,11 @@ class Moved:
     left_out: dict[str, dict[str, float]]
 
 
-def timed_runs(node: Node, records: Sequence[store.Run]) -> list[Timed]:
+def timed_runs(
+    node: Node, records: Sequence[store.Run], *, names: Collection[str] | None = None
+) -> list[Timed]:
     """All runs of the records that were timed, of kernels that the engine still has and of plans
-    that it still takes. Raises CalibrationError for a record without any.
+    that it still takes; with `names` only these. Raises CalibrationError for a record without any.
     """
     found = []
     for record in records:
@@ -120,6 +122,8 @@ def timed_runs(node: Node, records: Sequence[store.Run]) -> list[Timed]:
             )
         own = []
         for run in measured(recorded(record.folder, record.meta) or (), record):
+            if names is not None and run.name not in names:
+                continue
             if is_superseded(run, node.device.name):
                 continue
             try:
@@ -155,7 +159,7 @@ def move(
     """`node`: without the fit; `kept`: the fit on file, its numbers and their draws."""
     fit, together = kept
     runs = timed_runs(node, records)
-    paths = [path for path in _movable(node) if path in fit and path in together]
+    paths = [path for path in movable(node) if path in fit and path in together]
     with _simulators(runs) as simulated:
         progress(f"simulating {len(runs)} engine runs")
         base = np.log(simulated(apply_fit(node, fit), False))
@@ -188,7 +192,7 @@ def move(
     )
 
 
-def _movable(node: Node) -> list[str]:
+def movable(node: Node) -> list[str]:
     """The numbers of what layers do: those that probes of layers settle, and two more."""
     groups = recipe_of(node.device).groups
     return [*ALONE, *(path for name in OF_LAYERS for path in groups.get(name, ()))]
@@ -220,10 +224,10 @@ class _Both:
         inverse = np.zeros((slopes.shape[1],) * 2)
         inverse[:wanted, :wanted] = self.inverse
         inverse[wanted:, wanted:] = np.eye(self.cards.shape[1]) / CARD**2
-        return np.clip(_least(slopes, errors[some], inverse)[:wanted], -REACH, REACH)
+        return np.clip(least(slopes, errors[some], inverse)[:wanted], -REACH, REACH)
 
 
-def _least(slopes: Vector, errors: Vector, inverse: Vector) -> Vector:
+def least(slopes: Vector, errors: Vector, inverse: Vector) -> Vector:
     """The move of all columns of `slopes`; wild runs weigh little."""
     weights = np.ones(len(errors))
     found: Vector = np.zeros(slopes.shape[1])

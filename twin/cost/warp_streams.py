@@ -10,9 +10,9 @@ from twin.cost.streams import NOTHING, Streams, Weights
 from twin.hardware.kernel import WarpKernel
 from twin.hardware.types import Device
 from twin.plan.settle import as_stored
-from twin.plan.types import Matrix, Scan, Stage, StageKind, tiles_of
+from twin.plan.types import Matrix, Scan, Stage, StageKind, routed_share, tiles_of
 from twin.schedule.block import TEAM_WARPS, WARP
-from twin.schedule.chosen import of_all_chosen
+from twin.schedule.chosen import beside, of_all_chosen
 from twin.schedule.products import tensor_products
 from twin.schedule.splits import TENSOR_POSITIONS
 from twin.schedule.types import BlockOfWarps
@@ -34,7 +34,9 @@ class WarpStreams(Streams):
     def weights(self, stage: Stage, block: int, experts: Chosen) -> Weights:
         if not stage.matrices:
             return self._cached(stage, block)
-        if wide := self._one_matrix(stage, experts):
+        if self.by_kernel and stage.routed and experts != (1,) * stage.routed.top_k:
+            return self._of_several(stage, block, experts)
+        if wide := self._one_matrix(stage):
             key: object = (self._share(wide, block, experts), wide.joined)
             if key not in self.known:
                 kept = stage.kind is StageKind.ROUTED_DOWN and self.ffn_in_memory
@@ -45,17 +47,45 @@ class WarpStreams(Streams):
             return self.known[key]
         return super().weights(stage, block, experts)
 
-    def _one_matrix(self, stage: Stage, experts: Chosen) -> Matrix | None:
+    def _one_matrix(self, stage: Stage) -> Matrix | None:
         """Of experts that our kernel's warps multiply for one token: the chosen ones' rows or
         columns are one matrix to them.
         """
         if stage.routed is None or not self.by_kernel:
             return None
-        if experts != (1,) * stage.routed.top_k:
-            return None
         if stage.index not in self.wide:
             self.wide[stage.index] = of_all_chosen(self.plan, stage)
         return self.wide[stage.index]
+
+    def _of_several(self, stage: Stage, block: int, experts: Chosen) -> Weights:
+        """Of experts that several tokens choose: all their rows one below the other, and columns of
+        as many side by side as one token chooses. Tokens that did not choose an expert bring it
+        zeros, so tensor cores make the products of all of them at once.
+        """
+        (matrix,), routed = stage.matrices, stage.routed
+        assert routed is not None
+        tokens, top_k = max(experts, default=1), routed.top_k
+        if matrix.owned:
+            key: object = (self._share(matrix, block, experts), len(experts), tokens)
+            spans = [(*matrix.owned[block], self._one_matrix(stage))] * (len(experts) // top_k)
+            if rest := len(experts) % top_k:
+                spans.append((*matrix.owned[block], beside(matrix, rest)))
+        else:
+            width = matrix.rows // matrix.unit
+            share = routed_share(width * len(experts), self.plan.blocks, block, matrix.share_step)
+            lo, hi = (matrix.unit * end for end in share)
+            key = (self._share(matrix, hi - lo, experts), hi - lo, tokens)
+            spans = [(lo, hi, matrix)]
+        if key not in self.known:
+            kept = stage.kind is StageKind.ROUTED_DOWN and self.ffn_in_memory
+            slots = [
+                slot
+                for lo, hi, wide in spans
+                if wide
+                for slot in self._tiles(wide, lo, hi, tokens, whole_tiles=kept)
+            ]
+            self.known[key] = Weights(*map(tuple, zip(*slots, strict=True))) if slots else NOTHING
+        return self.known[key]
 
     def _cached(self, stage: Stage, block: int) -> Weights:
         """Keys and values that a block of warps gets through its ring, between the weights of the

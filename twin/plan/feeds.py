@@ -237,12 +237,12 @@ def _normed_again(b: Builder) -> int:
 
 def _shares(routed: Routed, width: int, blocks: int, step: int) -> tuple[Span, ...]:
     """What each block publishes of the chosen experts' rows, stacked. Where draws differ in their
-    number, elements are numbered by owner, and each has room for its largest share.
+    number, elements are numbered by owner, and each has room for its largest share, in whole steps.
     """
     if always_all(routed):
         total = routed.most * width
         return tuple(routed_share(total, blocks, block, step) for block in range(blocks))
-    most = -(-routed.most * width // blocks)
+    most = step * -(-routed.most * width // (step * blocks))
     return tuple((block * most, (block + 1) * most) for block in range(blocks))
 
 

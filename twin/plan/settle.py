@@ -69,11 +69,10 @@ def norms_divided(spec: ModelSpec, options: Options) -> bool:
 
 
 def as_stored(spec: ModelSpec, options: Options) -> bool:
-    """Are weights laid out and taken as the kernel does for a step of one token? Whoever slices the
-    residual changes nothing of that.
+    """Are weights laid out as the kernel has them? Neither a slice of the residual nor further
+    tokens change that: whoever verifies drafts reads the weights that a step of one token reads.
     """
-    alone = options.tokens == 1 and options.expert_ranks == 1
-    return spec.runnable_reason() is None and alone
+    return spec.runnable_reason() is None and options.expert_ranks == 1
 
 
 def windows_of(spec: ModelSpec) -> set[int]:

@@ -94,17 +94,18 @@ def _shares_of_chosen(
 ) -> tuple[Span, ...]:
     """One token on a rank with all experts always multiplies top_k of them: the stacked rows
     themselves, divided evenly and in order, in whole tiles of a plan with low-bit weights.
-    Otherwise a block's elements follow each other whatever the draw, with room for the largest.
+    Otherwise a block's elements follow each other whatever the draw, with room for the largest
+    share of such tiles.
     """
     blocks, options = layer.plan.blocks, layer.options
     held = kind.experts // options.expert_ranks
     rows = (min(held, options.tokens * kind.top_k) + _always(layer, kind)) * width
+    coded = matrix is not None and matrix.pack
+    whole = matrix.tile_rows // (1 + kind.gated) if matrix is not None and coded else 1
     if options.tokens == 1 and options.expert_ranks == 1:
-        coded = matrix is not None and matrix.pack
-        whole = matrix.tile_rows // (1 + kind.gated) if matrix is not None and coded else 1
         ends = [rows // whole * at // blocks * whole for at in range(blocks + 1)]
         return tuple(pairwise(ends))
-    most = -(-rows // blocks)
+    most = -(-rows // (whole * blocks)) * whole
     return tuple((at * most, (at + 1) * most) for at in range(blocks))
 
 
