@@ -10,7 +10,7 @@ from twin.cost.streams import NOTHING, Streams, Weights
 from twin.hardware.kernel import WarpKernel
 from twin.hardware.types import Device
 from twin.plan.settle import as_stored
-from twin.plan.types import Matrix, Scan, Stage, StageKind, routed_share, tiles_of
+from twin.plan.types import Matrix, Scan, Stage, StageKind, always_all, routed_share, tiles_of
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.chosen import beside, of_all_chosen
 from twin.schedule.products import tensor_products
@@ -34,7 +34,7 @@ class WarpStreams(Streams):
     def weights(self, stage: Stage, block: int, experts: Chosen) -> Weights:
         if not stage.matrices:
             return self._cached(stage, block)
-        if self.by_kernel and stage.routed and experts != (1,) * stage.routed.top_k:
+        if stage.routed and not (always_all(stage.routed) and self.plan.tokens == 1):
             return self._of_several(stage, block, experts)
         if wide := self._one_matrix(stage):
             key: object = (self._share(wide, block, experts), wide.joined)
@@ -48,19 +48,20 @@ class WarpStreams(Streams):
         return super().weights(stage, block, experts)
 
     def _one_matrix(self, stage: Stage) -> Matrix | None:
-        """Of experts that our kernel's warps multiply for one token: the chosen ones' rows or
-        columns are one matrix to them.
+        """Of experts that warps multiply for one token: the chosen ones' rows or columns are one
+        matrix to them, as to our kernel's.
         """
-        if stage.routed is None or not self.by_kernel:
+        if stage.routed is None:
             return None
         if stage.index not in self.wide:
             self.wide[stage.index] = of_all_chosen(self.plan, stage)
         return self.wide[stage.index]
 
     def _of_several(self, stage: Stage, block: int, experts: Chosen) -> Weights:
-        """Of experts that several tokens choose: all their rows one below the other, and columns of
-        as many side by side as one token chooses. Tokens that did not choose an expert bring it
-        zeros, so tensor cores make the products of all of them at once.
+        """Of experts that several tokens choose, or of which a rank holds some: all their rows one
+        below the other, and columns of as many side by side as one token chooses. Tokens that did
+        not choose an expert bring it zeros, so tensor cores make the products of all of them at
+        once.
         """
         (matrix,), routed = stage.matrices, stage.routed
         assert routed is not None
