@@ -89,6 +89,28 @@ __device__ __forceinline__ float score_of(float logit, float most) {
   return Experts::SIGMOID ? 1.0f / (1.0f + exp32(-logit)) : exp32(logit - most);
 }
 
+// By which a logit becomes what a bias of the choice is added to: its sigmoid, or its share of the
+// scores of all experts.
+struct Shares {
+  static constexpr bool OF_ALL = Experts::CHOICE_BIASED && !Experts::SIGMOID;
+
+  float most = 0.0f, total = 1.0f;
+
+  __device__ __forceinline__ explicit Shares(const float* logits) {
+    if constexpr (OF_ALL) {
+      most = logits[0], total = 0.0f;
+      TWIN_ONCE
+      for (int i = 1; i < Experts::COUNT; ++i) most = logits[i] > most ? logits[i] : most;
+      TWIN_ONCE
+      for (int i = 0; i < Experts::COUNT; ++i) total += score_of(logits[i], most);
+    }
+  }
+  __device__ __forceinline__ float of(float logit) const {
+    const float score = score_of(logit, most);
+    return OF_ALL ? score / total : score;
+  }
+};
+
 // Weights of the chosen, in their order. Softmax over all experts, then over the chosen alone, is
 // softmax over the chosen: only weights that are not normalised need all logits.
 __device__ __forceinline__ float weight_of(const float* logits, const Choice& choice, int place) {

@@ -18,10 +18,10 @@ struct ChosenBy {
   __device__ __forceinline__ ChosenBy(const Block& b, const Stage& stage)
       : biases(BIASED ? constants(b, stage.choice_bias) : nullptr),
         own(BIASED && b.core.thread() < Experts::COUNT ? biases[b.core.thread()] : 0.0f) {}
-  __device__ __forceinline__ float of(const Block& b, int expert) const {
+  __device__ __forceinline__ float of(const Block& b, const Shares& shares, int expert) const {
     const float logit = b.scratch[expert];
     if (!BIASED) return logit;
-    return score_of(logit, 0.0f) + (expert == b.core.thread() ? own : biases[expert]);
+    return shares.of(logit) + (expert == b.core.thread() ? own : biases[expert]);
   }
 };
 
@@ -55,6 +55,7 @@ __device__ __forceinline__ void choose(Block& b, const Choice& choice, const Cho
   if constexpr (Experts::VISITED > Experts::TOP_K)
     TWIN_EACH(i, Experts::VISITED - Experts::TOP_K)
       choice.expert[Experts::TOP_K + i] = Experts::COUNT + i;
+  const Shares shares(b.scratch);
   if constexpr (Contest::DIVIDED) {
     constexpr int EACH = Contest::EACH, COUNT = Experts::COUNT, TOP_K = Experts::TOP_K,
                   FINAL = Contest::FINAL;
@@ -62,7 +63,7 @@ __device__ __forceinline__ void choose(Block& b, const Choice& choice, const Cho
     const Contest of = {reinterpret_cast<u64*>(b.scratch + Contest::FIRST)};
     u64* const finals = of.finals();
     TWIN_ONCE
-    TWIN_EACH(i, COUNT + COUNT % 2) of.all[i] = i < COUNT ? Contest::key(by.of(b, i), i) : 0;
+    TWIN_EACH(i, COUNT + COUNT % 2) of.all[i] = i < COUNT ? Contest::key(by.of(b, shares, i), i) : 0;
     if (FINAL % 2 && b.core.thread() == 0) finals[FINAL] = 0;
     b.core.barrier();
     TWIN_ONCE
@@ -82,7 +83,7 @@ __device__ __forceinline__ void choose(Block& b, const Choice& choice, const Cho
     const float* keys = b.scratch;
     if constexpr (ChosenBy::BIASED) {
       float* const made = b.scratch + Contest::FIRST;
-      TWIN_EACH(i, Experts::COUNT) made[i] = by.of(b, i);
+      TWIN_EACH(i, Experts::COUNT) made[i] = by.of(b, shares, i);
       b.core.barrier();
       keys = made;
     }

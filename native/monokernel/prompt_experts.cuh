@@ -79,8 +79,8 @@ __device__ __forceinline__ void choose_experts(Block& b, const Stage& stage, con
     TWIN_ONCE
     TWIN_EACH(i, together * Experts::COUNT) {
       const int token = i / Experts::COUNT, expert = i % Experts::COUNT;
-      chip.keys[i] =
-          score_of(chip.logits[token * Entries::LOGITS + expert], 0.0f) + biases[expert];
+      const float* const logits = chip.logits + token * Entries::LOGITS;
+      chip.keys[i] = Shares(logits).of(logits[expert]) + biases[expert];
     }
     by = chip.keys, pitch = Experts::COUNT;
     b.core.barrier();

@@ -33,8 +33,13 @@ FEED = ExpertFeed(experts=8, top_k=3, width=40, scoring=Scoring.SIGMOID, choice_
         (FEED, {"gpus": 2, "common": Common.SHARDED, "collective": CollectiveKind.PUSH}),
         (replace(FEED, shared_width=56, experts=9), {"blocks": 5}),
         (replace(FEED, shared_width=48, shared_gate=True, experts=130), {}),
+        (replace(FEED, scoring=Scoring.SOFTMAX, scaling=1.5), {}),
+        (replace(FEED, scoring=Scoring.SOFTMAX, renormalise=False, experts=135), {}),
     ],
-    ids=("few", "groups", "many", "scaled", "two ranks", "shared", "gated"),
+    ids=(
+        *("few", "groups", "many", "scaled", "two ranks", "shared", "gated"),
+        *("softmax", "softmax of all"),
+    ),
 )
 def test_logits_are_the_references(feed: ExpertFeed, more: dict[str, Any]) -> None:
     plan = planned(convolved(feed=feed), **more)
@@ -52,9 +57,16 @@ def test_the_bias_chooses_and_does_not_weigh() -> None:
     np.testing.assert_allclose(moved.weights, scores / scores.sum(), rtol=1e-6)
 
 
-def test_biases_are_added_to_sigmoids_only() -> None:
-    spec = convolved(feed=replace(FEED, scoring=Scoring.SOFTMAX))
-    assert spec.runnable_reason() is not None
+def test_a_bias_is_added_to_the_softmax_of_all_logits() -> None:
+    logits = np.array([2.0, 1.0, 0.0, -1.0], np.float32)
+    feed = replace(FEED, experts=4, top_k=2, scoring=Scoring.SOFTMAX)
+    shares = np.exp(logits) / np.exp(logits).sum()
+    over = float(shares[1] - shares[3])
+    for bias, best in ((over * 1.01, 3), (over * 0.99, 1)):
+        found = chosen(feed, logits, np.float32([0, 0, 0, bias]))
+        assert found.experts == (0, best)
+        weights = shares[[0, best]]
+        np.testing.assert_allclose(found.weights, weights / weights.sum(), rtol=1e-6)
 
 
 def test_layers_whose_heads_are_normed_together_run_on_one_gpu_only() -> None:

@@ -155,13 +155,15 @@ def test_short_convolutions_of_the_published_width_match_the_reference() -> None
     agree(checked(spec, blocks=132, slot_bytes=16384, **BF16))
 
 
-@pytest.mark.parametrize("name", ["glm4-moe", "glm4-moe-plain", "minimax-m2"])
+@pytest.mark.parametrize("name", ["glm4-moe", "glm4-moe-plain", "minimax-m2", "ernie4-5-moe"])
 @pytest.mark.parametrize(
     "chosen",
     [{"blocks": 5}, {"blocks": 40, "slot_bytes": 512, "tile_rows": 4}, {"blocks": 20, **BF16}],
     ids=("few", "many", "bf16"),
 )
-def test_sigmoid_routers_with_biases_match_the_reference(name: str, chosen: dict[str, Any]) -> None:
+def test_routers_with_biases_of_the_choice_match_the_reference(
+    name: str, chosen: dict[str, Any]
+) -> None:
     agree(checked(from_config(FAMILIES[name], name), **({"slot_bytes": 1024} | chosen)))
 
 

@@ -77,6 +77,7 @@ LAYERED = {  # the exact counts whose roundings are published (test_published.py
     "deepseek-v3": 671_026_419_200,
     "deepseek-v4-flash": 284_332_240_471,
     "deepseek-v4-pro": 1_572_997_201_763,
+    "ernie-4.5-21b-a3b": 21_825_437_888,
     "gemma-4-26b-a4b": 25_233_141_760,
     "gemma-4-31b": 30_697_345_280,
     "glm-4.5-air": 106_852_251_264,
@@ -99,6 +100,7 @@ LAYERED = {  # the exact counts whose roundings are published (test_published.py
 PUBLISHED = DENSE | LAYERED
 # whose experts the engine runs
 ROUTED = {
+    "ernie-4.5-21b-a3b",
     "gemma-4-26b-a4b",
     "gemma-4-31b",  # none: heads of two shapes in dense layers
     "glm-4.5-air",

@@ -20,6 +20,7 @@ TOTAL_AND_ACTIVE = {  # as printed: total, active, whether active counts the emb
     "deepseek-v3": ("671 B", "37 B", False),
     "deepseek-v4-flash": ("284 B", "13 B", False),
     "deepseek-v4-pro": ("1.6 T", "49 B", False),
+    "ernie-4.5-21b-a3b": ("21 B", "3 B", False),
     "gemma-4-26b-a4b": ("25.2 B", "3.8 B", False),
     "gemma-4-31b": ("30.7 B", "30.7 B", False),
     "glm-4.5-air": ("106 B", "12 B", False),
@@ -39,7 +40,14 @@ TOTAL_AND_ACTIVE = {  # as printed: total, active, whether active counts the emb
     "qwen3.6-27b": ("27 B", "27 B", True),
     "qwen3.6-35b-a3b": ("35 B", "3 B", False),
 }
-EXPLAINED = {"glm-4.5-air", "lfm2-8b-a1b", "lfm2.5-350m", "minimax-m2.7", "qwen3-30b-a3b"}
+EXPLAINED = {
+    "ernie-4.5-21b-a3b",
+    "glm-4.5-air",
+    "lfm2-8b-a1b",
+    "lfm2.5-350m",
+    "minimax-m2.7",
+    "qwen3-30b-a3b",
+}
 
 
 def write(tmp_path: Path, name: str, **published: object) -> Path:

@@ -27,6 +27,7 @@ CLASSES: dict[str, tuple[str, ...]] = {  # by model_type
     "seed_oss": ("SeedOssForCausalLM",),
     "exaone4": ("Exaone4ForCausalLM",),
     "ernie4_5": ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
+    "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM",),
     "lfm2": ("Lfm2ForCausalLM",),
     "lfm2_moe": ("Lfm2MoeForCausalLM",),
     "gemma": ("GemmaForCausalLM",),

@@ -122,11 +122,9 @@ def _feed_runs(feed: DenseFeed | ExpertFeed) -> bool:
     # shared experts have the plain gate: no family gives them another
     shared = not feed.shared_gate if not feed.shared_width else _gate(feed) == _PLAIN_GATE
     chooses = feed.scoring in SCORINGS and 0 < feed.top_k <= feed.experts
-    # scores without a scale of their own take no addition
-    added = feed.scoring is Scoring.SIGMOID or not feed.choice_bias
     # biases, limits and offsets are of pairs of a gate and of what passes it
     plain = feed.gated or _gate(feed) == _PLAIN_GATE
-    return feed == known and shared and chooses and added and plain
+    return feed == known and shared and chooses and plain
 
 
 # ---- tensors ------------------------------------------------------------------------------------

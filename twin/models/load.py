@@ -95,6 +95,7 @@ _FAMILIES = {  # by model_type
     "seed_oss": _Family("seed_oss"),
     "exaone4": _Family("exaone4"),
     "ernie4_5": _Family("ernie4_5"),
+    "ernie4_5_moe": _Family("ernie4_5_moe", no_part="NO_PART"),
     "lfm2": _Family("lfm2"),
     "lfm2_moe": _Family("lfm2"),
     "gemma": _Family("gemma"),

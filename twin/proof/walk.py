@@ -468,9 +468,7 @@ def _known(layer: Layer) -> bool:
     shared = not any(other) if feed.shared_width else not feed.shared_gate
     if not feed.gated and any(other):  # these are of a gate and of what passes it
         return False
-    # the choice is by other numbers than the weights: by sigmoids and what is added to them
-    alone = feed.hashed or (feed.choice_bias and feed.scoring is not Scoring.SIGMOID)
-    return plain and shared and not alone and 0 < feed.top_k <= feed.experts
+    return plain and shared and not feed.hashed and 0 < feed.top_k <= feed.experts
 
 
 def _attends(layer: Layer) -> bool:

@@ -140,14 +140,13 @@ def chosen(kind: ExpertFeed, logits: Array, bias: Array | None = None) -> Choice
     """The top_k best of [experts] logits; of equal ones the lower number. A NaN comes first, and
     all weigh NaN. `bias`: the best by their scores and this, where the model says so.
     """
-    by, scores = logits, logits
     if kind.scoring is Scoring.SIGMOID:
         scores = 1 / (1 + np.exp(-logits))
-        by = logits if bias is None else scores + bias
-    order = np.argsort(-np.where(np.isnan(by), np.inf, by), kind="stable")[: kind.top_k]
-    if kind.scoring is not Scoring.SIGMOID:
-        scores = np.exp(logits - logits[order[0]])
+    else:
+        scores = np.exp(logits - logits.max())
         scores = scores / scores.sum()
+    by = logits if bias is None else scores + bias
+    order = np.argsort(-np.where(np.isnan(by), np.inf, by), kind="stable")[: kind.top_k]
     weights = scores[order]
     if kind.renormalise:
         weights = weights / weights.sum()
