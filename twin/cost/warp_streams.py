@@ -12,7 +12,7 @@ from twin.hardware.types import Device
 from twin.plan.settle import as_stored
 from twin.plan.types import Matrix, Scan, Stage, StageKind, always_all, routed_share, tiles_of
 from twin.schedule.block import TEAM_WARPS, WARP
-from twin.schedule.chosen import beside, of_all_chosen
+from twin.schedule.chosen import side_by_side, of_all_chosen
 from twin.schedule.products import tensor_products
 from twin.schedule.splits import TENSOR_POSITIONS
 from twin.schedule.types import BlockOfWarps
@@ -70,7 +70,7 @@ class WarpStreams(Streams):
             key: object = (self._share(matrix, block, experts), len(experts), tokens)
             spans = [(*matrix.owned[block], self._one_matrix(stage))] * (len(experts) // top_k)
             if rest := len(experts) % top_k:
-                spans.append((*matrix.owned[block], beside(matrix, rest)))
+                spans.append((*matrix.owned[block], side_by_side(matrix, rest)))
         else:
             width = matrix.rows // matrix.unit
             share = routed_share(width * len(experts), self.plan.blocks, block, matrix.share_step)

@@ -27,13 +27,13 @@ def of_all_chosen(plan: Plan, stage: Stage) -> Matrix | None:
     if matrix is None or routed is None:
         return matrix
     if stage.kind is StageKind.ROUTED_DOWN:
-        return beside(matrix, routed.top_k)
+        return side_by_side(matrix, routed.top_k)
     assert stage.publishes is not None
     owned = plan.values[stage.publishes].owned
     rows = tuple((matrix.unit * lo, matrix.unit * hi) for lo, hi in owned)
     return replace(matrix, rows=routed.top_k * matrix.rows, owned=rows)
 
 
-def beside(matrix: Matrix, experts: int) -> Matrix:
+def side_by_side(matrix: Matrix, experts: int) -> Matrix:
     """The columns of so many experts, each with `matrix`, as one."""
     return replace(matrix, cols=experts * matrix.cols, joined=experts)
