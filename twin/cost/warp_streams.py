@@ -12,7 +12,7 @@ from twin.hardware.types import Device
 from twin.plan.settle import as_stored
 from twin.plan.types import Matrix, Scan, Stage, StageKind, always_all, routed_share, tiles_of
 from twin.schedule.block import TEAM_WARPS, WARP
-from twin.schedule.chosen import side_by_side, of_all_chosen
+from twin.schedule.chosen import of_all_chosen, side_by_side
 from twin.schedule.products import tensor_products
 from twin.schedule.splits import TENSOR_POSITIONS
 from twin.schedule.types import BlockOfWarps
