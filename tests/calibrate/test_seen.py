@@ -103,6 +103,7 @@ def test_fewer_shapes_make_wider_intervals() -> None:
     assert 1 < by_count[-1] < 1.05
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", ["h200-sxm", "h100-sxm"])
 def test_eight_of_ten_models_of_the_readme_lie_inside_their_interval(device: str) -> None:
     """Each without its own runs."""

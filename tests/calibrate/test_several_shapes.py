@@ -346,6 +346,7 @@ def test_simulate_says_on_which_node_the_runs_of_its_interval_were(
 # ---- all of them ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # the table of them is compared in test_known_error.py
 def test_all_errors_on_file_are_stated_together(twin: Twin) -> None:
     said = json.loads(twin("validate", "--all", "--json").out)
     rows, last = said["records"], said["together"][-1]

@@ -22,9 +22,9 @@ from tests.engine.test_packed_experts import write_safetensors
 from tests.models.codes.names import ON_EVERY_DEVICE
 from twin.engine.weights import Checkpoint, format_of, open_checkpoint, random_weights
 from twin.kernel import experts
-from twin.kernel.coded import tile
 from twin.kernel.header import header
-from twin.kernel.streams import PAGE_BYTES, pack
+from twin.kernel.packing import pack, tile
+from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import UNIT_BYTES, format_named

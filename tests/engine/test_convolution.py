@@ -7,10 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.engine.small_engine import LLAMA, TOKENS, engine, error, expected, planned
+from tests.engine.small_engine import LLAMA, error, planned
 from tests.engine.test_prompt_chunks import CHUNK, LENGTHS
 from tests.engine.test_prompt_chunks import error as passes_error
 from twin.models.feeds import DenseFeed, ExpertFeed
@@ -20,9 +19,7 @@ from twin.models.spec import ModelSpec, Rope
 from twin.plan.types import (
     CollectiveKind,
     Execution,
-    HandOffKind,
     Plan,
-    Sampling,
     Stage,
     StageKind,
 )
@@ -51,29 +48,6 @@ def convolved(
     )
 
 
-PLANS: list[dict[str, Any]] = [
-    {"gpus": 4, "blocks": 5, "handoff": HandOffKind.GRID},
-    {"blocks": 5, "attention_splits": 2},
-    {"blocks": 64},  # one channel each
-    {"blocks": 3, "slot_bytes": 256, "tile_rows": 4},  # tiles end within a channel's rows
-    {"gpus": 2, "blocks": 3},
-    {"handoff": HandOffKind.COUNTER, "sampling": Sampling.FULL},
-    {"execution": Execution.GRAPH},
-    {"gpus": 2, "execution": Execution.LAUNCHES, "collective": CollectiveKind.LIBRARY},
-]
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
-)
-def test_logits_do_not_depend_on_the_plan(more: dict[str, Any]) -> None:
-    plan = planned(convolved(), **more)
-    prove(plan)
-    assert plan.simulation_only() is None
-    assert error(plan) < 1e-5
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mixer", "feed"),
@@ -88,15 +62,6 @@ def test_other_convolutions_match_the_reference(
     mixer: ShortConvolution, feed: ExpertFeed | None
 ) -> None:
     assert error(planned(convolved(mixer, feed=feed), blocks=5)) < 1e-5
-
-
-def test_a_request_begins_with_empty_histories() -> None:
-    plan = planned(convolved(), blocks=5)
-    with engine(plan) as running:
-        first = running.logits(TOKENS)
-        running.logits(TOKENS[::-1])
-        np.testing.assert_array_equal(running.logits(TOKENS), first)
-        assert np.abs(first - expected(plan, TOKENS)).max() < 1e-4
 
 
 def test_a_layer_of_a_convolution_hands_over_once_before_its_output_projection() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.engine.hf_cases import FAMILIES
+from tests.engine.plans import plans
 from tests.engine.small_engine import (
     LIMITS,
     LLAMA,
@@ -25,7 +26,7 @@ from tests.engine.small_engine import (
 from twin.engine.host import HostEngine
 from twin.engine.weights import random_weights
 from twin.errors import InvalidPlan
-from twin.kernel import experts as kernel_experts
+from twin.kernel import packing
 from twin.kernel.header import header
 from twin.models.feeds import DenseFeed, ExpertFeed, Scoring
 from twin.models.layers import Layer
@@ -35,12 +36,8 @@ from twin.models.spec import DType, ModelSpec
 from twin.models.variant import Activation, Variant
 from twin.plan.shards import Array
 from twin.plan.types import (
-    CollectiveKind,
-    Common,
     Execution,
-    HandOffKind,
     Plan,
-    Sampling,
     StageKind,
 )
 from twin.proof.prove import prove, violations
@@ -67,34 +64,9 @@ def routed(feed: ExpertFeed = FEED, *, dense: tuple[int, ...] = ()) -> ModelSpec
     )
 
 
-PLANS: list[dict[str, Any]] = [
-    {"blocks": 5, "attention_splits": 2},
-    {"blocks": 11},  # more than experts: some blocks score none
-    {"blocks": 3, "slot_bytes": 256, "tile_rows": 4},
-    {"gpus": 2, "blocks": 3},
-    # 6 experts on 4 ranks: the last one scores none
-    {"gpus": 4, "blocks": 1, "handoff": HandOffKind.GRID},
-    {"gpus": 2, "common": Common.REPLICATED, "sampling": Sampling.FULL},
-    {"handoff": HandOffKind.COUNTER, "sampling": Sampling.FULL},
-    {"execution": Execution.GRAPH},
-    {"gpus": 2, "execution": Execution.LAUNCHES, "collective": CollectiveKind.LIBRARY},
-]
-
-
 def test_gates_of_experts_and_of_shared_ones_are_the_familys() -> None:
     gelu = replace(routed(SHARED), variant=Variant(activation=Activation.GELU))
     assert error(planned(gelu, blocks=3)) < 1e-5
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
-)
-def test_logits_do_not_depend_on_the_plan(more: dict[str, Any]) -> None:
-    plan = planned(routed(), **more)
-    prove(plan)
-    assert plan.simulation_only() is None
-    assert error(plan) < 1e-5
 
 
 @pytest.mark.few(4)
@@ -103,9 +75,7 @@ def test_logits_do_not_depend_on_the_plan(more: dict[str, Any]) -> None:
     [routed(), routed(SHARED), from_config(FAMILIES["gpt-oss"], "biased")],
     ids=["plain", "shared", "biased"],
 )
-@pytest.mark.parametrize(
-    "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
-)
+@pytest.mark.parametrize("more", plans(many=11, on_four=1).values(), ids=plans(many=11, on_four=1))
 def test_the_references_logits_are_those_of_one_rank_however_a_model_is_divided(
     more: dict[str, Any], spec: ModelSpec
 ) -> None:
@@ -145,17 +115,6 @@ def test_layers_without_experts_stand_between() -> None:
 
 
 # ---- shared experts ------------------------------------------------------------------------------
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
-)
-def test_shared_experts_add_to_the_chosen_ones_in_every_plan(more: dict[str, Any]) -> None:
-    plan = planned(routed(SHARED), **more)
-    prove(plan)
-    assert plan.simulation_only() is None
-    assert error(plan) < 1e-5
 
 
 @pytest.mark.slow
@@ -402,7 +361,7 @@ def wrong(plan: Plan) -> float:
 
 def test_a_wrong_expert_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One expert's down projection lies in another's place."""
-    right = kernel_experts.pack
+    right = packing.pack_experts
 
     def swapped(plan: Plan, stage: Any, rank: int, weights: Any, place: Any, out: Array) -> None:
         right(plan, stage, rank, weights, place, out)
@@ -410,7 +369,7 @@ def test_a_wrong_expert_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         if stage.kind is StageKind.ROUTED_DOWN and stage.layer == 1:
             out[: 2 * size] = np.roll(out[: 2 * size], size)
 
-    monkeypatch.setattr(kernel_experts, "pack", swapped)
+    monkeypatch.setattr(packing, "pack_experts", swapped)
     assert wrong(planned(routed(), blocks=3)) > 1e-3
 
 

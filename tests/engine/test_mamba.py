@@ -19,7 +19,6 @@ from tests.engine.small_engine import (
     LLAMA,
     SEED,
     TOKENS,
-    engine,
     error,
     expected,
     first,
@@ -40,10 +39,6 @@ from twin.models.variant import Activation, Variant
 from twin.plan.delta_shards import channels_of_rank, projected_rows
 from twin.plan.shards import Array
 from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    Sampling,
     StageKind,
 )
 from twin.proof.prove import prove, violations
@@ -88,29 +83,6 @@ def mixed(mamba: Mamba2 = MAMBA, feed: Feed = EXPERTS) -> ModelSpec:
     )
 
 
-PLANS: list[dict[str, Any]] = [
-    {"blocks": 5, "attention_splits": 2},
-    {"blocks": 35},  # two items a head, and blocks without one
-    {"blocks": 3, "slot_bytes": 256, "tile_rows": 4},
-    {"gpus": 2, "blocks": 3},
-    {"gpus": 4, "blocks": 5, "handoff": HandOffKind.GRID},
-    {"handoff": HandOffKind.COUNTER, "sampling": Sampling.FULL},
-    {"execution": Execution.GRAPH},
-    {"gpus": 2, "execution": Execution.LAUNCHES, "collective": CollectiveKind.LIBRARY},
-]
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
-)
-def test_logits_do_not_depend_on_the_plan(more: dict[str, Any]) -> None:
-    plan = planned(mixed(), **more)
-    prove(plan)
-    assert plan.simulation_only() is None
-    assert error(plan) < 1e-5
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mamba", "feed"),
@@ -137,15 +109,6 @@ def test_a_layer_has_the_stages_of_what_it_has() -> None:
     attends = [StageKind.QKV, StageKind.ATTENTION, StageKind.O_PROJ]
     dense = [StageKind.GATE_UP, StageKind.DOWN]
     assert kinds == [states, experts, states, attends, dense]
-
-
-def test_a_request_begins_with_empty_states() -> None:
-    plan = planned(mixed(), blocks=5)
-    with engine(plan) as running:
-        first = running.logits(TOKENS)
-        running.logits(TOKENS[::-1])
-        np.testing.assert_array_equal(running.logits(TOKENS), first)
-        assert np.abs(first - expected(plan, TOKENS)).max() < 1e-5 * np.abs(first).max()
 
 
 def test_prompts_are_read_by_steps() -> None:

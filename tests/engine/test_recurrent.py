@@ -47,10 +47,7 @@ from twin.plan.delta_shards import Rows, projected_rows, steering_rows
 from twin.plan.shards import Array
 from twin.plan.types import (
     CollectiveKind,
-    Common,
     Execution,
-    HandOffKind,
-    Sampling,
     StageKind,
 )
 from twin.proof.prove import prove, violations
@@ -82,30 +79,6 @@ def recurrent(delta: DeltaNet = DELTA, *, feed: ExpertFeed = FEED) -> ModelSpec:
         rope=Rope(1e4, rotated=4),
         layout=layers,
     )
-
-
-PLANS: list[dict[str, Any]] = [
-    {"gpus": 4, "blocks": 9, "handoff": HandOffKind.GRID},  # four items a head
-    {"blocks": 5, "attention_splits": 2},
-    {"blocks": 35},  # four items a head, and blocks without one
-    {"blocks": 3, "slot_bytes": 256, "tile_rows": 4},
-    {"gpus": 2, "blocks": 3},
-    {"gpus": 2, "common": Common.REPLICATED, "sampling": Sampling.FULL},
-    {"handoff": HandOffKind.COUNTER, "sampling": Sampling.FULL},
-    {"execution": Execution.GRAPH},
-    {"gpus": 2, "execution": Execution.LAUNCHES, "collective": CollectiveKind.LIBRARY},
-]
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
-)
-def test_logits_do_not_depend_on_the_plan(more: dict[str, Any]) -> None:
-    plan = planned(recurrent(), **more)
-    prove(plan)
-    assert plan.simulation_only() is None
-    assert error(plan) < 1e-5
 
 
 @pytest.mark.slow  # each is a build of its own
@@ -153,17 +126,6 @@ def widened(layer: Layer) -> Layer:
 
 
 # ---- requests ------------------------------------------------------------------------------------
-
-
-def test_a_request_begins_with_empty_states() -> None:
-    plan = planned(recurrent(), blocks=4)
-    wanted = Reference(plan, small_weights(recurrent(), DType.FP32)).generate(TOKENS[:5], 8)
-    with engine(plan) as running:
-        assert running.generate(TOKENS[:5], max_tokens=8).tokens == wanted
-        running.generate(TOKENS[::-1], max_tokens=9)
-        assert running.generate(TOKENS[:5], max_tokens=8).tokens == wanted
-        logits = [running.logits(TOKENS) for _ in range(2)]
-    assert np.array_equal(*logits)
 
 
 def test_nothing_is_kept_of_a_request_for_the_next_one() -> None:

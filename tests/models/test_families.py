@@ -17,7 +17,7 @@ from twin.errors import ConfigError
 from twin.models.load import canonical, from_config, tensors
 from twin.models.spec import DType, ModelSpec, Rope, RopeScaling
 from twin.models.variant import LLAMA, Activation, Norms, Variant
-from twin.plan.shards import _turning, rope_table, rope_tables
+from twin.plan.shards import rope_table, rope_tables, turning
 
 FAMILIES = [
     *("phi3", "granite", "smollm3", "internlm3", "olmo2", "gemma", "gemma2", "gemma3_text"),
@@ -339,10 +339,10 @@ def test_a_part_of_a_head_is_turned_as_if_its_halves_were_neighbours() -> None:
             self.spec, self.dtype = spec, DType.FP32
 
     rows = np.arange(32.0)[:, None]
-    packed = _turning(Held(), "q", rows)[:, 0].reshape(2, 2, 8)  # type: ignore[arg-type]
+    packed = turning(Held(), "q", rows)[:, 0].reshape(2, 2, 8)  # type: ignore[arg-type]
     assert packed[0].tolist() == [[0, 1, 2, 3, 4, 5, 12, 13], [6, 7, 8, 9, 10, 11, 14, 15]]
     assert (packed[1] == packed[0] + 16).all()
-    assert _turning(Held(), "v", rows) is rows  # type: ignore[arg-type]
+    assert turning(Held(), "v", rows) is rows  # type: ignore[arg-type]
 
 
 def test_a_fused_matrix_gives_each_its_rows() -> None:

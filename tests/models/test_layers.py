@@ -17,7 +17,7 @@ from tests.rows import every
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError
 from twin.models.feeds import DenseFeed, ExpertFeed
-from twin.models.formats import FP8_BLOCK, INT4_G32, MXFP4, NVFP4, STORED, Format, Role
+from twin.models.formats import FP8_BLOCK, MXFP4, NVFP4, STORED, Format, Role
 from twin.models.load import from_config, load_model, model_names
 from twin.models.mixers import (
     CompressedAttention,
@@ -144,7 +144,7 @@ def test_scales_never_make_a_format_smaller(name: str, rows: int, cols: int) -> 
 
 def test_bits_per_weight_are_the_known_ones() -> None:
     assert MXFP4.bytes(4096, 4096) * 8 == 4096 * 4096 * 4.25
-    assert INT4_G32.bytes(4096, 4096) * 8 == 4096 * 4096 * 4.5
+    assert STORED["int4-g32"].bytes(4096, 4096) * 8 == 4096 * 4096 * 4.5
     assert (NVFP4.bytes(4096, 4096) - 4) * 8 == 4096 * 4096 * 4.5
     assert FP8_BLOCK.bytes(4096, 4096) == 4096 * 4096 + 32 * 32 * 4
 

@@ -19,8 +19,9 @@ from tests.models.codes.names import ON_EVERY_DEVICE, coded_names
 from tests.native.programs import built
 from tests.native.test_coded import planned
 from twin import toolchain
-from twin.kernel.coded import NUMBERS, coded_fields, tile
-from twin.kernel.streams import PAGE_BYTES, _tile
+from twin.kernel.coded import NUMBERS, coded_fields
+from twin.kernel.packing import _tile, tile
+from twin.kernel.streams import PAGE_BYTES
 from twin.models.codes import CODES
 from twin.models.formats import DECODED, PACK
 from twin.models.spec import DType

@@ -25,8 +25,9 @@ from tests.native.test_chunk import (
 )
 from tests.native.test_coded import planned
 from twin.kernel.coded import coded_fields
-from twin.kernel.experts import _coded_place, pack_tiles, slices
-from twin.kernel.streams import PAGE_BYTES, _tile
+from twin.kernel.experts import _coded_place
+from twin.kernel.packing import _tile, pack_tiles, slices
+from twin.kernel.streams import PAGE_BYTES
 from twin.models.codes import CODES
 from twin.models.formats import DECODED, PACK, UNIT_BYTES
 from twin.models.spec import DType

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from tests.models.codes.names import coded_names
 from tests.native.programs import built
 from twin.data import data_dir
-from twin.kernel.coded import NUMBERS, tile
+from twin.kernel.coded import NUMBERS
+from twin.kernel.packing import tile
 from twin.models.codes import CODES, Coded
 from twin.models.formats import UNIT_BYTES
 from twin.plan.types import Limits, Options, Plan

@@ -20,8 +20,9 @@ from twin.errors import PlanError
 from twin.hardware.load import load_node
 from twin.kernel.fields import FIELDS, record
 from twin.kernel.header import ENUMS, Control, RankMemory, Request, header
+from twin.kernel.packing import pack
 from twin.kernel.runs import runs
-from twin.kernel.streams import PAGE_BYTES, pack
+from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.models.load import load_model
 from twin.models.spec import WEIGHT_TYPES, DType, Lanes, ModelSpec, Rope

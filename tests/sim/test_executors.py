@@ -339,8 +339,8 @@ def shallow(model: str, layers: int = 2) -> ModelSpec:
 
 
 SHIPPED = {
-    "lanes over eight GPUs": ("laneformer-2b", "8xh200", {"blocks": 16}),
     "lanes on one GPU": ("laneformer-2b", "1xmi300x", {"blocks": 16, "context": 300}),
+    "lanes over eight GPUs": ("laneformer-2b", "8xh200", {"blocks": 16}),
     "counters": (
         "qwen2.5-coder-1.5b",
         "2xh200",

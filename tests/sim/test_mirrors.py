@@ -137,7 +137,7 @@ def test_shipped_plans_give_the_same_with_one_gpu_as_with_all(name: str) -> None
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("model", "on"),
-    [("laneformer-2b", "8xh200"), ("qwen2.5-coder-1.5b", "2xh200"), ("llama-3.2-1b", "8xh200")],
+    [("qwen2.5-coder-1.5b", "2xh200"), ("laneformer-2b", "8xh200"), ("llama-3.2-1b", "8xh200")],
 )
 def test_one_gpu_is_enough_for_whole_models_and_most_what_ifs(model: str, on: str) -> None:
     """Else the twin would be slow and nobody would know why."""

@@ -68,6 +68,7 @@ def test_other_users_prompts_are_part_of_a_servers_time(tmp_path: Path) -> None:
     assert more.prompts_s == pytest.approx(oftener.prompts_s * 7 / 3)
 
 
+@pytest.mark.slow
 def test_servers_are_judged_by_those_of_other_models() -> None:
     found = READER.read_records(STUDIES / "graph-engines" / "left-out.csv")
     assert sum(record.error is not None for record in found) == 129

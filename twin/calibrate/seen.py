@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
@@ -164,8 +164,9 @@ class Evidence:
         for at, one in enumerate(features):
             self._parts[at, [self._names[part] for part in one.parts]] = True
         places: dict[tuple[str, str], int] = {}
-        self._shapes = np.array([places.setdefault(run.shape, len(places)) for run in runs])
-        self._labels = _shapes_by_label(runs)
+        shapes = [places.setdefault(run.shape, len(places)) for run in runs]
+        self._shapes = np.array(shapes)
+        self._labels = _shapes_by_label(features, shapes)
         self._positions = max((one.context for one in features), default=math.inf)
         self._tokens = max((one.tokens for one in features), default=math.inf)
 
@@ -235,13 +236,16 @@ class Evidence:
         return far
 
 
-def _shapes_by_label(runs: Iterable[Seen]) -> dict[str, int]:
-    """How many shapes ran with each."""
-    found: dict[str, set[tuple[str, str]]] = {}
-    for run in runs:
-        for label in run.features.labels:
-            found.setdefault(label, set()).add(run.shape)
-    return {label: len(shapes) for label, shapes in found.items()}
+def _shapes_by_label(features: Sequence[Features], shapes: Sequence[int]) -> dict[str, int]:
+    """How many shapes ran with each; `shapes`: of the runs with these features."""
+    alike: dict[Features, set[int]] = {}
+    for one, shape in zip(features, shapes, strict=True):
+        alike.setdefault(one, set()).add(shape)
+    found: dict[str, set[int]] = {}
+    for one, ran in alike.items():
+        for label in one.labels:
+            found.setdefault(label, set()).update(ran)
+    return {label: len(ran) for label, ran in found.items()}
 
 
 def wider(ends: tuple[float, float], new: float) -> tuple[float, float]:

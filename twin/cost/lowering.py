@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate, islice, takewhile
+from typing import NamedTuple
 
 from twin.cost import terms
 from twin.cost.causes import CAUSES
@@ -12,7 +13,6 @@ from twin.cost.forms import first_alike, reset_words
 from twin.cost.kinds import costs_of
 from twin.cost.program import Program, StageWork, Variant
 from twin.cost.routing import Chosen, Draw, Draws, Routing, most_used
-from twin.cost.streams import Weights
 from twin.cost.terms import cost_in_time
 from twin.cost.wiring import Wiring, wire
 from twin.hardware.types import Device
@@ -77,6 +77,14 @@ def _fetch_ps(plan: Plan, device: Device) -> int:
     return picoseconds(device.exchange.latency_s.value)
 
 
+class _Part(NamedTuple):
+    """A block's share of stages in a row."""
+
+    works: list[StageWork]
+    sizes: list[int]  # bytes of each slot
+    bytes: int  # moved in all
+
+
 class _Lowering:
     """Makes StageWorks."""
 
@@ -84,11 +92,11 @@ class _Lowering:
         plan = wiring.plan
         self.plan, self.device, self.forms = plan, device, wiring.forms
         self.costs = costs_of(plan, device)
-        self.works: dict[object, tuple[StageWork, Weights]] = {}
+        self.works: dict[object, tuple[StageWork, tuple[int, ...], int]] = {}  # as in _Part
         self.stretches = self._stretches()
         self.like, self.alike = self._alike()
         # of a stretch of stages, a block and its experts
-        self.parts: dict[object, tuple[list[StageWork], list[int]]] = {}
+        self.parts: dict[object, _Part] = {}
         self.moved: dict[tuple[int, Chosen], int] = {}  # bytes of a stretch, all blocks
         # of works, where kernels or the cores themselves load
         self.ends = not plan.options.resident or device.block.loading == "on-demand"
@@ -149,14 +157,11 @@ class _Lowering:
             if key not in self.moved:
                 kinds = Counter(self.forms.kinds)
                 self.moved[key] = sum(
-                    times * self._bytes_of(number, block, experts) for block, times in kinds.items()
+                    times * self._known_part(number, block, experts).bytes
+                    for block, times in kinds.items()
                 )
             total += self.moved[key]
         return total
-
-    def _bytes_of(self, number: int, block: int, experts: Chosen) -> int:
-        works, sizes = self._known_part(number, block, experts)
-        return sum(sizes) + sum(work.cached_bytes() for work in works)
 
     def _used(self, chosen: dict[int, Chosen]) -> Iterator[tuple[int, Chosen]]:
         """Of each stretch the experts that it multiplies."""
@@ -165,9 +170,7 @@ class _Lowering:
             last = chosen.get(stages[0].index, last)
             yield number, last if stages[0].routed else ()
 
-    def _known_part(
-        self, number: int, block: int, experts: Chosen
-    ) -> tuple[list[StageWork], list[int]]:
+    def _known_part(self, number: int, block: int, experts: Chosen) -> _Part:
         first = self.like[number]
         key = (first, self.alike[first][block], experts)
         if key not in self.parts:
@@ -182,25 +185,25 @@ class _Lowering:
         sizes: list[int] = []
         for number, experts in self._used(chosen):
             part = self._known_part(number, block, experts)
-            works += part[0]
-            sizes += part[1]
+            works += part.works
+            sizes += part.sizes
         return tuple(works), tuple(sizes)
 
-    def _part(
-        self, stages: list[Stage], block: int, experts: Chosen
-    ) -> tuple[list[StageWork], list[int]]:
+    def _part(self, stages: list[Stage], block: int, experts: Chosen) -> _Part:
         works: list[StageWork] = []
         sizes: list[int] = []
+        moved = 0
         for stage in stages:
             key = (self.forms.of[stage.index], self.forms.alike[stage.index][block], experts)
             known = self.works.get(key)
             if known is None:
                 known = self.works[key] = self._work(stage, key[1], experts)
             works.append(known[0])
-            sizes += known[1].sizes
-        return works, sizes
+            sizes += known[1]
+            moved += known[2]
+        return _Part(works, sizes, moved)
 
-    def _work(self, stage: Stage, block: int, experts: Chosen) -> tuple[StageWork, Weights]:
+    def _work(self, stage: Stage, block: int, experts: Chosen) -> tuple[StageWork, list[int], int]:
         plan, device = self.plan, self.device
         costs, gathers, streams = self.costs, self.costs.gathers, self.costs.streams
         weights = streams.weights(stage, block, experts)
@@ -233,7 +236,7 @@ class _Lowering:
             sums_behind=self._sums_behind(stage),
         )
         _check(stage, work)
-        return work, weights
+        return work, weights.sizes, sum(weights.sizes) + work.cached_bytes()
 
     def _sums_behind(self, stage: Stage) -> int:
         """Stages behind this one that the scheduler makes."""

@@ -194,11 +194,12 @@ class _Channels:
         count = part_count(plan, value, parts)
         counted = not plan.options.handoff.resets
         cause = SAMPLING if plan.stages[value.stage].kind is StageKind.SAMPLE else HAND_OFF
+        of_one = _sectors(value)
         for number in numbers:
             if number in known:
                 continue
             blocks = producers[number]
-            arrivals, sectors = len(blocks) * count, _sectors(value) if len(blocks) > 1 else 0
+            arrivals, sectors = len(blocks) * count, of_one if len(blocks) > 1 else 0
             known[number] = channel = Channel(
                 len(self.all), value.id, parts, blocks, arrivals, counted, cause, sectors
             )

@@ -36,7 +36,8 @@ from twin.kernel.header import (
     Request,
     Status,
 )
-from twin.kernel.streams import PAGE_BYTES, embedding, pack
+from twin.kernel.packing import embedding, pack
+from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.plan.shards import Weights
 from twin.plan.types import CollectiveKind, Execution, Options, Plan

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.kernel import experts
-from twin.kernel.coded import tile
+from twin.kernel.packing import pack_tiles, tile
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.models.codes import Encoded, code_of
@@ -85,7 +85,7 @@ def _expert(plan: Plan, stage: Stage, place: experts.Place, source: Encoded) -> 
     """One expert of a routed stage."""
     assert stage.matrix is not None
     out = np.zeros(place.units * UNIT_BYTES, np.uint8)
-    experts.pack_tiles(plan, stage.matrix, place, source, out)
+    pack_tiles(plan, stage.matrix, place, source, out)
     return out
 
 

@@ -23,7 +23,8 @@ from twin.engine.session import (
 )
 from twin.errors import EngineError
 from twin.kernel.header import SENTINEL_WORD, Control, RankMemory, Request, header
-from twin.kernel.streams import PAGE_BYTES, embedding, pack
+from twin.kernel.packing import embedding, pack
+from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.plan.shards import Weights
 from twin.plan.types import Execution, Plan

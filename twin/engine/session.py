@@ -21,7 +21,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from twin.engine.sampling import SamplingParams
 from twin.errors import EngineError
-from twin.kernel.coded import STORAGE
 from twin.kernel.header import (
     BIAS_GIVEN,
     LOGITS_TAKEN,
@@ -32,6 +31,7 @@ from twin.kernel.header import (
     Request,
     Status,
 )
+from twin.kernel.packing import STORAGE
 from twin.kernel.tables import layout
 from twin.plan.shards import factors_change
 from twin.plan.types import Plan, Sampling

@@ -5,19 +5,8 @@ neighbours are to C++. To its warps a stage's chosen experts are one matrix
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
 from twin.frozen import frozen
-from twin.kernel.coded import STORAGE, tile
-from twin.models.codes import Blocks, Coded, Encoded
-from twin.models.formats import UNIT_BYTES
-from twin.plan import shards
-from twin.plan.shards import Weights
-from twin.plan.types import Matrix, Plan, Stage, tiles_of
+from twin.plan.types import Matrix, Plan
 from twin.schedule.block import up
 from twin.schedule.memory import CONTEST
 
@@ -84,53 +73,9 @@ def _group_units(plan: Plan, matrix: Matrix, rows: int, unit_bytes: int) -> int:
     return (whole * sizes[0] + sum(sizes[1:])) // unit_bytes
 
 
-def begins(place: Place, high: int, block: int, lo: int) -> int:
-    """Units from an expert's first to a block's, whose first row is `lo`."""
-    return -(-lo * place.group // high) + block * place.gap
-
-
 def fields(place: Place | None, names: tuple[str, ...]) -> dict[str, int]:
     """FIELDS, and those of CODED_FIELDS that the plan has; zeros where a stage has no experts."""
     return {name: getattr(place, name.removeprefix("expert_")) if place else 0 for name in names}
-
-
-def slices(matrix: Matrix, expert: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """An expert's [rows, cols] as its column slices: rows of a slice follow each other, so that any
-    of them are one copy.
-    """
-    for lo in range(0, matrix.cols, matrix.tile_cols):
-        yield expert[:, lo : lo + matrix.tile_cols]
-
-
-def pack(
-    plan: Plan, stage: Stage, rank: int, weights: Weights, place: Place, out: NDArray[np.uint8]
-) -> None:
-    """All experts of a stage into `out`, which begins with the first one's."""
-    assert stage.matrix is not None
-    assert stage.routed is not None
-    size = len(out) // stage.routed.experts
-    for expert in range(stage.routed.experts):
-        rows = shards.expert_matrix(plan, stage, rank, weights, expert)
-        own = out[expert * size : (expert + 1) * size]
-        if plan.coded:
-            pack_tiles(plan, stage.matrix, place, rows, own)
-            continue
-        assert not isinstance(rows, Blocks | Coded)
-        made = [part.reshape(-1) for part in slices(stage.matrix, rows)]
-        storage = STORAGE[plan.options.weight_dtype]
-        own.view(storage)[:] = np.concatenate(made).astype(storage, copy=False)
-
-
-def pack_tiles(
-    plan: Plan, matrix: Matrix, place: Place, source: NDArray[Any] | Encoded, out: NDArray[np.uint8]
-) -> None:
-    """The tiles of an expert, of all blocks that own rows of it or of its row groups in order."""
-    for block, (lo, hi) in enumerate(matrix.owned or ((0, matrix.rows),)):
-        at = begins(place, matrix.tile_rows, block, lo) * UNIT_BYTES
-        for rows, cols in tiles_of(matrix, lo, hi):
-            made = tile(plan, matrix, source, rows, cols)
-            out[at : at + len(made)] = made
-            at += plan.stored_bytes(matrix, rows[1] - rows[0], cols[1] - cols[0])
 
 
 def compared(experts: int, top_k: int, threads: int) -> int:

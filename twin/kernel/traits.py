@@ -10,8 +10,8 @@ from twin.errors import PlanError
 from twin.kernel import experts
 from twin.kernel.coded import bits_of
 from twin.kernel.fields import CODED_FIELDS
-from twin.models.codes import CODES
 from twin.models.feeds import ExpertFeed, Scoring
+from twin.models.formats import DECODED
 from twin.models.mixers import Mamba2, Recurring
 from twin.models.spec import ModelSpec
 from twin.models.variant import Activation
@@ -225,7 +225,7 @@ def codes(plan: Plan, embedded: bool) -> dict[str, int]:
     if not plan.coded:
         return {"CODES": PLAIN_BIT} | by_input
     if not embedded:
-        return {"CODES": (2 << len(CODES)) - 1} | by_input
+        return {"CODES": (2 << len(DECODED)) - 1} | by_input
     for name in INPUTS:
         multiplied = bits_of(s.matrix for s in plan.stages if s.matrix and plan.input_of(s) == name)
         by_input[f"{name.upper()}_CODES"] = multiplied or PLAIN_BIT

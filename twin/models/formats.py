@@ -133,16 +133,19 @@ INT4 = tuple(
 )
 FP4 = (MXFP4.name, NVFP4.name)
 # GGUF's, of which CPUs multiply what a file stores; the scales of a block are all next to its codes
-GGUF = (
+GGUF_32 = (
     Format("q4_0", 4, (1, 32), 2),
     Format("q4_1", 4, (1, 32), 4),
     Format("q5_0", 5, (1, 32), 2),
     Format("q5_1", 5, (1, 32), 4),
     Format("q8_0", 8, (1, 32), 2),
+)
+GGUF_256 = (
     Format("q4_k", 4, (1, 256), 16),
     Format("q5_k", 5, (1, 256), 16),
     Format("q6_k", 6, (1, 256), 18),
 )
+GGUF = (*GGUF_32, *GGUF_256)
 # what holds several of them in one matrix without rounding (twin/models/codes/gguf.py)
 MIXED_32, MIXED_256 = (
     Format("gguf-mixed-32", 8, (1, 32), 4),
@@ -152,8 +155,8 @@ MIXED = (MIXED_32, MIXED_256)
 BLOCK_ROWS = 16  # of a tile that are interleaved: lanes of the widest vector
 FORMATS = (FP32, BF16, FP16, INT8, FP8, FP8_BLOCK, FP8_BLOCK_E8M0, MXFP4, NVFP4, *INT4, *GGUF)
 STORED = {f.name: f for f in FORMATS}
-INT4_G32 = STORED["int4-g32"]  # compressed-tensors pack-quantized
 SHORT = {"int4": "int4-g128"}  # names for those that most people mean
+# In the order of the kernel's numbers for them, from 1 on.
 # What the engine streams of a dense model's matrices, by the name of what the model stores: there
 # each row of a tile has its own scales, also where a checkpoint gives several rows, or all of a
 # matrix, the same ones.
@@ -166,7 +169,8 @@ DECODED = {
         *(replace(form, coded=True) for form in INT4),
         replace(MXFP4, coded=True),
         replace(NVFP4, matrix_bytes=0, row_bytes=4, coded=True),
-        *(replace(form, coded=True, interleaved=BLOCK_ROWS) for form in (*GGUF, *MIXED)),
+        *(replace(form, coded=True, interleaved=BLOCK_ROWS) for form in (*GGUF_32, MIXED_32)),
+        *(replace(form, coded=True, interleaved=BLOCK_ROWS) for form in (*GGUF_256, MIXED_256)),
     )
 }
 # names of those without scales, which are the engine's weight types

@@ -50,9 +50,10 @@ class DType(Enum):
 
     @property
     def bytes(self) -> int:
-        return {DType.FP32: 4, DType.FP8: 1}.get(self, 2)
+        return _BYTES[self._value_]
 
 
+_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "fp8": 1}  # a name is hashed once, a member each time
 WEIGHT_TYPES = (DType.FP16, DType.BF16, DType.FP32)
 
 

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twin.errors import PlanError
-from twin.models.codes import BlockCode, Blocks, Code, Encoded, code_of, joined, paired
 from twin.models.feeds import halves_of
-from twin.models.formats import WHOLE_ROW
 from twin.models.mixers import DeltaNet, Recurring, ShortConvolution
 from twin.models.spec import DType, LaneHead, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.models.yarn import blended
 from twin.plan.catalogue import FINAL_NORM, ROWS
 from twin.plan.delta_shards import Rows, projected_rows, steering_rows
-from twin.plan.types import CONV_UNIT, Common, Matrix, Plan, Shard, Span, Stage, StageKind
+from twin.plan.types import CONV_UNIT, Common, Matrix, Plan, Shard, Stage, StageKind
+
+if TYPE_CHECKING:
+    from twin.models.codes import Encoded
 
 Array = NDArray[Any]
 Vector = NDArray[np.float32]
@@ -53,27 +53,29 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
     if matrix is None:
         raise PlanError(f"{stage.name} has no weights of a model")
     if matrix.format is not None:
-        return _coded_matrix(plan, stage, rank, weights)
+        from twin.plan.coded_shards import coded_matrix  # no prediction reads any
+
+        return coded_matrix(plan, stage, rank, weights)
     match stage.kind:
         case StageKind.QKV:
             return np.concatenate(
                 [
-                    _turning(
+                    turning(
                         weights,
                         name,
-                        weights[f"{layer}.{leaf}"][_head_rows(plan, stage, name, rank)],
+                        weights[f"{layer}.{leaf}"][head_rows(plan, stage, name, rank)],
                     )
-                    for name, leaf in _qkv(plan, stage)
+                    for name, leaf in qkv(plan, stage)
                 ]
             )
         case StageKind.DELTA_IN:
             return _delta_in(plan, matrix, rank, weights, layer)
         case StageKind.DELTA_GATES:
-            kind = _recurrence(weights)
+            kind = recurrence(weights)
             assert isinstance(kind, DeltaNet)
             return _rows(weights, layer, steering_rows(kind, plan.ranks, rank))
         case StageKind.CONV_IN:
-            return weights[f"{layer}.conv_in"][channel_rows(_convolution(weights), plan, rank)]
+            return weights[f"{layer}.conv_in"][channel_rows(convolution(weights), plan, rank)]
         case StageKind.ROUTER:
             return shared_rows(plan, _router(weights, layer), rank, matrix.rows)
         case StageKind.LM_HEAD:
@@ -102,7 +104,7 @@ def _share(stage: Stage, matrix: Matrix, rank: int, tables: list[Array]) -> Arra
     return np.stack(rows, axis=1).reshape(matrix.rows, matrix.cols)
 
 
-def _qkv(plan: Plan, stage: Stage) -> tuple[tuple[str, str], ...]:
+def qkv(plan: Plan, stage: Stage) -> tuple[tuple[str, str], ...]:
     """(what a rank's rows are, the tensor that has them): of gated attention queries and gates take
     turns in one; values that are keys have no rows.
     """
@@ -111,13 +113,13 @@ def _qkv(plan: Plan, stage: Stage) -> tuple[tuple[str, str], ...]:
     return (*rows, ("gate", "q")) if plan.spec and plan.spec.output_gate else rows
 
 
-def _recurrence(weights: Weights) -> Recurring:
+def recurrence(weights: Weights) -> Recurring:
     kind = weights.spec.recurrence
     assert kind is not None
     return kind
 
 
-def _convolution(weights: Weights) -> ShortConvolution:
+def convolution(weights: Weights) -> ShortConvolution:
     kind = weights.spec.convolution
     assert kind is not None
     return kind
@@ -137,7 +139,7 @@ def channels_of(kind: ShortConvolution, plan: Plan, rank: int) -> Rows:
 
 def _delta_in(plan: Plan, matrix: Matrix, rank: int, weights: Weights, layer: str) -> Array:
     """The projections; behind them write strengths and decays, where the stage has them, too."""
-    kind = _recurrence(weights)
+    kind = recurrence(weights)
     parts = projected_rows(kind, plan.ranks, rank)
     if isinstance(kind, DeltaNet) and sum(len(rows) for _, rows in parts) < matrix.rows:
         parts += steering_rows(kind, plan.ranks, rank)
@@ -156,43 +158,6 @@ def _router(weights: Weights, layer: str) -> Array:
     return np.concatenate([router, weights[f"{layer}.shared_expert_gate"]])
 
 
-def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Encoded:
-    matrix = stage.matrix
-    assert matrix is not None
-    assert matrix.format is not None
-    code, outputs, first = code_of(matrix.format), matrix.rows // matrix.unit, rank * matrix.cols
-
-    def coded(leaf: str) -> Encoded:
-        return _named(weights, code, leaf if stage.layer < 0 else f"layers.{stage.layer}.{leaf}")
-
-    def turned(name: str, leaf: str) -> Encoded:
-        rows = np.arange(plan.ranks * matrix.rows)[_head_rows(plan, stage, name, rank)]
-        return coded(leaf).rows(_turning(weights, name, rows))
-
-    match stage.kind:
-        case StageKind.QKV:
-            return joined([turned(name, leaf) for name, leaf in _qkv(plan, stage)])
-        case StageKind.DELTA_IN:
-            parts = projected_rows(_recurrence(weights), plan.ranks, rank)
-            return joined([coded(name).rows(rows) for name, rows in parts])
-        case StageKind.CONV_IN:
-            return coded("conv_in").rows(channel_rows(_convolution(weights), plan, rank))
-        case StageKind.LM_HEAD:
-            table, vocab = coded("embed" if weights.spec.tied else "lm_head"), plan.shard.vocab
-            return _within(table, (rank * vocab, (rank + 1) * vocab), (0, matrix.cols))
-        case kind:
-            found = [coded(leaf) for leaf in named(stage)]
-            rows, cols = (rank * outputs, (rank + 1) * outputs), (0, matrix.cols)
-            if ROWS[kind].columns:
-                rows, cols = (0, matrix.rows), (first, first + matrix.cols)
-            shares = [_within(one, rows, cols) for one in found]
-            return shares[0] if len(shares) == 1 else paired(*shares)
-
-
-def _named(weights: Weights, code: Code | BlockCode, name: str) -> Encoded:
-    return code.matrix(*(weights[f"{name}.{part}"] for part in code.parts))
-
-
 def expert_matrix(
     plan: Plan, stage: Stage, rank: int, weights: Weights, expert: int
 ) -> Array | Encoded:
@@ -208,7 +173,9 @@ def expert_matrix(
     if shared >= 0:
         name, own = f"layers.{stage.layer}.shared_", _nth(shared, feed.width)
     if matrix.format is not None:
-        return _coded_expert(stage, matrix, rank, weights, name, own)
+        from twin.plan.coded_shards import coded_expert
+
+        return coded_expert(stage, matrix, rank, weights, name, own)
     if stage.kind is StageKind.ROUTED_DOWN:
         columns = padded(weights[f"{name}down"][:, own].T, rank * matrix.cols, matrix.cols)
         return columns.T
@@ -219,51 +186,6 @@ def expert_matrix(
 
 def _nth(at: int, width: int) -> slice:
     return slice(at * width, (at + 1) * width)
-
-
-def _coded_expert(
-    stage: Stage, matrix: Matrix, rank: int, weights: Weights, name: str, own: slice
-) -> Encoded:
-    """`own`: of the rows of gate (if any) and up, and of the columns of down, the expert's."""
-    assert matrix.format is not None
-    code, width, first = code_of(matrix.format), matrix.rows // matrix.unit, rank * matrix.cols
-    if stage.kind is StageKind.ROUTED_DOWN:
-        down = _named(weights, code, f"{name}down")
-        if own.stop is not None:
-            down = down.columns(own.start, own.stop)
-        return _within(down, (0, matrix.rows), (first, first + matrix.cols))
-    of_rank = (rank * width, (rank + 1) * width)
-    shares = [
-        _within(_named(weights, code, f"{name}{half}").rows(own), of_rank, (0, matrix.cols))
-        for half in ("gate", "up")[-matrix.unit :]
-    ]
-    return shares[0] if len(shares) == 1 else paired(*shares)
-
-
-def _within(stored: Encoded, rows: Span, cols: Span) -> Encoded:
-    """A rank's part, of whole blocks. Beyond the matrix weights are zero, which any code with a
-    scale of zero is; exponents have none, but code 0 of their weights is zero.
-    """
-    wide = stored.shape[1]
-    part = stored.rows(slice(*rows)).columns(min(cols[0], wide), min(cols[1], wide))
-    more = (rows[1] - rows[0] - part.shape[0], cols[1] - cols[0] - part.shape[1])
-    if more == (0, 0):
-        return part
-    if isinstance(part, Blocks):
-        return part.filled(rows[1] - rows[0], cols[1] - cols[0])
-    block = stored.code.format.block[1]
-    blocks = 1 if block == WHOLE_ROW else -(-(cols[1] - cols[0]) // block)
-    filled: dict[str, Any] = {}
-    for field in fields(part):
-        array = getattr(part, field.name)
-        if not isinstance(array, np.ndarray):
-            continue
-        by_block = field.name != "codes" and array.shape[1] == part.scales.shape[1]
-        short = more[1] if field.name == "codes" else by_block * (blocks - part.scales.shape[1])
-        least = np.zeros((), part.code.scale_type).astype(np.float32)
-        beyond = least if field.name == "scales" else 0
-        filled[field.name] = np.pad(array, ((0, more[0]), (0, short)), constant_values=beyond)
-    return replace(part, **filled)
 
 
 def shared_rows(plan: Plan, table: Array, rank: int, count: int) -> Array:
@@ -288,10 +210,10 @@ def padded(table: Array, first: int, count: int) -> Array:
 def qkv_bias(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Vector:
     """[rows] of q, k and v on this rank."""
     biases = {
-        name: weights[f"layers.{stage.layer}.{name}_bias"][_head_rows(plan, stage, name, rank)]
+        name: weights[f"layers.{stage.layer}.{name}_bias"][head_rows(plan, stage, name, rank)]
         for name in "qkv"
     }
-    return np.concatenate([_turning(weights, name, bias) for name, bias in biases.items()]).astype(
+    return np.concatenate([turning(weights, name, bias) for name, bias in biases.items()]).astype(
         np.float32
     )
 
@@ -377,7 +299,7 @@ def query_key_norms(stage: Stage, weights: Weights) -> tuple[Vector, Vector] | N
     if stage.kind is not StageKind.ATTENTION or not weights.spec.qk_norm:
         return None
     q, k = (
-        _turning(weights, name, weights[f"layers.{stage.layer}.{name}_norm"]).astype(np.float32)
+        turning(weights, name, weights[f"layers.{stage.layer}.{name}_norm"]).astype(np.float32)
         for name in "qk"
     )
     return q, k
@@ -443,7 +365,7 @@ def _standing(positions: int, dim: int) -> RopeTable:
     return np.ones(shape, np.float32), np.zeros(shape, np.float32)
 
 
-def _turning(weights: Weights, name: str, rows: Array) -> Array:
+def turning(weights: Weights, name: str, rows: Array) -> Array:
     """Rows of q or k, [heads * head_dim, ...], with the elements of each head in the order in which
     the kernel turns them.
 
@@ -462,7 +384,7 @@ def _turning(weights: Weights, name: str, rows: Array) -> Array:
     return rows.reshape(-1, spec.head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)
 
 
-def _head_rows(plan: Plan, stage: Stage, name: str, rank: int) -> slice | Rows:
+def head_rows(plan: Plan, stage: Stage, name: str, rank: int) -> slice | Rows:
     """Rows of q, k, v or the outputs' gates on this rank; ranks that share a KV head hold the same
     rows.
     """

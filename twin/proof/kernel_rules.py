@@ -6,6 +6,7 @@ A plan that breaks such a rule is refused before the kernel computes something e
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from twin.errors import PlanError
 from twin.kernel.fields import FLOATS
@@ -475,7 +476,8 @@ def _laid_out(plan: Plan) -> Iterator[Violation]:
         )
     columns = [(name, value) for name, value in made.sizes.items() if name not in FLOATS]
     for name, table in made.tables.items():
-        widest = max((max(*row, -min(row)) for row in table), default=0)
+        numbers = list(chain.from_iterable(table))
+        widest = max(max(numbers, default=0), -min(numbers, default=0))
         columns.append((f"a number in the table of {name}", widest))
     for name, value in columns:
         if abs(value) > MOST_NUMBER:

@@ -64,6 +64,7 @@ class Machine:
         self.keep_all = keep_all
         self.program = program or compile_plan(plan, device, steps=steps)
         self.has_schedulers = any(work.by_scheduler for work in self.program.stages[0])
+        self.head_slots: dict[int, range] = {}  # by the identity of a block's stages
         self.gates = frozenset(stage.gate for stage in plan.stages if stage.gate is not None)
         # GPUs that share one package
         self.emulated = node.link is not None and node.link.topology == "memory"
@@ -284,10 +285,12 @@ class Machine:
         head = next(stage for stage in plan.stages if stage.kind is StageKind.LM_HEAD)
         assert head.matrix is not None
         works = self.program.stages[index]
-        begin = sum(len(work.slots) for work in works[: head.index])
-        end = begin + len(works[head.index].slots)
-        tiles = plan.head_rows // head.matrix.tile_rows * head.matrix.slices
-        return range(min(end, begin + tiles), end)
+        if id(works) not in self.head_slots:  # blocks that do the same share theirs
+            begin = sum(len(work.slots) for work in works[: head.index])
+            end = begin + len(works[head.index].slots)
+            tiles = plan.head_rows // head.matrix.tile_rows * head.matrix.slices
+            self.head_slots[id(works)] = range(min(end, begin + tiles), end)
+        return self.head_slots[id(works)]
 
     def _stream(self, rank: int, index: int) -> Stream:
         program = self.program

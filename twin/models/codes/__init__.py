@@ -27,12 +27,16 @@ __all__ = [
 
 Encoded = Coded | Blocks
 
-_CODES = (int8.INT8_CODE, fp8.ROWS, fp8.BLOCKS, *int4.GROUPS, fp4.MX, fp4.NV)
-# the kernel's numbers: places, from 1 on
-CODES: dict[str, Code | BlockCode] = {
-    **{code.format.name: code for code in _CODES},
-    **{code.format.name: code for code in gguf.BLOCK_CODES},
-}
+_CODES: tuple[Code | BlockCode, ...] = (
+    int8.INT8_CODE,
+    fp8.ROWS,
+    fp8.BLOCKS,
+    *int4.GROUPS,
+    fp4.MX,
+    fp4.NV,
+    *gguf.BLOCK_CODES,
+)
+CODES = {code.format.name: code for code in _CODES}
 
 
 def code_of(format: Format) -> Code | BlockCode:

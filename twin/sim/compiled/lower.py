@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from typing import Any
@@ -135,9 +135,7 @@ class _Flattening:
     def done(self) -> FlatProgram:
         rows = [stages for variant in self.program.variants for stages in variant.stages]
         distinct = {id(stages): stages for stages in rows}
-        numbers = {
-            known: [self._number(work) for work in stages] for known, stages in distinct.items()
-        }
+        numbers = {known: self._numbers(stages) for known, stages in distinct.items()}
         stretches = {known: self._stretches(stages) for known, stages in distinct.items()}
         streamed = [sizes for variant in self.program.variants for sizes in variant.sizes]
         spans, slots = self._stream({id(sizes): sizes for sizes in streamed})
@@ -189,8 +187,12 @@ class _Flattening:
         return spans, places[slots]
 
     def _segments(self, variant: Variant) -> int:
-        reads = {id(stages): sum(len(work.reads) for work in stages) for stages in variant.stages}
-        gathers = sum(reads[id(stages)] for stages in variant.stages)
+        alike = Counter(map(id, variant.stages))
+        distinct = {id(stages): stages for stages in variant.stages}
+        gathers = sum(
+            alike[known] * sum(len(work.reads) for work in stages)
+            for known, stages in distinct.items()
+        )
         return (
             SEGMENTS * len(variant.stages) * len(self.program.plan.stages)
             + GATHERS * gathers
@@ -208,12 +210,13 @@ class _Flattening:
     def _place(self, size: int) -> int:
         return self.places.setdefault(size, len(self.places))
 
-    def _number(self, work: StageWork) -> int:
-        number = self.known.get(id(work))
-        if number is None:
-            number = self.known[id(work)] = len(self.works)
-            self._work(work)
-        return number
+    def _numbers(self, stages: Sequence[StageWork]) -> list[int]:
+        known = self.known
+        for work in stages:
+            if id(work) not in known:
+                known[id(work)] = len(self.works)
+                self._work(work)
+        return [known[id(work)] for work in stages]
 
     def _work(self, work: StageWork) -> None:
         published, place = work.publication, self._place
