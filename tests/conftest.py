@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -29,6 +28,8 @@ from twin.errors import ToolchainError
 
 ROOT = Path(__file__).resolve().parents[1]
 POINTS = "MONOTWIN_POINTS"
+LEFT_OUT = ("gpu", "slow")
+GATE = "not gpu and not slow"  # the marks of `make test`
 COMPARED, BUILDS = "compared with Hugging Face", ("tests/native", "tests/gfx942")
 IMPORTED = re.compile(r"pytest\.mark\.hf|importorskip\(\"(torch|transformers)")
 LONG = (COMPARED, *BUILDS, "tests/engine/", "tests/calibrate/", "tests/attack/", "tests/explore/")
@@ -111,22 +112,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByShare(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    """Of the cases of a test marked `few(n)`, n evenly spaced ones stay in the gate and the others
+    are slow. Of what the gate leaves out, a third of all cases, it makes no items in any of its
+    processes.
+    """
+    yield
+    calls, few = metafunc._calls, metafunc.definition.get_closest_marker("few")
+    quick = [call for call in calls if not any(mark.name in LEFT_OUT for mark in call.marks)]
+    if few:
+        kept = {i * len(quick) // few.args[0] for i in range(few.args[0])}
+        for at, call in enumerate(quick):
+            if at not in kept:
+                call.marks.append(pytest.mark.slow.mark)
+        quick = [quick[at] for at in sorted(kept)]
+    if metafunc.config.option.markexpr == GATE:
+        metafunc._calls = quick or calls[:1]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the cases of a test marked `few(n)`, n evenly spaced ones stay in the gate and the others
-    are slow. What takes longest comes first, so that all processes end at about the same time.
-    """
-    cases: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
-            cases[item.nodeid.partition("[")[0]].append(item)
-    for group in cases.values():
-        few = group[0].get_closest_marker("few")
-        assert few is not None
-        kept = {i * len(group) // few.args[0] for i in range(few.args[0])}
-        for at, item in enumerate(group):
-            if at not in kept:
-                item.add_marker(pytest.mark.slow)
+    """What takes longest comes first, so that all processes end at about the same time."""
     items.sort(key=lambda item: _turn(item.nodeid.partition("::")[0]))
 
 

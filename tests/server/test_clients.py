@@ -10,8 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from huggingface_hub import InferenceClient
-from huggingface_hub.errors import BadRequestError
 
 from tests.patience import PATIENCE_S
 from tests.server.serving import Running
@@ -23,13 +21,13 @@ CURL = shutil.which("curl")
 
 
 @pytest.fixture
-def client(live: Running) -> InferenceClient:
+def client(live: Running) -> Any:
+    from huggingface_hub import InferenceClient  # half a second, which no other file needs
+
     return InferenceClient(base_url=f"{live.url}/v1", api_key="none", timeout=PATIENCE_S)
 
 
-def test_hugging_faces_client_chats_whole_and_streamed(
-    client: InferenceClient, http: httpx.Client
-) -> None:
+def test_hugging_faces_client_chats_whole_and_streamed(client: Any, http: httpx.Client) -> None:
     text, reason, usage = whole(http, "/v1/chat/completions", CHAT | {"max_tokens": 20})
     said = client.chat.completions.create(model="tiny", messages=MESSAGES, **HOW)
     assert (said.choices[0].message.content, said.choices[0].finish_reason) == (text, reason)
@@ -40,7 +38,7 @@ def test_hugging_faces_client_chats_whole_and_streamed(
 
 
 def test_hugging_faces_client_stops_and_reads_log_probabilities(
-    client: InferenceClient, http: httpx.Client
+    client: Any, http: httpx.Client
 ) -> None:
     text = whole(http, "/v1/chat/completions", CHAT | {"max_tokens": 20})[0]
     stop = text[4:6]
@@ -55,7 +53,9 @@ def test_hugging_faces_client_stops_and_reads_log_probabilities(
     assert len(choice.logprobs.content[0].top_logprobs) == 2
 
 
-def test_hugging_faces_client_hears_what_is_wrong(client: InferenceClient) -> None:
+def test_hugging_faces_client_hears_what_is_wrong(client: Any) -> None:
+    from huggingface_hub.errors import BadRequestError
+
     with pytest.raises(BadRequestError) as error:
         client.chat_completion(model="tiny", messages=MESSAGES, frequency_penalty=3.0, **HOW)
     assert "frequency_penalty=3.0: must lie between" in str(error.value)

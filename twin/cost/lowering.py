@@ -77,8 +77,12 @@ def _fetch_ps(plan: Plan, device: Device) -> int:
     return picoseconds(device.exchange.latency_s.value)
 
 
+# a block's share of a stage, bytes of each of its slots, bytes moved in all
+_Work = tuple[StageWork, tuple[int, ...], int]
+
+
 class _Part(NamedTuple):
-    """A block's share of stages in a row."""
+    """The same of stages in a row."""
 
     works: list[StageWork]
     sizes: list[int]  # bytes of each slot
@@ -92,7 +96,7 @@ class _Lowering:
         plan = wiring.plan
         self.plan, self.device, self.forms = plan, device, wiring.forms
         self.costs = costs_of(plan, device)
-        self.works: dict[object, tuple[StageWork, tuple[int, ...], int]] = {}  # as in _Part
+        self.works: dict[object, _Work] = {}
         self.stretches = self._stretches()
         self.like, self.alike = self._alike()
         # of a stretch of stages, a block and its experts
@@ -203,7 +207,7 @@ class _Lowering:
             moved += known[2]
         return _Part(works, sizes, moved)
 
-    def _work(self, stage: Stage, block: int, experts: Chosen) -> tuple[StageWork, list[int], int]:
+    def _work(self, stage: Stage, block: int, experts: Chosen) -> _Work:
         plan, device = self.plan, self.device
         costs, gathers, streams = self.costs, self.costs.gathers, self.costs.streams
         weights = streams.weights(stage, block, experts)
