@@ -171,17 +171,15 @@ def digests_of(tree: Path, only: str = "") -> dict[str, dict[str, str]]:
     return found
 
 
-def digests_of_commit(commit: str) -> dict[str, dict[str, str]]:
-    """Computed once for a commit: this file's text and the commit's name are the key."""
+def digests_of_commit(commit: str, only: str = "") -> dict[str, dict[str, str]]:
+    """Computed once for a commit: this file's text, the commit's name and what is left out are the
+    key.
+    """
     name = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", commit], check=True, capture_output=True, text=True
     ).stdout.strip()
-    kept = (
-        ROOT
-        / "build"
-        / "identity"
-        / f"{name[:12]}-{digest(HERE.read_bytes(), os.environ.get(WITHOUT, '').encode())}.json"
-    )
+    key = digest(HERE.read_bytes(), os.environ.get(WITHOUT, "").encode(), only.encode())
+    kept = ROOT / "build" / "identity" / f"{name[:12]}-{key}.json"
     if not kept.exists():
         with tempfile.TemporaryDirectory() as folder:
             other = Path(folder) / "tree"
@@ -200,7 +198,7 @@ def digests_of_commit(commit: str) -> dict[str, dict[str, str]]:
                 check=True,
             )
             try:
-                found = digests_of(other)
+                found = digests_of(other, only)
             finally:
                 subprocess.run(
                     ["git", "-C", str(ROOT), "worktree", "remove", "--force", str(other)],
@@ -233,13 +231,10 @@ def main() -> int:
         return 0
     with ThreadPoolExecutor(2) as both:
         there, here = (
-            both.submit(digests_of_commit, chosen.commit),
+            both.submit(digests_of_commit, chosen.commit, chosen.only),
             both.submit(digests_of, ROOT, chosen.only),
         )
-        ours = here.result()
-        theirs = {
-            case: found for case, found in there.result().items() if not chosen.only or case in ours
-        }
+        theirs, ours = there.result(), here.result()
     differences = compared(theirs, ours)
     print("\n".join(differences))
     plans = len(ours) - 1

@@ -27,7 +27,7 @@ from twin.models.decoder import canonical_shape
 from twin.models.load import tensors
 
 NAME = "GGUF files"
-GATE_CASES = 30
+CASES = 30
 TEXT = "the naïve 🙂 <|im_end|> 2024"
 FAMILIES = ("llama", "qwen2", "gemma3", "phi4")
 _INTEGERS = (0, 1, 2, 3, 7, 255, 2**16, 2**31, 2**32 - 1)

@@ -51,7 +51,7 @@ from twin.proof.prove import prove
 from twin.reference.step import Reference
 
 NAME = "places"
-GATE_CASES = 20
+CASES = 20
 TOLERANCE = 2e-5  # of the largest logit
 GREEDY = SamplingParams()
 TOKENS = [5, 74, 0, 33, 100, 2, 61]

@@ -31,7 +31,7 @@ from twin.proof.prove import prove
 from twin.toolchain import build_host
 
 NAME = "plans"
-GATE_CASES = 8  # most compile a kernel of their own
+CASES = 8  # most compile a kernel of their own
 WATCHDOG_S = 60.0  # of a plan that hangs; a busy machine runs the others in a second
 NAPS = ("-DTWIN_NAPS",)
 

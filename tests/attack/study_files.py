@@ -30,7 +30,7 @@ from twin.engine.weights import random_weights
 from twin.files import TEMPORARY
 
 NAME = "study files"
-GATE_CASES = 20  # some run a study twice
+CASES = 20  # some run a study twice
 KILLED = 0.05  # of the cases end in the middle and are run again
 VALUES: tuple[Any, ...] = (
     None,

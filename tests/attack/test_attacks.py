@@ -8,17 +8,17 @@ import pytest
 
 from tests.attack.defect import Defect
 from tests.attack.runner import Case, attacks, run, run_case
-from tests.draws import TIMES
+from tests.draws import scaled
 
 SEED = 1
-FEW = 15  # cases in the gate, unless the attack says GATE_CASES: about a second
+CASES = 15  # of an attack that says no number, half of them in the gate: less than a second
 
 
 @pytest.mark.parametrize("name", attacks())
 def test_no_case_breaks_a_law(name: str) -> None:
     module = importlib.import_module(f"tests.attack.{name}")
-    cases = getattr(module, "GATE_CASES", FEW) * TIMES
-    first, jobs = getattr(module, "GATE_FIRST", 0), getattr(module, "GATE_JOBS", 1)
+    cases = scaled(getattr(module, "CASES", CASES))
+    first, jobs = getattr(module, "FIRST", 0), getattr(module, "JOBS", 1)
     tally = run([name], seed=SEED, first=first, cases=cases, jobs=jobs)[name]
     assert not tally.defects, "\n".join(
         f"python -m tests.attack --case {case}: {what}" for case, what in tally.defects

@@ -31,7 +31,7 @@ from twin.models.formats import UNIT_BYTES, format_named
 from twin.models.load import from_config, tensors
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
-from twin.plan.shards import expert_matrix
+from twin.plan.matrices import expert_matrix
 from twin.plan.types import (
     CollectiveKind,
     Execution,

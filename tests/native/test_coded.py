@@ -180,7 +180,7 @@ SHAPES = [
 ]  # 1,408: idle threads
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["fp8", "fp8-128x128", *TENSOR])
 @pytest.mark.parametrize(("rows", "cols", "team", "slices"), SHAPES)
 def test_an_input_gathered_by_fours_is_summed_as_fp64_does(
@@ -191,6 +191,7 @@ def test_an_input_gathered_by_fours_is_summed_as_fp64_does(
     assert error(found, weights.astype(np.float64), x) < 2e-4
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["fp8", "nvfp4"])
 @pytest.mark.parametrize("strange", [np.nan, np.inf])
 def test_no_number_is_not_hidden_by_fours(name: str, strange: float) -> None:

@@ -124,6 +124,7 @@ def pointer(array: Array) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("passes", [[64, 1], [65, 100], [2, 63, 70]], ids=str)
 def test_states_are_those_carried_on_token_by_token(name: str, passes: list[int]) -> None:

@@ -26,7 +26,7 @@ from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.models.load import load_model
 from twin.models.spec import WEIGHT_TYPES, DType, Lanes, ModelSpec, Rope
-from twin.plan.shards import stage_matrix
+from twin.plan.matrices import stage_matrix
 from twin.plan.types import (
     CollectiveKind,
     Execution,

@@ -17,7 +17,8 @@ from tests.draws import drawn
 from twin.engine.weights import random_weights
 from twin.errors import EngineError, InvalidPlan, PlanError
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
-from twin.plan.shards import Array, rope_table, stage_matrix
+from twin.plan.matrices import stage_matrix
+from twin.plan.shards import Array, rope_table
 from twin.plan.types import (
     Attention,
     CollectiveKind,

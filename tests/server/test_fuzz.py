@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.draws import TIMES
+from tests.draws import scaled
 from tests.server import fuzz
 
 SEED = 1
@@ -16,7 +16,7 @@ SEED = 1
 
 def test_whatever_is_sent_answers_are_valid_and_streams_go_on(tmp_path: Path) -> None:
     outcomes, defects, streams = fuzz.run(
-        range(50 * TIMES), SEED, clients=4, readers=1, log=tmp_path / "log"
+        range(scaled(50)), SEED, clients=4, readers=1, log=tmp_path / "log"
     )
     assert not defects, "\n".join(defects)
     assert streams.count

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.draws import scaled
 from twin.engine.tokenizer import Tokenizer
 from twin.errors import EngineError
 from twin.server.formats import FORMATS
@@ -124,7 +125,7 @@ def test_a_required_call_is_made_by_every_family(name: str, special: bool) -> No
         for thinking in (False, True):
             lark = calls_grammar(tools, form, grammars.mark, thinking=thinking)
             matcher = grammars.matcher(lark, "tool_choice")
-            for seed in range(4):
+            for seed in range(scaled(4)):
                 text = drawn(grammars, grammars.allowed(matcher), seed)
                 calls = called(form, tools.schemas, text, thinking)
                 assert calls, text

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ HISTORY, ITS_LINES = "h200-history", 200  # one page for what five studies measu
 NOTHING = "0" * 12
 
 
+@cache
 def stamp_of(folder: Path) -> Stamp:
     """What the folder's blocks should be stamped with: by its own script, where it has one."""
     if folder in WANTED:

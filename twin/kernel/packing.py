@@ -30,7 +30,7 @@ from twin.kernel.streams import PAGE_BYTES, Streams
 from twin.models.codes import Blocks, Coded, Encoded
 from twin.models.formats import PACK, SCALED_ROWS, UNIT_BYTES
 from twin.models.spec import DType
-from twin.plan import shards
+from twin.plan import matrices
 from twin.plan.coding import BYTE_BITS
 from twin.plan.shards import Weights
 from twin.plan.types import Matrix, Plan, Stage, tiles, tiles_of
@@ -58,7 +58,7 @@ def pack(plan: Plan, made: Streams, weights: Weights, rank: int, out: NDArray[np
             size = stage.routed.experts * place.units * UNIT_BYTES
             pack_experts(plan, stage, rank, weights, place, out[first : first + size])
             continue
-        found = shards.stage_matrix(plan, stage, rank, weights)
+        found = matrices.stage_matrix(plan, stage, rank, weights)
         if plan.coded:
             starts = pack_coded(plan, stage, found, starts, out)
             continue
@@ -121,7 +121,7 @@ def pack_experts(
     assert stage.routed is not None
     size = len(out) // stage.routed.experts
     for expert in range(stage.routed.experts):
-        rows = shards.expert_matrix(plan, stage, rank, weights, expert)
+        rows = matrices.expert_matrix(plan, stage, rank, weights, expert)
         own = out[expert * size : (expert + 1) * size]
         if plan.coded:
             pack_tiles(plan, stage.matrix, place, rows, own)

@@ -1,29 +1,22 @@
-"""Cuts a model's weights into what each rank holds for each stage: shared by the reference and the
-engine's packer.
-
-Matrices keep their stored type; vectors and tables are FP32, the type the engine computes in.
+"""Cuts a model's vectors and tables into what each rank holds for each stage, in FP32, the type the
+engine computes in: shared by the reference and the engine's packer. matrices.py cuts the matrices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twin.errors import PlanError
-from twin.models.feeds import halves_of
-from twin.models.mixers import DeltaNet, Recurring, ShortConvolution
+from twin.models.mixers import ShortConvolution
 from twin.models.spec import DType, LaneHead, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.models.yarn import blended
 from twin.plan.catalogue import FINAL_NORM, ROWS
-from twin.plan.delta_shards import Rows, projected_rows, steering_rows
-from twin.plan.types import CONV_UNIT, Common, Matrix, Plan, Shard, Stage, StageKind
-
-if TYPE_CHECKING:
-    from twin.models.codes import Encoded
+from twin.plan.delta_shards import Rows
+from twin.plan.types import Common, Plan, Stage, StageKind
 
 Array = NDArray[Any]
 Vector = NDArray[np.float32]
@@ -47,145 +40,9 @@ class Weights(Protocol):
     def __getitem__(self, name: str) -> Array: ...
 
 
-def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array | Encoded:
-    """[rows, cols] of the stage on this rank, in the order of `stage.matrix`."""
-    layer, matrix = f"layers.{stage.layer}", stage.matrix
-    if matrix is None:
-        raise PlanError(f"{stage.name} has no weights of a model")
-    if matrix.format is not None:
-        from twin.plan.coded_shards import coded_matrix  # no prediction reads any
-
-        return coded_matrix(plan, stage, rank, weights)
-    match stage.kind:
-        case StageKind.QKV:
-            return np.concatenate(
-                [
-                    turning(
-                        weights,
-                        name,
-                        weights[f"{layer}.{leaf}"][head_rows(plan, stage, name, rank)],
-                    )
-                    for name, leaf in qkv(plan, stage)
-                ]
-            )
-        case StageKind.DELTA_IN:
-            return _delta_in(plan, matrix, rank, weights, layer)
-        case StageKind.DELTA_GATES:
-            kind = recurrence(weights)
-            assert isinstance(kind, DeltaNet)
-            return _rows(weights, layer, steering_rows(kind, plan.ranks, rank))
-        case StageKind.CONV_IN:
-            return weights[f"{layer}.conv_in"][channel_rows(convolution(weights), plan, rank)]
-        case StageKind.ROUTER:
-            return shared_rows(plan, _router(weights, layer), rank, matrix.rows)
-        case StageKind.LM_HEAD:
-            return _head_matrix(plan.shard, rank, weights)
-        case _:
-            return _share(
-                stage, matrix, rank, [weights[f"{layer}.{name}"] for name in named(stage)]
-            )
-
-
-def named(stage: Stage) -> tuple[str, ...]:
-    """The tensors of a layer whose rows or columns the ranks share. Raises PlanError for others."""
-    if not ROWS[stage.kind].weights:
-        raise PlanError(f"{stage.name} has no weights of a model")
-    # of rows without a gate the last alone
-    return ROWS[stage.kind].weights[-stage.matrix.unit if stage.matrix else 0 :]
-
-
-def _share(stage: Stage, matrix: Matrix, rank: int, tables: list[Array]) -> Array:
-    """A rank's rows of each table, which take turns, or its columns; zeros beyond them."""
-    if ROWS[stage.kind].columns:
-        (table,) = tables
-        return padded(table.T, rank * matrix.cols, matrix.cols).T
-    outputs = matrix.rows // matrix.unit
-    rows = [padded(table, rank * outputs, outputs) for table in tables]
-    return np.stack(rows, axis=1).reshape(matrix.rows, matrix.cols)
-
-
-def qkv(plan: Plan, stage: Stage) -> tuple[tuple[str, str], ...]:
-    """(what a rank's rows are, the tensor that has them): of gated attention queries and gates take
-    turns in one; values that are keys have no rows.
-    """
-    names = "qk" if plan.attention_of(stage).values_are_keys else "qkv"
-    rows = tuple((name, name) for name in names)
-    return (*rows, ("gate", "q")) if plan.spec and plan.spec.output_gate else rows
-
-
-def recurrence(weights: Weights) -> Recurring:
-    kind = weights.spec.recurrence
-    assert kind is not None
-    return kind
-
-
-def convolution(weights: Weights) -> ShortConvolution:
-    kind = weights.spec.convolution
-    assert kind is not None
-    return kind
-
-
-def channel_rows(kind: ShortConvolution, plan: Plan, rank: int) -> Rows:
-    """A rank's rows of conv_in, which has all b, all c, all x: by channel."""
-    own = channels_of(kind, plan, rank)
-    rows: Rows = (own[:, None] + kind.channels * np.arange(CONV_UNIT)).reshape(-1)
-    return rows
-
-
 def channels_of(kind: ShortConvolution, plan: Plan, rank: int) -> Rows:
     count = kind.channels // plan.ranks
     return np.arange(rank * count, (rank + 1) * count)
-
-
-def _delta_in(plan: Plan, matrix: Matrix, rank: int, weights: Weights, layer: str) -> Array:
-    """The projections; behind them write strengths and decays, where the stage has them, too."""
-    kind = recurrence(weights)
-    parts = projected_rows(kind, plan.ranks, rank)
-    if isinstance(kind, DeltaNet) and sum(len(rows) for _, rows in parts) < matrix.rows:
-        parts += steering_rows(kind, plan.ranks, rank)
-    return _rows(weights, layer, parts)
-
-
-def _rows(weights: Weights, layer: str, parts: Sequence[tuple[str, Rows]]) -> Array:
-    return np.concatenate([weights[f"{layer}.{name}"][rows] for name, rows in parts])
-
-
-def _router(weights: Weights, layer: str) -> Array:
-    """A row of each expert; the one that gates shared experts comes last."""
-    router, spec = weights[f"{layer}.router"], weights.spec
-    if spec.experts is None or not spec.experts.shared_gate:
-        return router
-    return np.concatenate([router, weights[f"{layer}.shared_expert_gate"]])
-
-
-def expert_matrix(
-    plan: Plan, stage: Stage, rank: int, weights: Weights, expert: int
-) -> Array | Encoded:
-    """[rows, cols] of one expert of a routed stage on this rank; behind the routed ones come shared
-    ones that every token visits. Ranks divide its width; what is beyond it is zero.
-    """
-    matrix, routed, feed = stage.matrix, stage.routed, weights.spec.experts
-    assert matrix is not None
-    assert routed is not None
-    assert feed is not None
-    shared = expert - (routed.experts - routed.always)
-    name, own = f"layers.{stage.layer}.experts.{expert}.", slice(None)
-    if shared >= 0:
-        name, own = f"layers.{stage.layer}.shared_", _nth(shared, feed.width)
-    if matrix.format is not None:
-        from twin.plan.coded_shards import coded_expert
-
-        return coded_expert(stage, matrix, rank, weights, name, own)
-    if stage.kind is StageKind.ROUTED_DOWN:
-        columns = padded(weights[f"{name}down"][:, own].T, rank * matrix.cols, matrix.cols)
-        return columns.T
-    width = matrix.rows // matrix.unit
-    rows = [padded(weights[f"{name}{half}"][own], rank * width, width) for half in halves_of(feed)]
-    return np.stack(rows, axis=1).reshape(matrix.rows, matrix.cols)
-
-
-def _nth(at: int, width: int) -> slice:
-    return slice(at * width, (at + 1) * width)
 
 
 def shared_rows(plan: Plan, table: Array, rank: int, count: int) -> Array:
@@ -395,12 +252,6 @@ def head_rows(plan: Plan, stage: Stage, name: str, rank: int) -> slice | Rows:
     heads, first = (own.heads, rank) if name == "q" else (own.kv_heads, rank // own.kv_replicas)
     size = heads * own.head_dim
     return slice(first * size, (first + 1) * size)
-
-
-def _head_matrix(shard: Shard, rank: int, weights: Weights) -> Array:
-    """[shard.vocab, hidden]: this rank's slice of the vocabulary, zero rows past its end."""
-    table = weights["embed" if weights.spec.tied else "lm_head"]
-    return padded(table, rank * shard.vocab, shard.vocab)
 
 
 def _scaled(frequencies: NDArray[np.float64], rope: Rope, present: int) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from twin.models.feeds import ExpertFeed, Scoring
 from twin.models.variant import Activation
-from twin.plan import shards
+from twin.plan import matrices
 from twin.plan.biases import stage_bias
 from twin.plan.shards import Array, Weights
 from twin.plan.types import Plan, Stage
@@ -129,7 +129,7 @@ class Experts:
     def _matrix(self, stage: Stage, rank: int, expert: int) -> Array:
         key = (stage.index, rank, expert)
         if key not in self._matrices:
-            made = shards.expert_matrix(self.plan, stage, rank, self.weights, expert)
+            made = matrices.expert_matrix(self.plan, stage, rank, self.weights, expert)
             self._matrices[key] = made.astype(self.dtype)
             if len(self._matrices) > KEPT:
                 self._matrices.popitem(last=False)

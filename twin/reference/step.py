@@ -19,7 +19,7 @@ import numpy as np
 
 from twin.errors import EngineError, InvalidPlan, PlanError
 from twin.models.spec import DType, LaneHead, ModelSpec, RopeStyle
-from twin.plan import shards
+from twin.plan import matrices, shards
 from twin.plan.biases import stage_bias, stage_sinks
 from twin.plan.cache_scales import LARGEST, stage_cache_scales
 from twin.plan.shards import Array, Weights
@@ -554,9 +554,9 @@ class Reference:
     def _matrix(self, stage: Stage, rank: int) -> Array:
         key = (stage.index, rank)
         if key not in self._matrices:
-            self._matrices[key] = shards.stage_matrix(self.plan, stage, rank, self.weights).astype(
-                self.dtype
-            )
+            self._matrices[key] = matrices.stage_matrix(
+                self.plan, stage, rank, self.weights
+            ).astype(self.dtype)
         return self._matrices[key]
 
     def _vector(self, name: str, stage: Stage, rank: int, make: Callable[[], Any]) -> Any:
