@@ -17,13 +17,14 @@ from tests.engine.test_convolution import convolved
 from tests.engine.test_cuda_codes import agree, checked
 from tests.engine.test_cuda_engine import TOLERANCE, expected, gpu, weights_of
 from tests.engine.test_experts import MANY, SHARED, routed
+from tests.engine.test_mamba import EXPERTS, MAMBA, mixed
 from tests.engine.test_recurrent import DELTA, recurrent
 from twin.engine.cuda import CudaEngine
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import format_named
 from twin.models.layers import Layer
 from twin.models.load import from_config, load_model
-from twin.models.mixers import DeltaNet, GroupedAttention
+from twin.models.mixers import DeltaNet, GroupedAttention, NoMixer
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec, Rope
 from twin.plan.types import HandOffKind, Sampling
@@ -116,6 +117,44 @@ def test_states_of_the_published_shape_match_the_reference() -> None:
         head_dim=256, rope=replace(base.rope, rotated=64),
     )  # fmt: skip
     agree(checked(spec, blocks=132, slot_bytes=16384, **BF16))
+
+
+# Output projections of Mamba-2 and of attention multiply 64 columns.
+MAMBA_CASES: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
+    "few": (mixed(), {"blocks": 5}),
+    "many": (mixed(), {"blocks": 35}),  # two items a head, and blocks without one
+    "counter": (mixed(), {"handoff": HandOffKind.COUNTER, "sampling": Sampling.FULL}),
+    "grid": (mixed(), {"handoff": HandOffKind.GRID, **BF16}),
+    "two taps": (mixed(replace(MAMBA, conv=2, conv_bias=False)), {}),
+    "one group": (mixed(replace(MAMBA, key_heads=1, value_heads=4, value_dim=16)), {"blocks": 9}),
+    "steps clamped": (mixed(replace(MAMBA, least_step=0.6, most_step=0.8)), {"blocks": 40}),
+    "own shared stages": (mixed(feed=replace(EXPERTS, shared_width=104)), {"blocks": 20}),
+    "long keys": (mixed(replace(MAMBA, key_heads=2, key_dim=72)), {"blocks": 7, **BF16}),
+}
+
+
+@pytest.mark.parametrize("name", MAMBA_CASES)
+def test_mamba_and_layers_of_one_half_match_the_reference(name: str) -> None:
+    spec, chosen = MAMBA_CASES[name]
+    agree(checked(spec, **({"slot_bytes": 1024} | chosen)))
+
+
+def published_mamba(name: str) -> ModelSpec:
+    """Mamba-2, experts of which a token visits all, Mamba-2, attention."""
+    base = load_model(name)
+    layers = [base.layout[at] for at in (0, 1, 4, 5)]
+    feed = layers[1].feed
+    assert isinstance(feed, ExpertFeed)
+    layers[1] = Layer(NoMixer(), replace(feed, experts=feed.top_k))
+    return replace(
+        base, layers=4, windows=(0,) * 4, ropes=(None,) * 4, layout=tuple(layers), vocab=512
+    )
+
+
+@pytest.mark.parametrize("name", ["nemotron-3-nano-30b-a3b", "nemotron-3-nano-30b-a3b@fp8"])
+def test_mamba_of_the_published_widths_matches_the_reference(name: str) -> None:
+    """All 132 blocks, two items a head, eight groups of 512 outputs."""
+    agree(checked(published_mamba(name), blocks=132, slot_bytes=16512, **BF16))
 
 
 @pytest.mark.parametrize("value_dim", [64, 32, 128])
