@@ -16,6 +16,7 @@
 // and its squares are those of gated outputs, of all heads that share B and C.
 #pragma once
 
+#include "../platform/time_steps.h"
 #include "convolution.cuh"
 
 namespace twin {
@@ -34,7 +35,7 @@ struct Recurrent {
   static constexpr int QUERIES = Delta::KEY_HEADS * KEYS,
                        ALL = 2 * QUERIES + Delta::VALUE_HEADS * Delta::VALUE_DIM;
   // is added to the squared length of a key and of a query
-  static constexpr float LEAST_SQUARE = 1e-6f, FAR = 20.0f;
+  static constexpr float LEAST_SQUARE = 1e-6f;
   static_assert(COLUMNS % 4 == 0 && COLUMNS * SPLITS == Delta::VALUE_DIM, "items of whole loads");
   static_assert(JOINT % SPLITS == 0, "whole heads are normed together");
 
@@ -119,21 +120,6 @@ struct StatePart {
 };
 
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + exp32(-x)); }
-
-// log(1 + exp(x)); what exp(x) loses next to one is below 1e-4 of a time step.
-__device__ __forceinline__ float time_step(float x) {
-  if (x > Recurrent::FAR) return x;
-  const float small = exp32(x);
-  return small < 1e-4f ? small : log32(1.0f + small);
-}
-
-// A head's time step, which some models clamp.
-__device__ __forceinline__ float clamped_step(float x) {
-  float step = time_step(x);
-  if constexpr (Delta::LEAST_STEP > 0.0f) step = step < Delta::LEAST_STEP ? Delta::LEAST_STEP : step;
-  if constexpr (Delta::MOST_STEP > 0.0f) step = step > Delta::MOST_STEP ? Delta::MOST_STEP : step;
-  return step;
-}
 
 // Of an item's token.
 struct Rule {
@@ -264,6 +250,7 @@ struct Column {
 
 // What a step makes of an item's outputs.
 struct PublishedOutputs {
+  static constexpr bool GATED = Delta::MAMBA;  // before they are squared
   Block& b;
   Output out;
   const float* gates;
@@ -320,9 +307,8 @@ __device__ __forceinline__ void update_item(Block& b, const Stage& stage, const 
   const float* const values = convolved + 2 * KEYS;
   const float* const gates = gathered + at.gates + (item - items.lo) * COLUMNS;
   Emit emit(b, stage, item, gates, to);
-  // of Mamba-2 gated before they are squared
   const auto squared = [&](int column, float made) {
-    return Delta::MAMBA ? made * silu(gates[column]) : made;
+    return Emit::GATED ? made * silu(gates[column]) : made;
   };
   if constexpr (StatePart::HELD) {
     part.multiply(convolved, key, thread, sums);

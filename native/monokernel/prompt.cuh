@@ -102,7 +102,7 @@ __device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Sta
                                                const Pass& pass, Ready ready) {
   const StageKind kind = StageKind(stage.kind);
   const bool normed = norms(kind) || finds_normed(kind);
-  const bool gated =
+  const bool feeds =
       kind == StageKind::GATE_UP || (NonRouted::SHARED && kind == StageKind::SHARED_UP);
   const bool biased =
       kind == StageKind::QKV || (Additions::OUTPUT_BIAS && kind == StageKind::O_PROJ);
@@ -112,16 +112,19 @@ __device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Sta
   // looked up here: an emitted sum must not wait for a table
   int width = 0;
   float* const out = rows_of(b, stage, kind, width);
-  if (gated) {
-    return chunk.multiply<2>(
-        b, stage, x, pass.tokens, ready, [&](int token, int i, float gate, float up) {
-          Chunk::store(out, width, token, i, through_gate(gate, up));
-        });
+  if constexpr (Family::GATED) {
+    if (feeds)
+      return chunk.multiply<2>(
+          b, stage, x, pass.tokens, ready, [&](int token, int i, float gate, float up) {
+            Chunk::store(out, width, token, i, through_gate(gate, up));
+          });
   }
   const float* bias = biased && stage.bias >= 0 ? b.memory.constants + stage.bias : nullptr;
   return chunk.multiply<1>(
       b, stage, x, pass.tokens, ready,
       [&](int token, int row, float sum, float next, bool both = false) {
+        if (!Family::GATED && feeds)
+          return store_activated(out, width, token, row, sum, next, both);
         float* const to = out + long(token) * width + row;
         if (bias) sum += bias[row];
         if (!both) return store_shared(to, sum);

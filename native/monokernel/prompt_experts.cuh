@@ -113,17 +113,31 @@ __device__ __forceinline__ void choose_experts(Block& b, const Stage& stage, con
 
 // ---- the stages ---------------------------------------------------------------------------------
 
+// What rows without gates hand to a down projection: one element, or BOTH neighbours from an even
+// one on.
+__device__ __forceinline__ void store_activated(float* x, int columns, int token, int element,
+                                                float sum, float next, bool both) {
+  if (both) return Chunk::store_pair(x, columns, token, element, activated(sum), activated(next));
+  Chunk::store(x, columns, token, element, activated(sum));
+}
+
 // The stage ROUTED_UP: what each entry hands to its down projection.
 template <class Stage>
 __device__ __forceinline__ void routed_up_chunk(Block& b, Chunk& chunk, const Stage& stage,
                                                 const Pass& pass) {
   float* const out = pass_row(b.memory, b.plan.values_at(stage.publishes), 0, 0);
+  const float* const x = b.memory.prompt + b.plan.prompt_normed;
   chunk.sort(b, pass_choice(b, 0), pass.tokens);
-  multiply_experts<2>(
-      b, chunk, stage, b.memory.prompt + b.plan.prompt_normed,
-      [&](int entry, int i, float gate, float up) {
-        Chunk::store(out, Experts::WIDTH, entry, i, through_gate(gate, up));
-      });
+  if constexpr (Family::GATED) {
+    multiply_experts<2, false>(b, chunk, stage, x, [&](int entry, int i, float gate, float up) {
+      Chunk::store(out, Experts::WIDTH, entry, i, through_gate(gate, up));
+    });
+  } else {
+    multiply_experts<1, false>(
+        b, chunk, stage, x, [&](int entry, int i, float sum, float next, bool both = false) {
+          store_activated(out, Experts::WIDTH, entry, i, sum, next, both);
+        });
+  }
 }
 
 // The stage ROUTED_DOWN: rows of each entry, then of each token, whole tokens by one block each, and
@@ -136,7 +150,7 @@ __device__ __forceinline__ bool routed_down_chunk(Block& b, Chunk& chunk, const 
   const int hidden = b.plan.hidden;
   const Value& from = b.plan.values_at(b.plan.reads_at(stage.first_read).value);
   float* const rows = b.memory.prompt + b.plan.prompt_entries;
-  multiply_experts<1>(b, chunk, stage, b.memory.prompt + from.prompt,
+  multiply_experts<1, true>(b, chunk, stage, b.memory.prompt + from.prompt,
                       [&](int entry, int row, float sum, float next, bool both = false) {
                         float* const to = rows + long(entry) * hidden + row;
                         both ? Chunk::store_two(to, sum, next) : store_shared(to, sum);

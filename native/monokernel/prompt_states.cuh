@@ -1,5 +1,5 @@
-// Mixers that carry a state through a prompt pass: gated short convolutions, and gated DeltaNet,
-// token by token or, on tensor cores, many tokens at once (cuda_delta.cuh).
+// Mixers that carry a state through a prompt pass: gated short convolutions, gated DeltaNet and
+// Mamba-2, these token by token or, on tensor cores, many tokens at once (cuda_delta.cuh).
 #pragma once
 
 #include "experts.cuh"
@@ -111,9 +111,9 @@ __device__ __forceinline__ void convolve_chunk(Block& b, const S& stage, const P
   }
 }
 
-// ---- gated DeltaNet -----------------------------------------------------------------------------
+// ---- gated DeltaNet, Mamba-2 --------------------------------------------------------------------
 
-// Outputs of states before their norm, FP32 [tokens][value heads][VALUE_DIM].
+// Outputs of states before gates and norm, FP32 [tokens][value heads][VALUE_DIM].
 __device__ __forceinline__ float* state_outputs(const Block& b, int token) {
   return b.memory.prompt + b.plan.prompt_mixed +
          long(token) * Delta::VALUE_HEADS * Delta::VALUE_DIM;
@@ -121,6 +121,7 @@ __device__ __forceinline__ float* state_outputs(const Block& b, int token) {
 
 // What a pass makes of an item's outputs: its columns of a token's, `to`.
 struct KeptOutputs {
+  static constexpr bool GATED = false;
   float* to;
 
   template <class Stage>
@@ -154,14 +155,16 @@ struct DeltaRows {
   __device__ __forceinline__ const float* channels(int token) const {
     return rows + long(token) * width;
   }
-  __device__ __forceinline__ const float* gates(int token, int head) const {
-    return channels(token) + 2 * QUERIES + VALUES + head * Delta::VALUE_DIM;
+  // [value heads][VALUE_DIM]
+  __device__ __forceinline__ const float* gates(int token) const {
+    return channels(token) + 2 * QUERIES + VALUES;
   }
   __device__ __forceinline__ float strength(int token, int head) const {
     return load_shared(steering + long(token) * steering_width + head);
   }
   __device__ __forceinline__ float decay(int token, int head) const {
-    return load_shared(steering + long(token) * steering_width + Delta::VALUE_HEADS + head);
+    constexpr int BEFORE = Delta::MAMBA ? 0 : Delta::VALUE_HEADS;  // write strengths
+    return load_shared(steering + long(token) * steering_width + BEFORE + head);
   }
 };
 
@@ -192,7 +195,7 @@ __device__ __forceinline__ void carry_states(Block& b, const S& stage, const Pas
       TWIN_EACH(i, COLUMNS)
         b.scratch[at.values + i] = load_shared(row + 2 * Recurrent::QUERIES + item * COLUMNS + i);
       if (b.core.thread() == 0) {
-        b.scratch[at.strengths] = from.strength(token, head);
+        if constexpr (!Delta::MAMBA) b.scratch[at.strengths] = from.strength(token, head);
         b.scratch[at.decays] = from.decay(token, head);
       }
       b.core.barrier();
@@ -202,29 +205,31 @@ __device__ __forceinline__ void carry_states(Block& b, const S& stage, const Pas
   }
 }
 
-// Each head's outputs normed and gated, as the output projection multiplies them: a head of a token
-// by a warp, several under way together.
+// Outputs normed and gated, or of Mamba-2 gated and normed, as the output projection multiplies them:
+// those of a token that one norm is over by a warp, several under way together.
 template <class S>
 __device__ __forceinline__ void norm_states(Block& b, const S& stage, const Pass& pass) {
-  constexpr int HEADS = Delta::VALUE_HEADS, DIM = Delta::VALUE_DIM, AT_ONCE = 4,
-                EACH = (DIM + Core::warp_threads() - 1) / Core::warp_threads();
+  constexpr int ALL = Delta::VALUE_HEADS * Delta::VALUE_DIM, DIM = Delta::NORMED, NORMS = ALL / DIM,
+                EACH = (DIM + Core::warp_threads() - 1) / Core::warp_threads(),
+                AT_ONCE = EACH <= 4 ? 4 : EACH <= 8 ? 2 : 1;
   const DeltaRows<S> from(b, stage);
   const float* const scales = b.memory.constants + stage.gated_norm;
   float* const to = pass_row(b.memory, b.plan.values_at(stage.publishes), 0, 0);
-  const int all = pass.tokens * HEADS, step = b.plan.blocks * b.core.warps();
+  const int all = pass.tokens * NORMS, step = b.plan.blocks * b.core.warps();
   TWIN_ONCE
   for (int first = b.block * b.core.warps() + b.core.warp(); first < all; first += step * AT_ONCE) {
     float made[AT_ONCE][EACH], gate[AT_ONCE][EACH];
     TWIN_UNROLL
     for (int k = 0; k < AT_ONCE; ++k) {
       const int at = first + k * step < all ? first + k * step : first;
-      const float* const outputs = state_outputs(b, at / HEADS) + at % HEADS * DIM;
-      const float* const gates = from.gates(at / HEADS, at % HEADS);
+      const float* const outputs = state_outputs(b, at / NORMS) + at % NORMS * DIM;
+      const float* const gates = from.gates(at / NORMS) + at % NORMS * DIM;
       TWIN_UNROLL
       for (int j = 0; j < EACH; ++j) {
         const int d = b.core.warp_thread() + j * b.core.warp_threads();
         made[k][j] = d < DIM ? load_shared(outputs + d) : 0.0f;
         gate[k][j] = d < DIM ? load_shared(gates + d) : 0.0f;
+        if constexpr (Delta::MAMBA) made[k][j] *= silu(gate[k][j]);
       }
     }
     TWIN_UNROLL
@@ -238,9 +243,11 @@ __device__ __forceinline__ void norm_states(Block& b, const S& stage, const Pass
       TWIN_UNROLL
       for (int j = 0; j < EACH; ++j) {
         const int d = b.core.warp_thread() + j * b.core.warp_threads();
-        if (d < DIM)
-          Chunk::store(to, HEADS * DIM, at / HEADS, at % HEADS * DIM + d,
-                       made[k][j] * by * scales[d] * silu(gate[k][j]));
+        if (d >= DIM) continue;
+        const int column = at % NORMS * DIM + d;
+        const float open = Delta::MAMBA ? 1.0f : silu(gate[k][j]);
+        Chunk::store(to, ALL, at / NORMS, column,
+                     made[k][j] * by * scales[Delta::MAMBA ? column : d] * open);
       }
     }
   }

@@ -160,7 +160,7 @@ struct RowBatches {
 // emit(entry, element, sum of its first row, sum of its last row) for each entry, and each element
 // of its expert's rows, whose biases are [experts][rows]. Weights of the next batch come towards
 // the block while it multiplies one.
-template <int UNIT, class Block, class Chunk, class Stage, class Emit>
+template <int UNIT, bool DOWN, class Block, class Chunk, class Stage, class Emit>
 __device__ __forceinline__ void multiply_experts(Block& b, Chunk& chunk, const Stage& stage,
                                                  const float* x, Emit emit) {
   const bool biased = Additions::EXPERT_BIAS && stage.bias >= 0;
@@ -176,9 +176,10 @@ __device__ __forceinline__ void multiply_experts(Block& b, Chunk& chunk, const S
         biased ? b.memory.constants + stage.bias + long(expert) * stage.expert_rows : nullptr;
     at.next(b, chunk);
     if (rows.lo == rows.hi) continue;
-    chunk.template decode_batch<UNIT>(b, stage, rows, weights);
+    chunk.template decode_batch<DOWN>(b, stage, rows, weights);
     if (at.more()) chunk.prefetch_batch(b, stage, at.rows(b), at.weights(b));
-    chunk.template multiply_entries<UNIT>(b, stage, x, expert, part, rows, weights, biases, emit);
+    chunk.template multiply_entries<UNIT, DOWN>(b, stage, x, expert, part, rows, weights, biases,
+                                                emit);
   }
 }
 

@@ -133,11 +133,11 @@ __device__ __forceinline__ void with_decoder(const Stage& stage, Use use) {
   }
 }
 
-// The codes of experts' rows, of UNIT rows to an element.
-template <int UNIT>
-constexpr int EXPERT_CODE = UNIT == 2 ? RoutedUp::code : RoutedDown::code;
-template <int UNIT>
-constexpr u32 EXPERT_CODES = EXPERT_CODE<UNIT> < 0 ? CODES : 1u << (EXPERT_CODE<UNIT> & 31);
+// The codes of experts' rows, those of down projections or those that feed them.
+template <bool DOWN>
+constexpr int EXPERT_CODE = DOWN ? RoutedDown::code : RoutedUp::code;
+template <bool DOWN>
+constexpr u32 EXPERT_CODES = EXPERT_CODE<DOWN> < 0 ? CODES : 1u << (EXPERT_CODE<DOWN> & 31);
 
 // Bytes of so many rows from the first of a row group on.
 template <class Stage>

@@ -1,4 +1,4 @@
-// Gated DeltaNet of a prompt pass on the tensor cores, 64 tokens at once. Of a state S before them,
+// Gated DeltaNet or Mamba-2 of a prompt pass on the tensor cores, 64 tokens at once. Of a state S before them,
 // with keys k, queries q, values v, write strengths w, and the logarithm g of the decay from there
 // to a token, itself included, what tokens write, u, solves
 //
@@ -11,9 +11,17 @@
 //   out_i = exp(g_i) S^T q_i + sum over j <= i of exp(g_i - g_j) (q_i.k_j) u_j
 //   S = exp(g_last) S + sum over j of exp(g_last - g_j) k_j u_j^T
 //
+// Of Mamba-2, whose B are keys, C queries and x values, with time steps t and a factor D of the head,
+// there is nothing to solve for:
+//
+//   out_i = exp(g_i) S^T q_i + sum over j <= i of exp(g_i - g_j) (q_i.k_j) t_j x_j + D x_i
+//   S = exp(g_last) S + sum over j of exp(g_last - g_j) k_j (t_j x_j)^T
+//
 // Products are of TF32 and added up in FP32; a state, and what is solved for, stay FP32. Every
 // exponent is at most zero. tests/native/delta.cpp stands in for the machine on a CPU.
 #pragma once
+
+#include "time_steps.h"
 
 namespace twin {
 
@@ -50,7 +58,7 @@ struct PassStates {
                        DIAGONAL = ROWS + 4, SIDE = COLUMNS + 8,
                        SOLVED = (VALUES + KEYS + 31) / 32 * 32 + 8;
   // where a block has what, in floats
-  static constexpr int STEERING = 8 * TOKENS, FIRST = STEERING, SECOND = FIRST + TOKENS * PITCH,
+  static constexpr int STEERING = (PER_KEY > 4 ? 2 * PER_KEY : 8) * TOKENS, FIRST = STEERING, SECOND = FIRST + TOKENS * PITCH,
                        THIRD = SECOND + TOKENS * PITCH;
   static constexpr int SYSTEM = THIRD, INVERSE = SYSTEM + TOKENS * SQUARE,
                        SIDES = INVERSE + TOKENS * DIAGONAL, SOLVING = SIDES + TOKENS * SOLVED;
@@ -58,25 +66,27 @@ struct PassStates {
                        WRITTEN = HELD + KEYS * SIDE, DECAYED = WRITTEN + TOKENS * SIDE,
                        GIVEN = DECAYED + TOKENS * SIDE, CARRYING = GIVEN + TOKENS * SIDE;
   static_assert(!FITS || (4 * SOLVING <= Plan::prompt_bytes && 4 * CARRYING <= Plan::prompt_bytes &&
-                          PER_KEY <= 4 && KEYS <= WARPS * ROWS && SETS * 2 == WARPS),
+                          KEYS <= WARPS * ROWS && SETS * 2 == WARPS),
                 "_states_bytes in twin/schedule/pass_memory.py counts the same");
 
   // Where a pass has everything; FP32.
   struct Memory {
     const float *rows, *steering;  // [tokens] queries, keys and values; strengths and decays
     int width, steering_width;     // of a token
-    const float *taps, *decays;    // [PAST + 1][ALL]; [2][HEADS]
+    const float *taps, *decays;    // [PAST + 1][ALL], biases behind them; [2][HEADS], or [3][HEADS]
     float* states;                 // [items][FLOATS]
-    float* outputs;                // [tokens][HEADS][VALUES]: U, then outputs
+    float* outputs;                // [tokens][HEADS][VALUES]: U, of Mamba-2 x, then outputs
     // [tokens][KEY_HEADS][KEYS] normed; [tokens][HEADS][KEYS] W; [tokens][HEADS][TOKENS] products of
-    // queries and keys, decayed; [HEADS][capacity] g
-    float *queries, *keys, *weights, *scores, *decayed;
+    // queries and keys, decayed, of Mamba-2 times t; [HEADS][capacity] g, and t
+    float *queries, *keys, *weights, *scores, *decayed, *steps;
     int first, tokens, capacity;  // position of the pass's first token; of tokens
 
     __device__ __forceinline__ void solved(float* from, int room) {
       capacity = room;
+      constexpr int SOLVED_FOR = Delta::MAMBA ? 0 : HEADS * KEYS;
       queries = from, keys = queries + long(room) * QUERIES, weights = keys + long(room) * QUERIES;
-      scores = weights + long(room) * HEADS * KEYS, decayed = scores + long(room) * HEADS * TOKENS;
+      scores = weights + long(room) * SOLVED_FOR, decayed = scores + long(room) * HEADS * TOKENS;
+      steps = decayed + long(room) * HEADS;  // of Mamba-2
     }
     __device__ __forceinline__ int chunks() const { return (tokens + TOKENS - 1) / TOKENS; }
     __device__ __forceinline__ float* history(int item, int token) const {
@@ -126,9 +136,11 @@ struct PassStates {
   template <class Put>
   __device__ __forceinline__ static void convolve(const Memory& of, int first, int begin,
                                                   int channel, int item, int of_item, Put put) {
-    Pack<4> tap[PAST + 1], seen[PAST + RUN];
+    Pack<4> tap[PAST + 1], seen[PAST + RUN], added = {};
 #pragma unroll
     for (int m = 0; m <= PAST; ++m) tap[m] = load_pack<4, 16>(of.taps + m * ALL + channel);
+    if constexpr (Delta::BIASED)
+      added = load_pack<4, 16>(of.taps + (PAST + 1) * ALL + channel);
 #pragma unroll
     for (int i = 0; i < PAST + RUN; ++i) {
       const int token = first + begin + i - PAST;
@@ -145,6 +157,7 @@ struct PassStates {
         float sum = 0;
 #pragma unroll
         for (int m = 0; m <= PAST; ++m) sum += seen[i + m].at[c] * tap[m].at[c];
+        if constexpr (Delta::BIASED) sum += added.at[c];
         made.at[c] = first + begin + i < of.tokens ? sum / (1.0f + exp32(-sum)) : 0.0f;
       }
       put(begin + i, made);
@@ -180,7 +193,7 @@ struct Solving : PassStates {
                });
     }
   }
-  // Normed, as products take them, here and where states are carried on.
+  // Normed, but for Mamba-2's, as products take them, here and where states are carried on.
   __device__ __forceinline__ void norm_keys(int first, int key) const {
     constexpr int EACH = (KEYS + 31) / 32;
     const int lane = core.warp_thread();
@@ -195,8 +208,11 @@ struct Solving : PassStates {
           x[j] = lane + 32 * j < KEYS ? row[lane + 32 * j] : 0.0f;
           squares += x[j] * x[j];
         }
-        float by = inverse_root(core.warp_sum(squares) + LEAST_SQUARE);
-        if (!second) by /= square_root(float(KEYS));
+        float by = 1.0f;
+        if constexpr (!Delta::MAMBA) {
+          by = inverse_root(core.warp_sum(squares) + LEAST_SQUARE);
+          if (!second) by /= square_root(float(KEYS));
+        }
         float* const to = (second ? of.keys : of.queries) + long(first + token) * QUERIES + key * KEYS;
 #pragma unroll
         for (int j = 0; j < EACH; ++j) {
@@ -208,7 +224,8 @@ struct Solving : PassStates {
       }
     }
   }
-  // Write strengths, and logarithms of decays since the chunk's begin, of the key head's value heads.
+  // Write strengths, of Mamba-2 time steps, and logarithms of decays since the chunk's begin, of the
+  // key head's value heads.
   __device__ __forceinline__ void steer(int first, int key) const {
     const int lane = core.warp_thread();
 #pragma unroll 1
@@ -221,9 +238,15 @@ struct Solving : PassStates {
         const int token = first + 2 * lane + i;
         const bool there = token < of.tokens;
         const float* const row = of.steering + long(there ? token : first) * of.steering_width;
-        const float write = load_shared(row + head), step = load_shared(row + HEADS + head) + offset;
-        by[i] = there ? 1.0f / (1.0f + exp32(-write)) : 0.0f;
-        log[i] = there ? factor * softplus(step) : 0.0f;
+        if constexpr (Delta::MAMBA) {
+          by[i] = there ? clamped_step(load_shared(row + head) + offset) : 0.0f;
+          log[i] = factor * by[i];
+        } else {
+          const float write = load_shared(row + head),
+                      step = load_shared(row + HEADS + head) + offset;
+          by[i] = there ? 1.0f / (1.0f + exp32(-write)) : 0.0f;
+          log[i] = there ? factor * time_step(step) : 0.0f;
+        }
       }
       log[1] += log[0];
       float before = log[1];  // of this thread's tokens and those of threads before it
@@ -236,14 +259,11 @@ struct Solving : PassStates {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         decay(h)[2 * lane + i] = before + log[i], strength(h)[2 * lane + i] = by[i];
-        store_shared(of.decayed + long(head) * of.capacity + first + 2 * lane + i, before + log[i]);
+        const long at = long(head) * of.capacity + first + 2 * lane + i;
+        store_shared(of.decayed + at, before + log[i]);
+        if constexpr (Delta::MAMBA) store_shared(of.steps + at, by[i]);
       }
     }
-  }
-  __device__ __forceinline__ static float softplus(float x) {  // time_step of delta.cuh
-    if (x > 20.0f) return x;
-    const float small = exp32(x);
-    return small < 1e-4f ? small : log32(1.0f + small);
   }
   // Products of 16 tokens' queries, or keys, with the keys of all tokens that are not behind them.
   __device__ __forceinline__ void compare(float (&sum)[TOKENS / 8][4]) const {
@@ -265,7 +285,8 @@ struct Solving : PassStates {
       }
     }
   }
-  // Of one value head: the system, less its diagonal, with the other sign; and scores.
+  // Of one value head: the system, less its diagonal, with the other sign; and scores, of Mamba-2
+  // alone.
   __device__ __forceinline__ void weigh(float (&sum)[TOKENS / 8][4], int first, int head, int h) const {
     const int set = core.warp() % SETS;
     const bool system = core.warp() < SETS;
@@ -273,7 +294,11 @@ struct Solving : PassStates {
       if (column / ROWS > set) return;
       row += set * ROWS;
       const float* const g = decay(h);
-      if (system) {
+      if constexpr (Delta::MAMBA) {
+        const float* const by = strength(h);
+        one *= by[column], next *= by[column + 1];
+      }
+      if (system && !Delta::MAMBA) {
         const float by = -strength(h)[row];
         put(chip + SYSTEM + row * SQUARE + column,
             column < row ? tf32(by * exp32(g[row] - g[column]) * one) : 0.0f,
@@ -288,6 +313,22 @@ struct Solving : PassStates {
   }
   __device__ __forceinline__ static void store_pair(float* at, float one, float next) {
     store_shared(at, one), store_shared(at + 1, next);
+  }
+  // Mamba-2: x of all value heads of a key.
+  __device__ __forceinline__ void find_values(int first, int key) const {
+    constexpr int QUADS = PER_KEY * VALUES / 4, RUNS = TOKENS / RUN;
+    const int channel = key * PER_KEY * VALUES;
+    float* const to = of.outputs + channel;
+#pragma unroll 1
+    for (int i = core.thread(); i < QUADS * RUNS; i += CONSUMERS) {
+      const int column = i % QUADS * 4, begin = i / QUADS * RUN;
+      convolve(of, first, begin, 2 * QUERIES + channel + column, (channel + column) / COLUMNS,
+               2 * KEYS + column % COLUMNS, [&](int token, const Pack<4>& made) {
+                 if (first + token >= of.tokens) return;
+                 float* const at = to + long(first + token) * HEADS * VALUES + column;
+                 store_pair(at, made.at[0], made.at[1]), store_pair(at + 2, made.at[2], made.at[3]);
+               });
+    }
   }
   // Both right sides.
   __device__ __forceinline__ void fill(int first, int head, int h) const {
@@ -385,17 +426,26 @@ struct Solving : PassStates {
     norm_keys(first, key);
     core.barrier();
     float sum[TOKENS / 8][4] = {};
-    compare(sum);
+    if constexpr (Delta::MAMBA) {
+      if (core.warp() >= SETS) {
+        compare(sum);
 #pragma unroll 1
-    for (int h = 0; h < PER_KEY; ++h) {
-      const int head = key * PER_KEY + h;
-      weigh(sum, first, head, h);
-      fill(first, head, h);
-      core.barrier();
-      invert();
-      core.barrier();
-      solve(first, head);
-      core.barrier();
+        for (int h = 0; h < PER_KEY; ++h) weigh(sum, first, key * PER_KEY + h, h);
+      }
+      find_values(first, key);
+    } else {
+      compare(sum);
+#pragma unroll 1
+      for (int h = 0; h < PER_KEY; ++h) {
+        const int head = key * PER_KEY + h;
+        weigh(sum, first, head, h);
+        fill(first, head, h);
+        core.barrier();
+        invert();
+        core.barrier();
+        solve(first, head);
+        core.barrier();
+      }
     }
   }
 };
@@ -430,15 +480,21 @@ struct Carrying : PassStates {
   }
   // What is needed with the state, and then.
   __device__ __forceinline__ void ask_first(int first) const {
-    ask<KEYS, PITCH>(FIRST, of.weights + head * KEYS, HEADS * KEYS, first);
+    if constexpr (!Delta::MAMBA)
+      ask<KEYS, PITCH>(FIRST, of.weights + head * KEYS, HEADS * KEYS, first);
     ask<KEYS, PITCH>(SECOND, of.queries + head / PER_KEY * KEYS, QUERIES, first);
     ask<COLUMNS, SIDE>(GIVEN, of.outputs + item * COLUMNS, HEADS * VALUES, first);
+    ask_numbers(0, of.decayed, first);
+    if constexpr (Delta::MAMBA) ask_numbers(TOKENS, of.steps, first);
+    copies_sent();
+  }
+  // One of each token of the head's.
+  __device__ __forceinline__ void ask_numbers(int to, const float* from, int first) const {
     if (core.thread() < TOKENS / 4)
-      copy_activations(shared_address(chip + 4 * core.thread()),
-                       reinterpret_cast<const u8*>(of.decayed + long(head) * of.capacity + first +
+      copy_activations(shared_address(chip + to + 4 * core.thread()),
+                       reinterpret_cast<const u8*>(from + long(head) * of.capacity + first +
                                                    4 * core.thread()),
                        true);
-    copies_sent();
   }
   __device__ __forceinline__ void ask_second(int first) const {
     ask<KEYS, TURNED>(THIRD, of.keys + head / PER_KEY * KEYS, QUERIES, first);
@@ -471,13 +527,14 @@ struct Carrying : PassStates {
   }
 
   // With the state before the chunk: what tokens write, by the first half of the warps; outputs of
-  // the other half.
+  // the other half. What Mamba-2's write does not depend on it.
   __device__ __forceinline__ void look(float (&sum)[TILES][4], float last) const {
     const int lane = core.warp_thread(), set = core.warp() % SETS;
     const bool writes = core.warp() < SETS;
     const u32 rows = shared_address(chip + (writes ? FIRST : SECOND) + set * ROWS * PITCH);
+    const float skip = Delta::MAMBA ? of.decays[2 * HEADS + head] : 0.0f;
 #pragma unroll 2
-    for (int d = 0; d < KEYS; d += 8) {
+    for (int d = 0; d < (Delta::MAMBA && writes ? 0 : KEYS); d += 8) {
       u32 a[4];
       left(a, rows + 4 * d, PITCH, lane);
       add_products(sum, a, chip + HELD + d * SIDE, SIDE, lane);
@@ -485,12 +542,14 @@ struct Carrying : PassStates {
     each_pair(sum, lane, [&](int row, int column, float& one, float& next) {
       const int token = set * ROWS + row;
       const float g = chip[token];
+      const float* const given = chip + GIVEN + token * SIDE + column;
       if (!writes) {
         one *= exp32(g), next *= exp32(g);
+        if constexpr (Delta::MAMBA) one += skip * given[0], next += skip * given[1];
         return;
       }
-      const float* const given = chip + GIVEN + token * SIDE + column;
-      const float by = exp32(last - g), u = given[0] - one, v = given[1] - next;
+      const float by = exp32(last - g) * (Delta::MAMBA ? chip[TOKENS + token] : 1.0f),
+                  u = given[0] - one, v = given[1] - next;
       put(chip + WRITTEN + token * SIDE + column, tf32(u), tf32(v));
       put(chip + DECAYED + token * SIDE + column, tf32(by * u), tf32(by * v));
     });

@@ -614,14 +614,14 @@ struct Chunk {
 
   // A batch's low-bit weights as rows of the weight type, one after the other. Two warps take a
   // tile: loads of several tiles are under way together.
-  template <int UNIT, class Block, class Stage, class RowBatch>
+  template <bool DOWN, class Block, class Stage, class RowBatch>
   __device__ __forceinline__ void decode_batch(Block& b, const Stage& stage,
                                                  const RowBatch& batch, const u8* weights) const {
     constexpr int TEAM = 64, TEAMS = CONSUMERS / TEAM;
     if constexpr (CODED) {
       const int cols = stage.expert_cols;
       u8* const to = decoded_batch(b);
-      with_decoder<EXPERT_CODES<UNIT>>(stage, [&](auto decoder) {
+      with_decoder<EXPERT_CODES<DOWN>>(stage, [&](auto decoder) {
         if constexpr (decltype(decoder)::BITS == 8) return;  // products do it
         int number = 0;
         each_group(b, stage, batch, [&](int row, int rows, auto lies) {
@@ -640,28 +640,30 @@ struct Chunk {
 
   // emit(entry, element, sum of its first row, sum of its last row), or of two single rows as
   // `multiply` does, for some entries of an expert and each element of a batch of its rows. An
-  // entry's input is its token's, or with one row to an element its own. Sums begin with the rows'
+  // entry's input is its token's, or that of a DOWN projection its own. Sums begin with the rows'
   // biases, where there are some.
-  template <int UNIT, class Block, class Stage, class EntryPart, class RowBatch, class Emit>
+  template <int UNIT, bool DOWN, class Block, class Stage, class EntryPart, class RowBatch,
+            class Emit>
   __device__ __forceinline__ void multiply_entries(Block& b, const Stage& stage, const float* x,
                                                    int expert, const EntryPart& part,
                                                    const RowBatch& batch,
                                                    const u8* weights, const float* biases,
                                                    Emit emit) {
     if constexpr (CODED && WEIGHT != Type::FP32) {
-      with_decoder<EXPERT_CODES<UNIT>>(stage, [&](auto decoder) {
+      with_decoder<EXPERT_CODES<DOWN>>(stage, [&](auto decoder) {
         using Of = decltype(decoder);
         if constexpr (Of::BITS == 8)
-          multiply_codes<UNIT, Of>(b, stage, x, expert, part, batch, weights, biases, emit);
+          multiply_codes<UNIT, DOWN, Of>(b, stage, x, expert, part, batch, weights, biases, emit);
         else
-          multiply_rows<UNIT>(b, stage, x, expert, part, batch, weights, biases, emit);
+          multiply_rows<UNIT, DOWN>(b, stage, x, expert, part, batch, weights, biases, emit);
       });
     } else {
-      multiply_rows<UNIT>(b, stage, x, expert, part, batch, weights, biases, emit);
+      multiply_rows<UNIT, DOWN>(b, stage, x, expert, part, batch, weights, biases, emit);
     }
   }
   // The same of rows in 16 bits.
-  template <int UNIT, class Block, class Stage, class EntryPart, class RowBatch, class Emit>
+  template <int UNIT, bool DOWN, class Block, class Stage, class EntryPart, class RowBatch,
+            class Emit>
   __device__ __forceinline__ void multiply_rows(Block& b, const Stage& stage, const float* x,
                                                 int expert, const EntryPart& part,
                                                 const RowBatch& batch, const u8* weights,
@@ -677,7 +679,7 @@ struct Chunk {
         all.from = CODED ? decoded_batch(b) : weights, all.cols = stage.expert_cols;
         all.tile_cols = CODED ? stage.expert_cols : stage.tile_cols, all.height = 8;
         all.expert_rows = CODED ? 0 : stage.expert_rows;
-        all.x = reinterpret_cast<const u8*>(x), all.own_input = UNIT == 1;
+        all.x = reinterpret_cast<const u8*>(x), all.own_input = DOWN;
         all.entries = entries() + begins()[expert] + part.first, all.tokens = part.count;
         all.biases = biases;
         all.of = TILE_TOKENS > GROUP_TOKENS && all.tokens <= GROUP_TOKENS ? GROUP_TOKENS
@@ -690,8 +692,8 @@ struct Chunk {
   }
 
   // The same of codes of eight bits.
-  template <int UNIT, class Decoder, class Block, class Stage, class EntryPart, class RowBatch,
-            class Emit>
+  template <int UNIT, bool DOWN, class Decoder, class Block, class Stage, class EntryPart,
+            class RowBatch, class Emit>
   __device__ __forceinline__ void multiply_codes(Block& b, const Stage& stage, const float* x,
                                                  int expert, const EntryPart& part,
                                                  const RowBatch& batch, const u8* weights,
@@ -702,7 +704,7 @@ struct Chunk {
       SharedRows& all = rows();
       all.lo = batch.lo, all.cols = stage.expert_cols;
       for (int m = 0; m < MEMBERS; ++m) all.end[m] = batch.hi;
-      all.x = reinterpret_cast<const u8*>(x), all.own_input = UNIT == 1;
+      all.x = reinterpret_cast<const u8*>(x), all.own_input = DOWN;
       all.entries = entries() + begins()[expert] + part.first, all.tokens = part.count;
       all.biases = biases;
       // as `arrange` does

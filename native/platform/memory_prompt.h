@@ -25,6 +25,10 @@ struct Chunk {
   __device__ static void store(float* x, int columns, int token, int column, float value) {
     x[long(token) * columns + column] = value;
   }
+  __device__ static void store_pair(float* x, int columns, int token, int column, float value,
+                                    float next) {
+    store(x, columns, token, column, value), store(x, columns, token, column + 1, next);
+  }
   __device__ static void store_two(float* at, float value, float next) {
     store_shared(at, value), store_shared(at + 1, next);
   }
@@ -112,13 +116,14 @@ struct Chunk {
 
   template <class Block, class Stage, class RowBatch>
   __device__ void prefetch_batch(Block&, const Stage&, const RowBatch&, const u8*) const {}
-  template <int UNIT, class Block, class Stage, class RowBatch>
+  template <bool DOWN, class Block, class Stage, class RowBatch>
   __device__ void decode_batch(Block&, const Stage&, const RowBatch&, const u8*) const {}
 
   // emit(entry, element, sum of its first row, sum of its last row) for some entries of an expert and
-  // each element of a batch of its rows. An entry's input is its token's, or with one row to an
-  // element its own. Sums begin with the rows' biases, where there are some.
-  template <int UNIT, class Block, class Stage, class EntryPart, class RowBatch, class Emit>
+  // each element of a batch of its rows. An entry's input is its token's, or that of a DOWN
+  // projection its own. Sums begin with the rows' biases, where there are some.
+  template <int UNIT, bool DOWN, class Block, class Stage, class EntryPart, class RowBatch,
+            class Emit>
   __device__ void multiply_entries(Block& b, const Stage& stage, const float* x, int expert,
                                    const EntryPart& part, const RowBatch& batch, const u8* weights, const float* biases,
                                    Emit emit) {
@@ -131,7 +136,7 @@ struct Chunk {
     each_group(b, stage, batch, [&](int row, int rows, auto place) {
       for (int at = first + b.core.warp(); at < end; at += b.core.warps()) {
         const int entry = order[at];
-        const float* from = x + long(UNIT == 1 ? entry : entry / Entries::EACH) * cols;
+        const float* from = x + long(DOWN ? entry : entry / Entries::EACH) * cols;
         for (int r = b.core.warp_thread(); r < rows; r += b.core.warp_threads())
           mine[r] = biases ? biases[row + r] : 0.0f;
         b.core.warp_sync();

@@ -20,7 +20,7 @@ from tests.engine.test_experts import MANY, SHARED, routed
 from tests.engine.test_mamba import EXPERTS, MAMBA, mixed
 from tests.engine.test_recurrent import DELTA, recurrent
 from twin.engine.cuda import CudaEngine
-from twin.models.feeds import DenseFeed, ExpertFeed
+from twin.models.feeds import DenseFeed, ExpertFeed, NoFeed
 from twin.models.formats import format_named
 from twin.models.layers import Layer
 from twin.models.load import from_config, load_model
@@ -270,6 +270,23 @@ def carried(delta: DeltaNet = STATES_16, feed: ExpertFeed | DenseFeed = SHARED) 
     )
 
 
+def carried_mamba(feed: ExpertFeed = EXPERTS, columns: int = 32) -> ModelSpec:
+    """The same of Mamba-2, whose outputs one norm is over are two heads'."""
+    mamba = replace(MAMBA, key_heads=2, key_dim=32, value_heads=128 // columns, value_dim=columns)
+    heads = GroupedAttention(heads=8, kv_heads=4, head_dim=16)
+    layers = (
+        Layer(mamba, NoFeed()),
+        Layer(NoMixer(), feed),
+        Layer(heads, NoFeed()),
+        Layer(NoMixer(), DenseFeed(width=64, gated=False)),
+        Layer(mamba, NoFeed()),
+    )
+    return replace(
+        mixed(), layers=5, windows=(0,) * 5, ropes=(None,) * 5, layout=layers, head_dim=16,
+        context=1100,
+    )  # fmt: skip
+
+
 def published_states() -> ModelSpec:
     """Of the published shape, four items a head; heads of 256 elements, of which 64 are rotated; a
     shared expert that every token visits.
@@ -303,6 +320,18 @@ IN_PASSES: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
             carried(feed=replace(SHARED, width=48, shared_width=96)), format_named("fp8-128x128")
         ),
         {"blocks": 5, "slot_bytes": 4096},
+    ),
+}
+IN_PASSES |= {
+    "Mamba-2": (carried_mamba(), {"blocks": 5}),
+    "Mamba-2, many": (carried_mamba(replace(EXPERTS, shared_width=104), 16), {"blocks": 20}),
+    "published Mamba-2": (
+        published_mamba("nemotron-3-nano-30b-a3b"),
+        {"blocks": 132, "slot_bytes": 16512},
+    ),
+    "published Mamba-2 in FP8": (
+        published_mamba("nemotron-3-nano-30b-a3b@fp8"),
+        {"blocks": 132, "slot_bytes": 16512},
     ),
 }
 LENGTHS = (1, 63, 64, 65, 200, 515)

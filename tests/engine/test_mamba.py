@@ -26,6 +26,8 @@ from tests.engine.small_engine import (
     planned,
 )
 from tests.engine.test_packed_experts import write_safetensors
+from tests.engine.test_prompt_chunks import CHUNK, LENGTHS
+from tests.engine.test_prompt_chunks import error as passes_error
 from twin.data import data_dir, read_yaml
 from twin.engine.host import HostEngine
 from twin.engine.weights import format_of, open_checkpoint, random_weights
@@ -38,9 +40,7 @@ from twin.models.spec import DType, ModelSpec, Rope
 from twin.models.variant import Activation, Variant
 from twin.plan.delta_shards import channels_of_rank, projected_rows
 from twin.plan.shards import Array
-from twin.plan.types import (
-    StageKind,
-)
+from twin.plan.types import Execution, StageKind
 from twin.proof.prove import prove, violations
 from twin.reference.step import Reference
 from twin.schedule.plans import build
@@ -111,11 +111,36 @@ def test_a_layer_has_the_stages_of_what_it_has() -> None:
     assert kinds == [states, experts, states, attends, dense]
 
 
-def test_prompts_are_read_by_steps() -> None:
-    assert planned(mixed(), prompt_chunk=16).options.prompt_chunk == 1
-    attending = tuple(layer for layer in mixed().layout if not isinstance(layer.mixer, Mamba2))
-    spec = replace(mixed(), layers=3, windows=(0,) * 3, ropes=(None,) * 3, layout=attending)
-    assert planned(spec, prompt_chunk=16).options.prompt_chunk == 1
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"blocks": 35, "prompt_chunk": 3},  # blocks without an item; shorter than a history
+        {"gpus": 2, "blocks": 3},
+        {"execution": Execution.GRAPH},
+    ],
+    ids=str,
+)
+def test_passes_carry_states_on_as_steps_do(more: dict[str, Any]) -> None:
+    plan = planned(mixed(), **({"prompt_chunk": CHUNK} | more))
+    prove(plan)
+    assert plan.options.prompt_chunk > 1
+    assert passes_error(plan, LENGTHS) < 1e-5
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("mamba", "feed"),
+    [
+        (replace(MAMBA, conv=2, conv_bias=False), replace(EXPERTS, shared_width=104)),
+        (replace(MAMBA, key_heads=1, value_heads=3, value_dim=16, least_step=0.6), EXPERTS),
+    ],
+    ids=("shared width, two taps", "three heads, steps clamped"),
+)
+def test_passes_of_other_states_and_experts_match_the_reference(mamba: Mamba2, feed: Feed) -> None:
+    plan = planned(mixed(mamba, feed), blocks=20, prompt_chunk=CHUNK)
+    assert passes_error(plan, LENGTHS) < 1e-5
 
 
 VECTORS = ("conv", "conv_bias", "decay", "step_bias", "skip", "gated_norm", "state_in", "o")

@@ -438,16 +438,16 @@ extern "C" void chunk_products(const u8* stream, const float* x, int tokens, int
 
 #if HELD
 
-// A routed stage of all blocks. `x` is [tokens][cols], or, with one row to an element, an input for
-// each entry; `choices` [tokens][Entries::CHOICE]. `shape`: rows and columns of an
+// A routed stage of all blocks. `x` is [tokens][cols], or, of a down projection, an input for each
+// entry; `choices` [tokens][Entries::CHOICE]. `shape`: rows and columns of an
 // expert, columns and rows of a tile, units of an expert, of a whole row group, and between blocks;
 // `spans` as above, of each block's rows in an expert. `first`, `last`: sums of each element's
 // rows, [entries][elements], added to what is there: each is made once.
-template <int UNIT>
+template <int UNIT, bool DOWN>
 void multiply_entries(const u8* weights, const float* x, const float* choices, int tokens,
                       int blocks, const int* spans, const int* shape, const int* coding,
                       int batch, int owners, const float* biases, float* first, float* last) {
-  const int rows = shape[0], cols = shape[1], inputs = UNIT == 2 ? tokens : tokens * CHOICES,
+  const int rows = shape[0], cols = shape[1], inputs = DOWN ? tokens * CHOICES : tokens,
             elements = rows / UNIT;
   std::vector<float> rounded(size_t(cols + 64) * CHUNK * CHOICES / 2 + 64, 0.0f);
   for (int input = 0; input < inputs; ++input)
@@ -459,7 +459,7 @@ void multiply_entries(const u8* weights, const float* x, const float* choices, i
   const int floats = (rows * cols / 2 + 31) / 32 * 32;
   std::vector<uint4> memory(size_t(8 + blocks * floats / 4), uint4{~0u, ~0u, ~0u, ~0u});
   const Stage stage = {0,         cols,      shape[2],  shape[3],  UNIT,
-                       int(UNIT == 2 ? StageKind::ROUTED_UP : StageKind::ROUTED_DOWN),
+                       int(DOWN ? StageKind::ROUTED_DOWN : StageKind::ROUTED_UP),
                        coding[0], coding[1], coding[2], coding[3], coding[4],
                        0,         0,         shape[4],  rows,      cols,
                        shape[5],  shape[6]};
@@ -475,7 +475,7 @@ void multiply_entries(const u8* weights, const float* x, const float* choices, i
       Chunk chunk(b);
       chunk.open(b, tokens);
       chunk.sort(b, choices, tokens);
-      multiply_experts<UNIT>(b, chunk, stage, rounded.data(),
+      multiply_experts<UNIT, DOWN>(b, chunk, stage, rounded.data(),
                              [&](int entry, int element, float low, float high,
                                  bool both = false) {
                                if (both && element % 2) abort();
@@ -488,12 +488,12 @@ void multiply_entries(const u8* weights, const float* x, const float* choices, i
 }
 
 extern "C" void chunk_experts(const u8* weights, const float* x, const float* choices, int tokens,
-                              int blocks, const int* spans, int unit, const int* shape,
+                              int blocks, const int* spans, int unit, int down, const int* shape,
                               const int* coding, int batch, int owners, const float* biases,
                               float* first, float* last) {
-  (unit == 2 ? multiply_entries<2> : multiply_entries<1>)(weights, x, choices, tokens, blocks,
-                                                          spans, shape, coding, batch, owners,
-                                                          biases, first, last);
+  (unit == 2 ? multiply_entries<2, false> : down ? multiply_entries<1, true>
+                                                 : multiply_entries<1, false>)(
+      weights, x, choices, tokens, blocks, spans, shape, coding, batch, owners, biases, first, last);
 }
 
 // Logits of up to as many tokens as a block has warps, [tokens][HELD]; `router` is

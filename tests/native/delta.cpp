@@ -27,6 +27,8 @@ struct Delta {
   static constexpr bool ANY = true;
   static constexpr int KEY_DIM = KEYS_OF, VALUE_DIM = VALUES_OF, CONV = TAPS_OF,
                        KEY_HEADS = KEY_HEADS_OF, VALUE_HEADS = HEADS_OF, COLUMNS = COLUMNS_OF;
+  static constexpr bool MAMBA = MAMBA_OF, BIASED = MAMBA;
+  static constexpr float LEAST_STEP = MAMBA ? 0.05f : 0.0f, MOST_STEP = MAMBA ? 2.0f : 0.0f;
 };
 struct Plan {
   static constexpr int prompt_chunk = 256, prompt_bytes = 224 * 1024;

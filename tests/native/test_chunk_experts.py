@@ -59,12 +59,16 @@ def check(
     tokens: int,
     spread: Sequence[float],
     batch: tuple[int, int],
+    *,
+    down: bool,
 ) -> float:
-    """The largest difference from FP64, of the largest sum. `rows`: [experts][rows][cols]."""
+    """The largest difference from FP64, of the largest sum. `rows`: [experts][rows][cols]; `down`:
+    each entry has an input of its own.
+    """
     unit, rng = matrix.unit, np.random.default_rng(7)
     chosen = choices(tokens, spread)
     entries = chosen.reshape(-1)
-    inputs = tokens if unit == 2 else len(entries)
+    inputs = len(entries) if down else tokens
     x = rng.standard_normal((inputs, matrix.cols)).astype(np.float32).astype(STORED[dtype])
     biases = rng.standard_normal((EXPERTS, matrix.rows)).astype(np.float32)
     said = np.zeros((tokens, 2 * CHOSEN + 1), np.float32)
@@ -78,11 +82,12 @@ def check(
         blocks,
         *pointers(spans),
         unit,
+        int(down),
         *pointers(np.array(shape, np.int32), np.array(coding, np.int32)),
         *batch,
         *pointers(biases, *sums),
     )
-    own = x[np.arange(len(entries)) // CHOSEN] if unit == 2 else x
+    own = x if down else x[np.arange(len(entries)) // CHOSEN]
     wanted = np.stack(
         [
             one.astype(np.float64) @ rows[expert].astype(np.float64).T + biases[expert]
@@ -97,10 +102,11 @@ def check(
 
 
 # tokens of a pass; their type; tokens; how often each expert is chosen; rows and columns of an
-# expert, columns and rows of a tile, rows of an element, of a batch
+# expert, columns and rows of a tile, rows of an element, of a batch; is it a down projection
 EVENLY = (1, 1, 1, 1, 1)
 SHAPES = {
-    "gates, two slices": (1024, DType.FP16, 150, EVENLY, 96, 160, 96, 8, 2, 64),
+    "gates, two slices": (1024, DType.FP16, 150, EVENLY, 96, 160, 96, 8, 2, 64, False),
+    "rows without gates": (1024, DType.FP16, 150, EVENLY, 88, 160, 96, 8, 1, 64, False),
     "an expert of all tokens, one of none": (
         1024,
         DType.FP16,
@@ -112,6 +118,7 @@ SHAPES = {
         8,
         1,
         256,
+        True,
     ),
     "few tokens, more rows than a batch": (
         1024,
@@ -124,15 +131,16 @@ SHAPES = {
         8,
         1,
         128,
+        True,
     ),
-    "short passes": (32, DType.BF16, 32, (1, 2, 3, 4, 5), 48, 72, 72, 8, 2, 32),
+    "short passes": (32, DType.BF16, 32, (1, 2, 3, 4, 5), 48, 72, 72, 8, 2, 32, False),
 }
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_entry_is_multiplied_with_its_experts_rows(shape: str) -> None:
-    chunk, dtype, tokens, spread, rows, cols, tile_cols, high, unit, batch = SHAPES[shape]
+    chunk, dtype, tokens, spread, rows, cols, tile_cols, high, unit, batch, down = SHAPES[shape]
     rng = np.random.default_rng(rows)
     made = rng.standard_normal((EXPERTS, rows, cols)).astype(np.float32).astype(STORED[dtype])
     matrix = Matrix(rows, cols, unit, high, tile_cols, ())
@@ -149,6 +157,7 @@ def test_each_entry_is_multiplied_with_its_experts_rows(shape: str) -> None:
         tokens,
         spread,
         (batch, 1),
+        down=down,
     )
     assert found < 1e-4
 
@@ -157,6 +166,7 @@ def test_each_entry_is_multiplied_with_its_experts_rows(shape: str) -> None:
 # rows of an element, of a batch, blocks of one
 CODED_SHAPES = {
     "gates": ((), 256, 256, 16, 2, 64, 1),
+    "rows without gates": ((), 256, 256, 16, 1, 64, 1),
     "down, several blocks' rows": ((22, 21, 0, 21, 22), 384, 128, 16, 1, 64, 2),
 }
 
@@ -194,6 +204,7 @@ def test_experts_of_few_bits_are_decoded_and_multiplied(name: str, shape: str) -
         tokens,
         (1, 2, 0, 2, 1),
         (batch, owners),
+        down=bool(counts),
     )
     assert found < 1e-4
 

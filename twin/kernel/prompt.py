@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 
 from twin.frozen import frozen
+from twin.models.mixers import Mamba2
 from twin.plan.catalogue import ROWS
 from twin.plan.types import MOST_WARPS, Plan, Stage, StageKind
 from twin.schedule.block import LINE_FLOATS, up
@@ -133,7 +134,8 @@ def _other_columns(plan: Plan, passes: Passes) -> dict[str, int]:
         found["mixed"] = heads * kind.value_dim
         if passes.decodes:
             keys = kind.key_heads // plan.ranks * kind.key_dim
-            found["solved"] = 2 * keys + heads * (kind.key_dim + STATE_TOKENS + 1)
+            each = STATE_TOKENS + (2 if isinstance(kind, Mamba2) else kind.key_dim + 1)
+            found["solved"] = 2 * keys + heads * each
     if any(stage.kind is StageKind.SHARED_DOWN for stage in plan.stages):
         found["shared"] = plan.shard.hidden
     return found

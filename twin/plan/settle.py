@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twin.models.mixers import GroupedAttention, Mamba2
+from twin.models.mixers import GroupedAttention
 from twin.models.spec import ModelSpec
 from twin.plan.types import (
     CollectiveKind,
@@ -34,11 +34,10 @@ def settled(spec: ModelSpec, options: Options) -> Options:
     # 0.3 to 9 % faster in the twin for MoE models on 8 H200
     common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)
     late = options.late_parts or _late_parts(spec, options, delay)
-    # they have no code for Mamba-2, for rows without gates, and for what Gemma 4 has: heads of
-    # several shapes, normed values, layers' factors
-    added = not spec.gated or isinstance(spec.recurrence, Mamba2)
+    # they have no code for what Gemma 4 has: heads of several shapes, normed values, layers'
+    # factors
     odd = len(spec.head_shapes) > 1 or spec.value_norm or spec.variant.layer_scalar
-    passes = on_kernel(spec, options) and not (added or odd)
+    passes = on_kernel(spec, options) and not odd
     chunk = options.prompt_chunk if passes else 1
     return replace(
         options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk

@@ -26,7 +26,8 @@ SCAN_TILES = 4  # one in use, the others under way
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a pass
 # of a recurrent state on tensor cores: tokens that it is carried on by at once; rows of a product;
 # elements of a key, at most: a warp has STATE_ROWS of them; states that share a key, at most
-STATE_TOKENS, STATE_ROWS, MOST_KEYS, MOST_PER_KEY = 64, 16, 128, 4
+STATE_TOKENS, STATE_ROWS, MOST_KEYS, MOST_PER_KEY = 64, 16, 128, 8
+STEERED = 4  # numbers that steer a token's states: a multiple of so many
 SMALL_CHUNKS = (16, 32, 64)  # where attention keeps the chunk's keys in shared memory
 
 
@@ -55,7 +56,7 @@ def tensor_states(kind: Recurring, *, ranks: int, columns: int) -> bool:
         and kind.per_key <= MOST_PER_KEY
         and columns % 8 == 0
         # rows of a token are loaded four at a time
-        and kind.value_heads // ranks % 2 == 0
+        and kind.steering * (kind.value_heads // ranks) % STEERED == 0
     )
 
 
@@ -72,7 +73,7 @@ def _states_bytes(kind: Recurring | None, *, ranks: int, blocks: int) -> int:
         return 0
     columns, keys = state_columns(kind, ranks=ranks, blocks=blocks), kind.key_dim
     tokens, square = STATE_TOKENS, STATE_TOKENS * (STATE_TOKENS + 4)
-    steering = 8 * tokens
+    steering = max(8, 2 * kind.per_key) * tokens
     solved = up(kind.value_dim + keys, 32) + 8
     solving = 2 * tokens * (keys + 4) + 2 * square + tokens * (solved + STATE_ROWS + 4)
     carrying = 2 * tokens * (keys + 4) + tokens * (keys + 8) + square
@@ -213,11 +214,11 @@ def check_tensor_cores(plan: Plan) -> None:
         kind, scan = plan.spec.recurrence, stage.scan
         if kind and scan and not tensor_states(kind, ranks=plan.ranks, columns=scan.page):
             raise PlanError(
-                f"prompt_chunk={options.prompt_chunk}: passes carry on an even number of recurrent "
-                f"states, {MOST_PER_KEY} a key at most, of keys of a multiple of {STATE_ROWS} "
-                f"elements up to {MOST_KEYS}, and a multiple of 8 columns of each; {stage.name} "
-                f"has {scan.heads} states, {kind.per_key} a key, of {kind.key_dim} elements and "
-                f"{scan.page} columns: use prompt_chunk=1"
+                f"prompt_chunk={options.prompt_chunk}: passes carry on a multiple of "
+                f"{STEERED // kind.steering} recurrent states, {MOST_PER_KEY} a key at most, of "
+                f"keys of a multiple of {STATE_ROWS} elements up to {MOST_KEYS}, and a multiple of "
+                f"8 columns of each; {stage.name} has {scan.heads} states, {kind.per_key} a key, "
+                f"of {kind.key_dim} elements and {scan.page} columns: use prompt_chunk=1"
             )
     if options.prompt_chunk not in chunks:
         allowed = ", ".join(map(str, chunks))
