@@ -99,10 +99,12 @@ struct ExpertStream {
     return memory.stream + u64(stage.expert_page) * PAGE_BYTES + units * UNIT_BYTES;
   }
 
+  // Rows of an expert that feed its down projection.
+  static constexpr int HIGH = (Family::GATED ? 2 : 1) * Experts::WIDTH;
+
   // The tile at a row and a column of the wide matrix. Its rows are of one expert, or of two, one
   // below the other.
   __device__ __forceinline__ bool fill(const Stage& stage, int row, int rows, int column) {
-    constexpr int HIGH = 2 * Experts::WIDTH;
     const bool up = stage.kind == int(StageKind::ROUTED_UP);
     const int place = up ? row / HIGH : column / Experts::WIDTH;
     if (up) row -= place * HIGH;
@@ -133,8 +135,8 @@ struct ExpertStream {
   __device__ __forceinline__ bool fill_coded(Shape shape, const u8* all, int first, int row,
                                              int rows, int column) {
     constexpr bool UP = Shape::kind == int(StageKind::ROUTED_UP);
-    const int place = UP ? row / (2 * Experts::WIDTH) : column / filled<Shape>();
-    row -= UP ? place * (2 * Experts::WIDTH) : 0;
+    const int place = UP ? row / HIGH : column / filled<Shape>();
+    row -= UP ? place * HIGH : 0;
     column -= UP ? 0 : place * filled<Shape>();
     const int bytes =
         coded_bytes(shape, rows, int(Shape::expert_cols) - column >= int(Shape::tile_cols));
