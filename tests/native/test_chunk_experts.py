@@ -168,6 +168,8 @@ CODED_SHAPES = {
     "gates": ((), 256, 256, 16, 2, 64, 1),
     "rows without gates": ((), 256, 256, 16, 1, 64, 1),
     "down, several blocks' rows": ((22, 21, 0, 21, 22), 384, 128, 16, 1, 64, 2),
+    # three batches, of which only the first ones begin with a sector's first row
+    "down, all rows of a step": (6 * (21,) + 3 * (20,) + 9 * (21,), 128, 128, 16, 1, 128, 6),
 }
 
 

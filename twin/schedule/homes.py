@@ -23,8 +23,8 @@ REGISTER_PORTIONS, WHOLE_PORTIONS, EXPERTS_PORTIONS = 4, 2, 1
 WIDE_AT_ONCE = 2  # slices of such an input that are gathered together
 # before other weights, elements of a thread of a feed-forward's input: at most in registers and
 # gathered at once; the same with experts; under way together where it has more. With experts
-# 84 at once spilled 472 bytes, 112 412 and 144 1,240
-FFN_ELEMENTS, EXPERTS_AT_ONCE, FFN_UNDER_WAY = 112, 80, 32
+# 84 at once spilled 472 bytes, 112 412 and 144 1,240; next to recurrent states 64 spilled 516
+FFN_ELEMENTS, EXPERTS_AT_ONCE, STATES_AT_ONCE, FFN_UNDER_WAY = 112, 80, 40, 32
 # between the first fours of all threads and their second ones, in shared memory: 16 banks
 SKEW_FLOATS, BANKS = 16, 32
 
@@ -90,6 +90,8 @@ def feed_forward(plan: Plan, team: Team) -> FeedForward:
         at_once = WIDE_AT_ONCE if wide and not _by_fours_of_all(plan) else portions
         return FeedForward(wide, portions, portions, rounds=-(-team.portions // at_once))
     most = EXPERTS_AT_ONCE if plan.kernel_routed else FFN_ELEMENTS
+    if plan.kernel_routed and plan.delta_stages:
+        most = STATES_AT_ONCE
     at_once = portions if portions * team.vector <= most else FFN_UNDER_WAY // team.vector
     in_registers = min(portions, FFN_ELEMENTS // team.vector)
     return FeedForward(False, in_registers, at_once, rounds=-(-team.portions // at_once))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from twin.frozen import frozen
 from twin.plan.catalogue import ROWS, InPass
-from twin.plan.types import Attention, Matrix, Plan, Routed, Stage, StageKind
+from twin.plan.types import Attention, Matrix, Plan, Routed, Span, Stage, StageKind
 from twin.schedule.chooser import Chooser
 from twin.schedule.splits import KEPT_HEAD
 
@@ -29,7 +29,6 @@ PAIR_BYTES = 32  # of a key that a warp loads at once
 # all blocks stay in an H200's second-level cache
 ROUTED_ROWS, DECODED_ROWS = 256, 64
 EIGHT_BIT_ROWS = 128  # the same of codes of eight bits, which are decoded in shared memory
-SECTOR_ROWS = 8  # whose sums are stored together: a batch begins with the first of them
 
 
 @frozen
@@ -118,17 +117,25 @@ def eight_bits(plan: Plan) -> bool:
 
 
 def _owners(plan: Plan, batch: int) -> int:
-    if batch == EIGHT_BIT_ROWS:
-        batch -= SECTOR_ROWS - 1
-    downs = (s for s in plan.stages if s.kind is StageKind.ROUTED_DOWN and plan.kernel_routed)
-    return max(1, min(batch // max([1, *map(_share, downs)]), plan.blocks))
+    downs = [s for s in plan.stages if s.kind is StageKind.ROUTED_DOWN and plan.kernel_routed]
+    if batch != EIGHT_BIT_ROWS:
+        return max(1, min(batch // max([1, *map(_share, downs)]), plan.blocks))
+    held = {s.matrix.owned for s in downs if s.matrix}
+    fitting = range(plan.blocks, 1, -1)
+    return next((n for n in fitting if all(_most_rows(one, n) <= batch for one in held)), 1)
+
+
+def _most_rows(owned: tuple[Span, ...], owners: int) -> int:
+    """Of so many neighbouring blocks, from an even one on: `skew` in cuda_prompt.cuh."""
+    groups = (owned[at : at + owners] for at in range(0, len(owned), owners))
+    return max(group[-1][1] - group[0][0] // 2 * 2 for group in groups)
 
 
 def _pass_stage(plan: Plan, stage: Stage, batch: int, owners: int) -> PassStage:
     if not stage.routed or not stage.matrix:
         return PassStage(stage, _share(stage))
     if plan.coded and stage.kind is StageKind.ROUTED_DOWN:
-        return PassStage(stage, owners * _share(stage), -(-plan.blocks // owners))
+        return PassStage(stage, min(owners * _share(stage), batch), -(-plan.blocks // owners))
     # `batch` in native/monokernel/row_batches.cuh
     high = stage.matrix.tile_rows
     rows = max(1, batch // high) * high
