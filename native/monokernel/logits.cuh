@@ -54,6 +54,15 @@ __device__ __forceinline__ bool row_is_free(Block& b, int index) {
   return host_reached(b, index, &b.control->taken, needed, facts::LOGITS_TAKEN);
 }
 
+// A logit with a word of the host: its repetition penalty, then its bias.
+__device__ __forceinline__ float with_bias(const Request& wanted, float logit, u32 word) {
+  if (wanted.repetition != 1.0f) {
+    if (word & 1u) logit = logit > 0 ? logit / wanted.repetition : logit * wanted.repetition;
+    word &= ~1u;
+  }
+  return logit + bits_as<float>(word);
+}
+
 // Adds what the host gave for this step's token to a block's logits [rows]. Two rows take turns: the
 // host writes one again once the token of the step that read it has come out.
 __device__ TWIN_LARGE bool add_bias(Block& b, int index, float* logit, int rows, int first) {
@@ -65,7 +74,7 @@ __device__ TWIN_LARGE bool add_bias(Block& b, int index, float* logit, int rows,
   const u32* const row =
       reinterpret_cast<const u32*>(wanted.bias) + u64(position % wanted.bias_rows) * b.plan.vocab;
   TWIN_EACH(i, rows) {
-    if (first + i < b.plan.vocab) logit[i] += bits_as<float>(load_host(row + first + i));
+    if (first + i < b.plan.vocab) logit[i] = with_bias(wanted, logit[i], load_host(row + first + i));
   }
   b.core.barrier();
   return true;

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from twin import files
 from twin.bench.measure import check_logits, reference_logits
 from twin.engine.choose import compile_all, open_engine, open_random
-from twin.engine.session import Generation, Session
+from twin.engine.generation import Generation
+from twin.engine.session import Session
 from twin.engine.weights import KEPT_TENSORS, random_weights
 from twin.hardware.types import Device
 from twin.models.feeds import ExpertFeed, Feed

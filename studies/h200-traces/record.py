@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from studies.common.shapes import Bench, conditions, prompt_of
-from twin.engine.session import Generation
+from twin.engine.generation import Generation
 from twin.plan.types import Plan
 from twin.report.recording import STEPS, record
 

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from studies.common.rows import first_tokens
 from twin.calibrate.node import calibrated_node
+from twin.engine.bias import Bias
 from twin.engine.choose import open_random
 from twin.engine.sampling import SamplingParams
-from twin.engine.session import Bias, Session
+from twin.engine.session import Session
 from twin.models.load import load_model
 from twin.plan.types import Sampling
 from twin.schedule.options import plan_for
@@ -82,6 +83,10 @@ class Timed:
     @property
     def steady(self) -> bool:
         return self.bias.steady
+
+    @property
+    def repetition(self) -> float:
+        return self.bias.repetition
 
     def write(self, row: NDArray[np.float32], made: Sequence[int]) -> None:
         begun = time.perf_counter()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from twin.calibrate import engine_runs, gpu_probes, measure, store, tracing
 from twin.calibrate.probes import Probe
 from twin.calibrate.simulated import STEPS, simulated
-from twin.engine.session import Generation
+from twin.engine.generation import Generation
 from twin.errors import EngineError
 from twin.hardware.load import load_node
 from twin.hardware.number import Kind, Number

@@ -32,6 +32,7 @@ class Drawn:
     steady: bool = False
     late_s: float = 0.0
     vocab: int = LLAMA.vocab
+    repetition: float = 1.0
 
     def of(self, position: int) -> NDArray[np.float32]:
         rng = np.random.default_rng(0 if self.steady else position)
@@ -65,10 +66,27 @@ def test_each_token_is_drawn_from_its_logits_and_its_bias(
     assert again.tokens == silent.tokens != made.tokens
 
 
+@pytest.mark.parametrize("steady", [False, True], ids=["drawn", "steady"])
+def test_a_repetition_penalty_lowers_what_was_there_before(steady: bool) -> None:
+    with engine(planned(sampling=Sampling.FULL)) as running:
+        bias, rows = Drawn(steady, repetition=1.5), list[NDArray[np.float32]]()
+        made = running.generate(
+            TOKENS[:4], max_tokens=MADE, sampling=FULL, bias=bias, on_logits=rows.append
+        )
+    for at, logits in enumerate(rows):
+        there = [*TOKENS[:4], *made.tokens[:at]]
+        row, found = bias.of(at), logits.copy()
+        found[there] = np.where(found > 0, found / np.float32(1.5), found * np.float32(1.5))[there]
+        words = row.view(np.uint32)
+        words &= np.uint32(0xFFFFFFFE)  # the mark's place
+        assert made.tokens[at] == sample(found + row, FULL, at)
+
+
 class Dictated:
     """One token may come at each place."""
 
     steady = False
+    repetition = 1.0
 
     def write(self, row: NDArray[np.float32], made: Sequence[int]) -> None:
         row[:] = -np.inf

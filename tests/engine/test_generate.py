@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twin.engine.generate import Piece, Request, Stop, Text, complete
+from twin.engine.generation import Generation
 from twin.engine.sampling import SamplingParams
-from twin.engine.session import Generation
 from twin.engine.tokenizer import Tokenizer, make_byte_tokenizer, open_tokenizer
 from twin.errors import EngineError
 

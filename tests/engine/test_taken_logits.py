@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from tests.engine.small_engine import FULL, TOKENS, engine, planned
 from twin.engine import session
+from twin.engine.generation import Generation
 from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams
-from twin.engine.session import Generation
 from twin.errors import EngineError
 from twin.plan.types import HandOffKind, Sampling
 

@@ -21,8 +21,8 @@ from tests.refusals import refused, refused_command
 from tests.server.serving import SMALL
 from twin.calibrate.node import calibrated_node
 from twin.engine.generate import Stop
+from twin.engine.generation import Generation
 from twin.engine.opening import open_source
-from twin.engine.session import Generation
 from twin.server.open import opened
 from twin.server.problem import Problem
 from twin.server.talk import Talk

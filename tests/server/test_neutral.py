@@ -74,6 +74,7 @@ DEFAULTS: dict[str, list[Any]] = {
     "echo": [False],
     "presence_penalty": [0, 0.0],
     "frequency_penalty": [0, 0.0],
+    "repetition_penalty": [1, 1.0],
     "response_format": [{"type": "text"}],
 }
 

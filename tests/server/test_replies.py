@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from twin.engine.generate import Completion, Request, Stop
-from twin.engine.session import Generation
+from twin.engine.generation import Generation
 from twin.server.expected import Expectation, Expected
 from twin.server.job import Ended, Text
 from twin.server.metrics import Histogram

@@ -15,7 +15,7 @@ from tests.server.serving import TEMPLATE, Running, running
 from tests.server.test_api import CHAT, refusal
 from tests.server.test_replies import parsed
 from twin.engine.generate import Completion, Request, Stop
-from twin.engine.session import Generation
+from twin.engine.generation import Generation
 from twin.server.conversation import Conversation, Turn
 from twin.server.formats import FORMATS
 from twin.server.job import Ended, Job, Text

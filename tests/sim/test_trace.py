@@ -15,7 +15,7 @@ import pytest
 from tests.command_line import TINY, Twin
 from tests.sim.machines import node_of, plan_for, usual
 from tests.sim.test_executors import shallow
-from twin.engine.session import Generation
+from twin.engine.generation import Generation
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.types import Node

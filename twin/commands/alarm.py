@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from twin.calibrate.known_error import known_error
-from twin.engine.session import Generation
+from twin.engine.generation import Generation
 from twin.errors import TwinError
 from twin.hardware.types import Node
 from twin.plan.types import Plan

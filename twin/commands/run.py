@@ -19,9 +19,10 @@ from twin.commands.arguments import (
 )
 from twin.commands.output import done, emit, harmless, progress, say
 from twin.engine.generate import Completion, Piece, Request, Stop, complete
+from twin.engine.generation import Generation
 from twin.engine.opening import Source, check_runs_here, open_session, open_source, plan_run
 from twin.engine.sampling import SamplingParams
-from twin.engine.session import Generation, Session
+from twin.engine.session import Session
 from twin.errors import ConfigError
 from twin.files import read_text
 from twin.hardware.types import Node

@@ -11,9 +11,11 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.engine.bias import Bias
+from twin.engine.generation import Generation
 from twin.engine.logprobs import Scored, scored
 from twin.engine.sampling import SamplingParams
-from twin.engine.session import Bias, Cancelled, Generation, Session
+from twin.engine.session import Cancelled, Session
 from twin.engine.tokenizer import Detokenizer, Tokenizer
 from twin.errors import EngineError
 

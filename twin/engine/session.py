@@ -12,25 +12,19 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from twin.engine.bias import Bias, GivenBias
+from twin.engine.failures import raise_failure, status_of
+from twin.engine.generation import Generation, joined
 from twin.engine.sampling import SamplingParams
 from twin.errors import EngineError
-from twin.kernel.header import (
-    BIAS_GIVEN,
-    LOGITS_TAKEN,
-    MAX_RANKS,
-    PASS_BARRIER,
-    START_BARRIER,
-    Control,
-    Request,
-    Status,
-)
+from twin.kernel.header import MAX_RANKS, Control, Request, Status
 from twin.kernel.packing import STORAGE
 from twin.kernel.tables import layout
 from twin.plan.shards import factors_change
@@ -48,64 +42,8 @@ LONG_SEED = 0x6C6F6E67726F7065
 FEWEST_ROWS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What one run made, and how long each step took."""
-
-    tokens: list[int]  # a stop token included
-    step_ns: NDArray[np.int64]  # [tokens] duration of the step that generated each
-    prompt_ns: int  # from the start to the step of the first token
-    stop_reason: str  # "length", "stop" or "cancelled"
-    # [steps after the passes][ranks][blocks][stages][inputs ready, finished] ns since the start
-    trace: NDArray[np.int64] | None = None
-    # [passes] duration of each prompt pass
-    pass_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    kept: int = 0  # tokens of the prompt that were not read again
-    reread: int = 0  # tokens read once more, because LongRoPE's factors changed behind them
-
-    @property
-    def first_ns(self) -> int:
-        """From the start to the first token: of the prompt's last token and of those before it that
-        were not kept.
-        """
-        return self.prompt_ns + int(self.step_ns[:1].sum())
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of the steps after the prompt; 0 when there are none."""
-        total = float(self.step_ns[1:].sum())
-        return (len(self.step_ns) - 1) / total * 1e9 if total else 0.0
-
-    @property
-    def remark(self) -> str:
-        """What a user should know of it, as a clause; empty where there is nothing."""
-        if not self.reread:
-            return ""
-        return (
-            f"; {self.reread} tokens were read again with LongRoPE's long factors, since the "
-            "sequence outgrew the short ones"
-        )
-
-
 class Cancelled(EngineError):
     """By Ctrl-C or `Session.cancel`, where no part of the work is worth having."""
-
-
-class Bias(Protocol):
-    """What is added to the logits of generated tokens. Raises nothing: what it raises ends the
-    generation.
-    """
-
-    @property
-    def steady(self) -> bool:
-        """The same for every token."""
-        ...
-
-    def write(self, row: NDArray[np.float32], made: Sequence[int]) -> None:
-        """Into `row` [vocab], for the token behind those `made` by this request; -inf: it cannot
-        come. At least one must be able to.
-        """
-        ...
 
 
 class Session(ABC):
@@ -240,7 +178,7 @@ class Session(ABC):
             rest = self._generate(
                 whole, left, drawn, stops, on_token, on_logits, False, bias, made.tokens
             )
-            return _joined(made, rest, len(prompt) + before)
+            return joined(made, rest, len(prompt) + before)
 
     def _generate(
         self,
@@ -274,7 +212,7 @@ class Session(ABC):
         if on_logits is not None:
             on_token = self._with_logits(request, on_logits, on_token)
         if bias is not None:
-            on_token = self._with_bias(request, bias, on_token, list(before))
+            on_token = self._with_bias(request, bias, on_token, prompt, before)
         cancelled = self._run(request, tokens, on_token)
         made = self._control.emitted
         if made and not self.plan.kernel_recurs:  # the last token was not read
@@ -292,7 +230,7 @@ class Session(ABC):
             prompt_ns=int(times[first] - times[0]) if made else 0,
             pass_ns=np.diff(times)[: len(pass_stamps)] if made else np.zeros(0, np.int64),
             stop_reason="stop"
-            if self._status() is Status.STOP
+            if status_of(self._control) is Status.STOP
             else "cancelled"
             if cancelled and made < max_tokens
             else "length",
@@ -332,7 +270,8 @@ class Session(ABC):
         request: Request,
         bias: Bias,
         on_token: Callable[[int], None] | None,
-        made: list[int],
+        prompt: Sequence[int],
+        made: Sequence[int],
     ) -> Callable[[int], None] | None:
         """The kernel adds `bias`; returns what takes each token."""
         if self.plan.options.sampling is Sampling.GREEDY:
@@ -340,20 +279,17 @@ class Session(ABC):
                 "a bias needs a plan that samples from all logits: plan with sampling=full"
             )
         assert self.plan.spec is not None
-        rows = self._zeros((1 if bias.steady else 2, self.plan.spec.vocab), np.float32)
+        rows = self._zeros((GivenBias.count(bias), self.plan.spec.vocab), np.float32)
         request.bias, request.bias_rows = address(rows), len(rows)
-        bias.write(rows[0], made)
-        if bias.steady:
+        request.repetition = bias.repetition
+        given = GivenBias(bias, rows, prompt, made)
+        if len(rows) == 1:
             return on_token
-        begun = len(made)
 
         def taken(token: int) -> None:
             if on_token is not None:
                 on_token(token)
-            made.append(token)
-            given = len(made) - begun
-            bias.write(rows[given % 2], made)
-            self._biased(given)
+            self._biased(given.push(token))
 
         return taken
 
@@ -526,61 +462,8 @@ class Session(ABC):
             raise
         finally:
             self._join()
-        self._raise_failure(request)
+        raise_failure(self.plan, self._control, request, cancelled=self._cancelled)
         return cancelled or bool(self._control.abort)
-
-    def _status(self) -> Status:
-        return tuple(Status)[int(self._control.status)]
-
-    def _raise_failure(self, request: Request) -> None:
-        control = self._control
-        # of a step that the caller ended, blocks may leave before its logits are whole
-        if self._status() is Status.NO_TOKEN and not self._cancelled:
-            raise EngineError(
-                "the largest logit is not finite, no token can be chosen; check the weights"
-            )
-        if self._status() is not Status.HUNG:
-            return
-        if control.hung_value == START_BARRIER:
-            if self.plan.gpu_of_rank(control.hung_rank) == control.hung_part:
-                raise EngineError(
-                    f"block {control.hung_element} of GPU {control.hung_part} did not say within "
-                    f"{request.watchdog_ns / 1e9:g} s on which die it runs; end other programs on "
-                    "that GPU, or plan with placement=flat"
-                )
-            raise EngineError(
-                f"GPU {self.plan.gpu_of_rank(control.hung_rank)} of this plan waited "
-                f"{request.watchdog_ns / 2e9:g} s for GPU {control.hung_part} of it to start; end "
-                "other programs on that one, and look at it with nvidia-smi"
-            )
-        if control.hung_value == LOGITS_TAKEN:
-            raise EngineError(
-                f"the kernel waited {request.watchdog_ns / 2e9:g} s for the logits of "
-                f"{request.logit_rows} tokens to be taken; let on_logits and on_token return "
-                "sooner, or raise watchdog_s"
-            )
-        if control.hung_value == BIAS_GIVEN:
-            raise EngineError(
-                f"the kernel waited {request.watchdog_ns / 2e9:g} s for the bias of the next "
-                "token; let Bias.write and on_token return sooner, or raise watchdog_s"
-            )
-        stage = self.plan.stages[control.hung_stage].name
-        if control.hung_value == PASS_BARRIER:
-            what = f"the barrier of prompt pass {control.hung_part}"
-        elif control.hung_value < 0:
-            what = "the grid barrier"
-        else:
-            what = f"{self.plan.values[control.hung_value].name}, part {control.hung_part}"
-            what += (
-                f", element {control.hung_element}"
-                if control.hung_element >= 0
-                else ", its counter"
-            )
-        raise EngineError(
-            f"watchdog: Rank[{control.hung_rank}].Block[{control.hung_block}] waited "
-            f"{request.watchdog_ns / 1e9:g} s in {stage} at step {control.hung_step} for {what}; "
-            "validate the plan, or raise watchdog_s on a slow computer"
-        )
 
     def _taken(self) -> None:
         """The logits of one more token: their row may be written again."""
@@ -644,24 +527,6 @@ def _check_token(name: str, token: int, vocab: int) -> None:
         raise EngineError(f"{name} is {token!r}: must be a whole number") from None
     if not 0 <= token < vocab:
         raise EngineError(f"{name} is {token}: must lie between 0 and {vocab - 1}")
-
-
-def _joined(made: Generation, rest: Generation, reread: int) -> Generation:
-    """A sequence of which `reread` tokens were read again after `made`."""
-    steps = rest.step_ns.copy()
-    steps[:1] += rest.prompt_ns  # what reading it again took
-    return Generation(
-        tokens=made.tokens + rest.tokens,
-        step_ns=np.concatenate([made.step_ns, steps]),
-        prompt_ns=made.prompt_ns,
-        stop_reason=rest.stop_reason,
-        trace=None
-        if made.trace is None or rest.trace is None
-        else np.concatenate([made.trace, rest.trace]),
-        pass_ns=np.concatenate([made.pass_ns, rest.pass_ns]),
-        kept=made.kept,
-        reread=reread,
-    )
 
 
 def _agreeing(held: Sequence[int], prompt: Sequence[int]) -> int:

@@ -141,7 +141,10 @@ DRAWING_FIELDS = (
     ("double", "margin"),  # logits further below the best one are not drawn; infinity: all may be
     ("int", "logit_rows"),  # used in turn, each once the host has taken it; 0: each step has one
     ("int", "bias_rows"),  # 0: none; 1: the same for each token; 2: in turn
-    ("const float*", "bias"),  # [bias_rows][vocab] added to the logits of a generated token
+    # [bias_rows][vocab] added to the logits of a generated token; under a repetition penalty the
+    # lowest bit of a word says that its token was there before
+    ("const float*", "bias"),
+    ("float", "repetition"),  # such logits are divided by it, or multiplied if not above 0; 1: none
 )
 
 CONTROL_FIELDS = (  # what changes while it runs

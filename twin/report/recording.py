@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.calibrate.recorded import built, model_read, model_written, whole
-from twin.engine.session import Generation
+from twin.engine.generation import Generation
 from twin.errors import CalibrationError, ConfigError
 from twin.plan.types import Limits, Options, Plan
 from twin.schedule.plans import build

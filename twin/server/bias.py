@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.engine.session import Bias
+from twin.engine.bias import Bias
 from twin.server.problem import Problem
 from twin.text import shown
 
 MOST_BIASED = 1024  # tokens of a logit_bias
 WIDEST_BIAS, WIDEST_PENALTY = 100.0, 2.0  # as OpenAI's API allows
+WIDEST_REPETITION = 100.0  # beyond it a token that was there comes as good as never
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Adjustment:
     added: NDArray[np.float32]
     presence: float = 0.0
     frequency: float = 0.0
+    repetition: float = 1.0
 
     @property
     def steady(self) -> bool:
@@ -48,6 +50,10 @@ class Sum:
     def steady(self) -> bool:
         return self.first.steady and self.second.steady
 
+    @property
+    def repetition(self) -> float:
+        return self.first.repetition * self.second.repetition
+
     def write(self, row: NDArray[np.float32], made: Sequence[int]) -> None:
         self.first.write(row, made)
         more = np.empty_like(row)
@@ -59,6 +65,7 @@ def adjustment(
     biased: Mapping[str, float] | None,
     presence: float | None,
     frequency: float | None,
+    repetition: float | None,
     vocab: int,
 ) -> Adjustment | None:
     """None where nothing is adjusted. Raises Problem."""
@@ -68,6 +75,11 @@ def adjustment(
                 f"{name}={value}: must lie between {-WIDEST_PENALTY:g} and {WIDEST_PENALTY:g}",
                 param=name,
             )
+    if repetition is not None and not 0 < repetition <= WIDEST_REPETITION:
+        raise Problem(
+            f"repetition_penalty={repetition}: must lie above 0 and at most {WIDEST_REPETITION:g}",
+            param="repetition_penalty",
+        )
     biased = biased or {}
     if len(biased) > MOST_BIASED:
         raise Problem(
@@ -91,11 +103,11 @@ def adjustment(
             f"{-WIDEST_BIAS:g} and {WIDEST_BIAS:g}",
             param="logit_bias",
         )
-    if not biased and not presence and not frequency:
+    if not biased and not presence and not frequency and repetition in (None, 1):
         return None
     tokens = np.array([int(token) for token in biased], np.int64)
     added = np.array([*biased.values()], np.float32)
-    return Adjustment(tokens, added, presence or 0.0, frequency or 0.0)
+    return Adjustment(tokens, added, presence or 0.0, frequency or 0.0, repetition or 1.0)
 
 
 def together(

@@ -65,6 +65,7 @@ class Allowed:
     matcher: Any
     ends: Sequence[int]
     steady: bool = field(default=False, init=False)
+    repetition: float = field(default=1.0, init=False)
 
     def write(self, row: NDArray[np.float32], made: Sequence[int]) -> None:
         if made and not self.matcher.is_stopped():

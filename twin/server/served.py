@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from twin.engine.bias import Bias
 from twin.engine.generate import Request
 from twin.engine.opening import Source
 from twin.engine.sampling import SamplingParams
-from twin.engine.session import Bias
 from twin.engine.tokenizer import Tokenizer
 from twin.engine.words import MOST_STOPS, read_template
 from twin.errors import TwinError
@@ -254,7 +254,11 @@ class Served:
         self, body: Chat | Completion, grammar: Callable[[], Bias] | None
     ) -> Callable[[], Bias] | None:
         adjusted = adjustment(
-            body.logit_bias, body.presence_penalty, body.frequency_penalty, self.vocab
+            body.logit_bias,
+            body.presence_penalty,
+            body.frequency_penalty,
+            body.repetition_penalty,
+            self.vocab,
         )
         made = together(grammar, adjusted)
         if made is not None and self.greedy:

@@ -63,6 +63,7 @@ class _Generation(_Harmless, kw_only=True):
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    repetition_penalty: float | None = None  # vLLM's and transformers'
     response_format: Unread = NOTHING  # `grammar.schema_of` reads it
     ignore_eos: bool | None = None  # vLLM's
     step_times: bool | None = None  # ours: each token's time, at the end
@@ -165,7 +166,6 @@ Values = tuple[Any, ...]
 # send by default, each with the values that mean nothing, as null does.
 _EITHER: dict[str, Values] = {
     # vLLM's
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "min_tokens": (0,),
     "use_beam_search": (False,),
