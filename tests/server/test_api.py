@@ -217,7 +217,6 @@ def test_openais_client_knows_the_errors(client: openai.OpenAI) -> None:
 # ---- refusals ----------------------------------------------------------------------------------
 
 LACKING = {
-    "repetition_penalty": 1.1,
     "functions": [{}],
     "verbosity": "low",
     "modalities": ["audio"],
@@ -225,7 +224,6 @@ LACKING = {
     "prediction": {},
     "moderation": {},
     "web_search_options": {},
-    "min_tokens": 1,
     "guided_regex": "[a-z]",
     "mirostat": 2,
     "grammar": 'root ::= "a"' * 100,

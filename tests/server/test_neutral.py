@@ -75,6 +75,7 @@ DEFAULTS: dict[str, list[Any]] = {
     "presence_penalty": [0, 0.0],
     "frequency_penalty": [0, 0.0],
     "repetition_penalty": [1, 1.0],
+    "min_tokens": [0, 0.0],
     "response_format": [{"type": "text"}],
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.serving import Running
 from tests.server.test_api import refusal
-from twin.server.responses import chat_of
+from twin.server.responses import LOGPROBS, chat_of
 from twin.server.wire import Responses, Unread
 
 if TYPE_CHECKING:
@@ -74,6 +74,29 @@ def test_a_stream_has_every_event_in_its_place(client: openai.OpenAI) -> None:
     assert len({one.item_id for one in events if hasattr(one, "item_id")}) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_are_those_of_the_chat(
+    client: openai.OpenAI, http: httpx.Client, stream: bool
+) -> None:
+    body: Any = ASK | {"include": [LOGPROBS], "top_logprobs": 2, "stream": stream}
+    found: Any = client.responses.create(model="tiny", **body)
+    if stream:
+        events = list(found)
+        deltas = [one for one in events if one.type == "response.output_text.delta"]
+        streamed = [score for one in deltas for score in one.logprobs]
+        found = events[-1].response
+    (part,) = found.output[0].content
+    messages = [{"role": "user", "content": "hello"}]
+    asked = {"messages": messages, "temperature": 0, "max_tokens": 12, "logprobs": True}
+    chat = http.post("/v1/chat/completions", json=asked | {"top_logprobs": 2}).json()
+    wanted = chat["choices"][0]["logprobs"]["content"]
+    assert [one.model_dump() for one in part.logprobs] == wanted[: len(part.logprobs)]
+    spelt = b"".join(bytes(one.bytes) for one in part.logprobs)
+    assert spelt.decode(errors="replace") == found.output_text
+    if stream:
+        assert [one.logprob for one in streamed] == [one.logprob for one in part.logprobs]
+
+
 def test_instructions_and_a_conversation_become_messages() -> None:
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "weather?"}]},
@@ -131,6 +154,7 @@ def test_a_structured_answer_follows_its_schema(client: openai.OpenAI, stream: b
     [
         ("previous_response_id", {"previous_response_id": "resp_1"}),
         ("background", {"background": True}),
+        ("top_logprobs", {"top_logprobs": 2}),
         ("input[0]", {"input": [{"type": "computer_call"}]}),
         (
             "input[0].content[0]",

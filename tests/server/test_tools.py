@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -171,14 +172,19 @@ def test_a_whole_answer_has_its_parts_separately(reasoning: bool) -> None:
     import asyncio
 
     made = reply(reasoning=reasoning)
+    for token in re.findall("<[^>]*>|.", ANSWER):
+        made.hear(Text(0, token, 1))
     made.ended.append(ended())
     loop = asyncio.new_event_loop()
-    (choice,) = json.loads(made.whole(Job(made.requests, loop)))["choices"]
+    said = json.loads(made.whole(Job(made.requests, loop)))
+    (choice,) = said["choices"]
     loop.close()
     message = choice["message"]
     assert choice["finish_reason"] == "tool_calls"
     assert message["content"] == "Sure."
     assert message.get("reasoning_content") == ("hm" if reasoning else None)
+    assert message.get("reasoning") == message.get("reasoning_content")
+    assert said["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4, "and its marks"
     (call,) = message["tool_calls"]
     assert call["function"] == {"name": "weather", "arguments": '{"city": "x"}'}
     assert call["type"] == "function"
@@ -284,6 +290,16 @@ def test_a_bias_and_penalties_change_what_comes(http: httpx.Client) -> None:
     varied = said({"logit_bias": {"65": 100}, "presence_penalty": 2, "frequency_penalty": 2})
     assert varied == only, "two penalties are less than this bias"
     assert said({"frequency_penalty": 2}) == said({"frequency_penalty": 2})
+    assert said({"repetition_penalty": 0.01}) != free == said({"repetition_penalty": 1})
+
+
+def test_no_end_comes_before_min_tokens(live: Running, http: httpx.Client) -> None:
+    end = min(live.app.served.ends)
+    body = {"prompt": [5], "temperature": 0, "max_tokens": 20, "logit_bias": {str(end): 100}}
+    for least, made in ((0, 1), (7, 8)):
+        answer = http.post("/v1/completions", json=body | {"min_tokens": least}).json()
+        assert answer["usage"]["completion_tokens"] == made
+        assert answer["choices"][0]["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize(
@@ -295,6 +311,8 @@ def test_a_bias_and_penalties_change_what_comes(http: httpx.Client) -> None:
         ("logit_bias", {"5": 101}),
         ("logit_bias", {str(token): 1 for token in range(1025)}),
         ("presence_penalty", 2.5),
+        ("repetition_penalty", 0),
+        ("min_tokens", -1),
         ("frequency_penalty", -3),
     ],
 )

@@ -20,7 +20,7 @@ from twin.commands.arguments import (
 )
 from twin.commands.output import done, progress, say
 from twin.commands.run import add_machine, chosen_node, settled_node, show_piece
-from twin.commands.serve import add_where, add_words, check_libraries, source_of
+from twin.commands.serve import add_where, add_words, check_libraries, source_of, template_values
 from twin.engine.sampling import SamplingParams
 from twin.errors import ConfigError, EngineError, TwinError
 from twin.text import shown
@@ -98,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
         progress(),
         greedy=args.greedy,
         template=args.chat_template,
+        values=template_values(args),
     ) as (model, session, _):
         done()
         if model.conversation is None:

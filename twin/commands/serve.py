@@ -6,6 +6,9 @@ import argparse
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from twin.commands.arguments import Subparsers, add_model, chosen_options, command, whole
 from twin.commands.output import done, emit, progress, say
@@ -15,7 +18,7 @@ from twin.errors import ConfigError
 from twin.files import read_text
 from twin.hardware.types import Node
 from twin.schedule.options import multiplies_blocks
-from twin.text import shown
+from twin.text import said, shown
 
 KEY = "MONOTWIN_API_KEY"
 MOST_KEY_BYTES = 4096
@@ -103,6 +106,12 @@ def add_words(parser: argparse.ArgumentParser) -> None:
         help="a jinja template instead of the checkpoint's own",
     )
     parser.add_argument(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="what the template gets besides a conversation, such as "
+        "'{\"enable_thinking\": true}'; a request's own chat_template_kwargs come first",
+    )
+    parser.add_argument(
         "--greedy",
         action="store_true",
         help="plan the greedy sampler: a little faster, and every temperature but 0 is refused",
@@ -142,6 +151,7 @@ def run(args: argparse.Namespace) -> int:
             greedy=args.greedy,
             name=args.served_name,
             template=args.chat_template,
+            values=template_values(args),
             reuse=not args.no_reuse,
         ) as (model, session, plan),
     ):
@@ -178,6 +188,17 @@ def check_libraries() -> None:
 def source_of(args: argparse.Namespace, node: Node) -> Source:
     dtype = chosen_options(args).get("weight_dtype")
     return open_source(args.model, args.random, dtype, blocks=multiplies_blocks(node.device))
+
+
+def template_values(args: argparse.Namespace) -> dict[str, Any]:
+    """Raises ConfigError for what is no JSON object."""
+    given: str = args.chat_template_kwargs or "{}"
+    try:
+        return msgspec.json.decode(given.encode(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ConfigError(
+            f"--chat-template-kwargs {said(given, 80)}: must be a JSON object ({error})"
+        ) from error
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -20,9 +20,9 @@ from twin.engine import peers
 from twin.engine.cuda_build import THREADS, CompileReport, architecture, compile_kernels
 from twin.engine.driver import open_driver
 from twin.engine.filling import coded_pieces
+from twin.engine.generation import Generation
 from twin.engine.gpu import STEPS_AHEAD, Gpu, Shape
 from twin.engine.session import (
-    Generation,
     Session,
     random_pattern,
 )

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from twin.engine.filling import coded_pieces
+from twin.engine.generation import Generation
 from twin.engine.session import (
-    Generation,
     Session,
     address,
     random_pattern,

@@ -211,7 +211,8 @@ class App(Application):
             chat=chat,
             **self._of(work),
             usage_chunk=options is not None and bool(options.include_usage),
-            usage_always=options is not None and bool(options.continuous_usage_stats),
+            usage_always=options is not None
+            and bool(options.include_usage and options.continuous_usage_stats),
             step_times=bool(request.step_times),
             spelling=self._spelling,
         )
@@ -221,7 +222,7 @@ class App(Application):
         body = await exchange.body()
         request = read(body, Responses)
         work = await self._elsewhere(body, self._responses_work, request)
-        reply = ResponsesReply(chat=True, **self._of(work), body=request)
+        reply = ResponsesReply(chat=True, **self._of(work), body=request, spelling=self._spelling)
         await self._run(exchange, work, reply, stream=bool(request.stream))
 
     def _responses_work(self, request: Responses) -> Work:
@@ -256,7 +257,7 @@ class App(Application):
                 if isinstance(event, Ended):
                     reply.ended.append(event)
                 else:
-                    reply.heard(event)
+                    reply.hear(event)
         if len(reply.ended) < len(reply.requests):
             raise Gone
         await exchange.answer(200, reply.whole(job))

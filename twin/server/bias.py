@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from twin.engine.bias import Bias
 from twin.server.problem import Problem
+from twin.server.wire import Chat, Completion
 from twin.text import shown
 
 MOST_BIASED = 1024  # tokens of a logit_bias
@@ -19,17 +20,21 @@ WIDEST_REPETITION = 100.0  # beyond it a token that was there comes as good as n
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """Of tokens [n] by `added` [n], and of those that were made: once, and for each time."""
+    """Of tokens [n] by `added` [n], and of those that were made: once, and for each time. None of
+    `ends` comes among the first `least`.
+    """
 
     tokens: NDArray[np.int64]
     added: NDArray[np.float32]
     presence: float = 0.0
     frequency: float = 0.0
     repetition: float = 1.0
+    least: int = 0
+    ends: tuple[int, ...] = ()
 
     @property
     def steady(self) -> bool:
-        return not self.presence and not self.frequency
+        return not self.presence and not self.frequency and not self.least
 
     def write(self, row: NDArray[np.float32], made: Sequence[int]) -> None:
         row[:] = 0
@@ -37,6 +42,8 @@ class Adjustment:
         if made and not self.steady:
             tokens, times = np.unique(np.asarray(made), return_counts=True)
             row[tokens] -= self.presence + self.frequency * times.astype(np.float32)
+        if len(made) < self.least:
+            row[list(self.ends)] = -np.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +69,13 @@ class Sum:
 
 
 def adjustment(
-    biased: Mapping[str, float] | None,
-    presence: float | None,
-    frequency: float | None,
-    repetition: float | None,
-    vocab: int,
+    body: Chat | Completion, vocab: int, least: int, ends: Iterable[int]
 ) -> Adjustment | None:
-    """None where nothing is adjusted. Raises Problem."""
+    """What a request's fields add; before `least` tokens none of `ends`. None where nothing is
+    adjusted. Raises Problem.
+    """
+    presence, frequency = body.presence_penalty, body.frequency_penalty
+    repetition = body.repetition_penalty
     for name, value in (("presence_penalty", presence), ("frequency_penalty", frequency)):
         if value is not None and not -WIDEST_PENALTY <= value <= WIDEST_PENALTY:
             raise Problem(
@@ -80,7 +87,7 @@ def adjustment(
             f"repetition_penalty={repetition}: must lie above 0 and at most {WIDEST_REPETITION:g}",
             param="repetition_penalty",
         )
-    biased = biased or {}
+    biased = body.logit_bias or {}
     if len(biased) > MOST_BIASED:
         raise Problem(
             f"logit_bias: {len(biased)} tokens; at most {MOST_BIASED}", param="logit_bias"
@@ -103,11 +110,19 @@ def adjustment(
             f"{-WIDEST_BIAS:g} and {WIDEST_BIAS:g}",
             param="logit_bias",
         )
-    if not biased and not presence and not frequency and repetition in (None, 1):
+    if not (biased or presence or frequency or least) and repetition in (None, 1):
         return None
     tokens = np.array([int(token) for token in biased], np.int64)
     added = np.array([*biased.values()], np.float32)
-    return Adjustment(tokens, added, presence or 0.0, frequency or 0.0, repetition or 1.0)
+    return Adjustment(
+        tokens,
+        added,
+        presence or 0.0,
+        frequency or 0.0,
+        repetition or 1.0,
+        least,
+        tuple(end for end in ends if end < vocab),
+    )
 
 
 def together(

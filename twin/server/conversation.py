@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from twin.engine.literal import Json, Marked, Spellings
+from twin.errors import TwinError
 from twin.server.formats import format_of
 from twin.server.limits import Limits
 from twin.server.parsing import Body, Format, Parser
@@ -24,7 +26,7 @@ ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-_OWN = frozenset({"messages", "tools", "add_generation_prompt"})  # of a rendering
+OWN = frozenset({"messages", "tools", "add_generation_prompt"})  # of a rendering
 _KEY = "number"
 _CALL = {"type": "function", "function": {"name": "f", "arguments": {_KEY: 1}}, "id": "call00000"}
 
@@ -46,6 +48,8 @@ class Conversation:
 
     template: Template
     limits: Limits
+    more: Mapping[str, Any] = field(default_factory=dict)  # for the template, if a request has none
+    spellings: Spellings | None = None  # of special tokens, which messages may have as text
 
     @cached_property
     def format(self) -> Format:
@@ -71,7 +75,7 @@ class Conversation:
             return True
         return repr({_KEY: 1}) in text
 
-    def text(self, messages: Sequence[Message], turn: Turn, most: int) -> str:
+    def text(self, messages: Sequence[Message], turn: Turn, most: int) -> Marked:
         """The prompt; its messages have at most `most` characters."""
         if not 1 <= len(messages) <= self.limits.messages:
             raise Problem(
@@ -86,22 +90,30 @@ class Conversation:
                 code="context_length_exceeded",
             )
         given = turn.tools.given if turn.tools.callable else ()
+        (plain, given, more), sign = self._broken((plain, given, self._more(turn)))
         if not self._knows_tools:
             plain = described(plain, given)
-        more = self._more(turn)
         if given and self._knows_tools:
             more["tools"] = list(given)
         resume = self._resumed(plain, turn) if turn.resume else None
         text = self.template.render(plain, generate=turn.generate and resume is None, more=more)
         if resume is None:
-            return text
+            return Marked(text, sign)
         at = text.rfind(resume)
         if at < 0:
             raise Problem(
                 "continue_final_message: the chat template changes the last message; leave it out",
                 param="continue_final_message",
             )
-        return text[: at + len(resume)]
+        return Marked(text[: at + len(resume)], sign)
+
+    def _broken(self, values: Json) -> tuple[Json, str]:
+        if self.spellings is None:
+            return values, ""
+        try:
+            return self.spellings.broken(values)
+        except TwinError as error:
+            raise Problem(str(error), param="messages") from error
 
     @property
     def _knows_tools(self) -> bool:
@@ -122,10 +134,9 @@ class Conversation:
             )
         return str(last["content"]).strip()
 
-    @staticmethod
-    def _more(turn: Turn) -> dict[str, Any]:
-        more = dict(turn.more or {})
-        if own := _OWN & more.keys():
+    def _more(self, turn: Turn) -> dict[str, Any]:
+        more = {**self.more, **(turn.more or {})}
+        if own := OWN & more.keys():
             name = min(own)
             raise Problem(
                 f"chat_template_kwargs.{name}: the request has a field for it; send that",
@@ -152,10 +163,10 @@ class Conversation:
 
     def _answered(self, plain: dict[str, Any], message: Message, where: str) -> None:
         """What an answer had besides its text."""
-        if message.reasoning_content:
-            plain["reasoning_content"] = message.reasoning_content
+        if thought := message.reasoning_content or message.reasoning:
+            plain["reasoning_content"] = thought
             if self.format.body is Body.HARMONY and not plain["content"]:
-                plain["thinking"] = message.reasoning_content
+                plain["thinking"] = thought
         calls = calls_of(message.tool_calls, f"{where}tool_calls")
         if calls:
             plain["tool_calls"] = [one.plain(as_text=self._as_text) for one in calls]

@@ -36,13 +36,14 @@ def opened(
     greedy: bool,
     name: str = "",
     template: Path | None = None,
+    values: Mapping[str, Any] | None = None,
     reuse: bool = True,
 ) -> Iterator[tuple[Served, Session, Plan]]:
     """The model at a place and its engine; both are closed at the end."""
     if source.tokenizer is None:
         raise ConfigError(f"{shown(place)}: has no tokenizer, and what is served is text")
     plan = plan_served(source, node, chosen, greedy=greedy)
-    model = served(source, plan, name=name, template=template, reuse=reuse)
+    model = served(source, plan, name=name, template=template, values=values, reuse=reuse)
     try:
         with open_session(node, plan, source, show) as session:
             yield replace(model, logits=session.gives_logits), session, plan

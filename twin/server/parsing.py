@@ -10,8 +10,8 @@ import ast
 import json
 import re
 import secrets
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -87,6 +87,28 @@ class Delta:
     begins: str = ""  # the name of a function whose call begins here
     id: str = ""
 
+    @property
+    def reads(self) -> tuple[bool, bool]:
+        """As reasoning, as the beginning of a call."""
+        return bool(self.reasoning), bool(self.begins)
+
+
+def merged(deltas: Iterable[Delta]) -> list[Delta]:
+    """What says the same with fewer of them."""
+    made: list[Delta] = []
+    for one in deltas:
+        last = made[-1] if made else None
+        if last and not one.begins and last.call == one.call and last.reads == one.reads:
+            made[-1] = replace(
+                last,
+                content=last.content + one.content,
+                reasoning=last.reasoning + one.reasoning,
+                arguments=last.arguments + one.arguments,
+            )
+        else:
+            made.append(one)
+    return made
+
 
 class _Malformed(Exception):
     """This is no call; its text is content."""
@@ -102,6 +124,7 @@ class Parser:
     calling: bool = True  # calls are looked for
     single: bool = False  # only the first call counts
     calls: int = field(default=0, init=False)
+    reasons: bool = field(default=False, init=False)  # what comes next, as far as is known
     _buffer: str = field(default="", init=False)
     _eaten: list[str] = field(default_factory=list, init=False)  # since a call's opening mark
     _ended: bool = field(default=False, init=False)
@@ -110,6 +133,9 @@ class Parser:
     _space: str = field(default="", init=False)
     _said: bool = field(default=False, init=False)  # there was content that is no space
     _steps: Steps | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.reasons = self.thinking and self.format.thought is not None
 
     def push(self, text: str) -> list[Delta]:
         self._buffer += text
@@ -232,8 +258,9 @@ class Parser:
             elif not begun:
                 space = ""
 
+        self.reasons = True
         yield from self._until((close,), sink)
-        self._space = ""
+        self.reasons, self._space = False, ""
 
     def _call(self) -> Steps:
         """Behind the opening mark. What is no call is content, its mark too."""
@@ -474,8 +501,9 @@ class Parser:
                 call = self._begin(to[1])
                 sink = partial(self._arguments, call)
             elif channel and channel[1] == "analysis":
-                sink = self._thought
+                sink, self.reasons = self._thought, True
             yield from self._until((*_ENDS, "<|start|>"), sink)
+            self.reasons = False
 
 
 class _JsonNames(ast.NodeTransformer):

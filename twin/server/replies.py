@@ -13,7 +13,7 @@ import msgspec
 from twin.engine.generate import Request, Stop
 from twin.engine.logprobs import Scored, Spelling
 from twin.server.job import Ended, Failed, Job, Text
-from twin.server.parsing import Delta, Parser
+from twin.server.parsing import Delta, Parser, merged
 from twin.server.scores import Scores
 
 _REASON = {Stop.LENGTH: "length", Stop.TOKEN: "stop", Stop.TEXT: "stop"}
@@ -22,14 +22,19 @@ PING = b": ping\n\n"
 
 
 def _written(delta: Delta) -> dict[str, Any]:
-    """A delta as OpenAI's streams have it; reasoning as DeepSeek's and vLLM's."""
+    """A delta as OpenAI's streams have it."""
     if delta.begins:
         function = {"name": delta.begins, "arguments": ""}
         call = {"index": delta.call, "id": delta.id, "type": "function", "function": function}
         return {"tool_calls": [call]}
     if delta.call >= 0:
         return {"tool_calls": [{"index": delta.call, "function": {"arguments": delta.arguments}}]}
-    return {"reasoning_content": delta.reasoning} if delta.reasoning else {"content": delta.content}
+    return _reasoned(delta.reasoning) if delta.reasoning else {"content": delta.content}
+
+
+def _reasoned(text: str) -> dict[str, str]:
+    """By DeepSeek's and llama.cpp's name, and by that of vLLM and OpenRouter: clients know one."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
@@ -66,6 +71,8 @@ class Reply:
     _begun: set[int] = field(default_factory=set)
     spelling: Spelling | None = None  # where log probabilities may be requested
     _sent: int = 0  # tokens in chunks so far
+    _reasoned: int = 0  # tokens
+    _split_up: dict[int, list[Delta]] = field(default_factory=dict)  # of whole answers, by choice
     _owed: dict[int, int] = field(default_factory=dict)  # tokens by choice whose text is held back
     _scored: dict[int, list[Scored]] = field(default_factory=dict)  # by choice, not yet written
     _scores: dict[int, Scores] = field(default_factory=dict)
@@ -73,9 +80,22 @@ class Reply:
     def __post_init__(self) -> None:
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
 
+    def hear(self, text: Text) -> None:
+        """A part of an answer that is sent whole."""
+        self._score(text)
+        if self.parsers:
+            self._split_up.setdefault(text.choice, []).extend(self._split(text))
+
+    def _split(self, text: Text) -> list[Delta]:
+        parser = self.parsers[text.choice]
+        reasoned = parser.reasons
+        made = parser.push(text.text)
+        self._reasoned += text.tokens * (reasoned or parser.reasons)
+        return made
+
     # ---- log probabilities ---------------------------------------------------------------------
 
-    def heard(self, text: Text) -> None:
+    def _score(self, text: Text) -> None:
         """Tokens whose log probabilities are to be sent."""
         if text.scored:
             self._scored.setdefault(text.choice, []).extend(text.scored)
@@ -120,12 +140,12 @@ class Reply:
         if not self.parsers:
             return said
         parser = self.parsers[one.choice]
-        deltas = [*parser.push(one.completion.text), *parser.finish()]
+        deltas = [*self._split_up.pop(one.choice, []), *parser.finish()]
         content = "".join(delta.content for delta in deltas)
         said["content"] = content if content or not parser.calls else None
         reasoning = "".join(delta.reasoning for delta in deltas)
         if reasoning and self.reasoning:
-            said["reasoning_content"] = reasoning
+            said |= _reasoned(reasoning)
         if any(delta.begins for delta in deltas):
             said["tool_calls"] = _calls(deltas)
         return said
@@ -139,30 +159,28 @@ class Reply:
 
     def text_chunks(self, texts: Iterable[Text]) -> bytes:
         """What came since the last chunk, for each choice; nothing for what is held back."""
-        joined: dict[int, list[str]] = {}
+        joined: dict[int, list[Text]] = {}
         for one in texts:
-            joined.setdefault(one.choice, []).append(one.text)
+            joined.setdefault(one.choice, []).append(one)
             self._owed[one.choice] = self._owed.get(one.choice, 0) + one.tokens
-            self.heard(one)
+            self._score(one)
         made = []
-        for choice, pieces in joined.items():
-            text = "".join(pieces)
+        for choice, parts in joined.items():
             if choice not in self._begun:
                 self._begun.add(choice)
                 if self.chat:
                     made.append(self._chunk(choice, b'{"role":"assistant","content":""}', None))
-            made += [self._grown(choice, body) for body in self._bodies(choice, text)]
+            made += [self._grown(choice, body) for body in self._bodies(parts)]
         return b"".join(made)
 
-    def _bodies(self, choice: int, text: str) -> list[bytes]:
-        """What a text adds to an answer, a chunk each."""
+    def _bodies(self, texts: Sequence[Text]) -> list[bytes]:
+        """What texts add to an answer, a chunk each."""
+        if self.parsers:
+            return self._deltas(merged(delta for one in texts for delta in self._split(one)))
+        text = "".join(one.text for one in texts)
         if not text:
             return []
-        if not self.chat:
-            return [encoded(text)]
-        if not self.parsers:
-            return [encoded({"content": text})]
-        return self._deltas(self.parsers[choice].push(text))
+        return [encoded({"content": text} if self.chat else text)]
 
     def _deltas(self, deltas: Iterable[Delta]) -> list[bytes]:
         return [encoded(_written(one)) for one in deltas if self.reasoning or not one.reasoning]
@@ -231,7 +249,10 @@ class Reply:
         firsts = self._firsts().values()
         kept = sum(one.completion.made.kept for one in self.ended if one.choice in firsts)
         made = sum(one.tokens for one in self.ended)
-        return self._counts(made) | {"prompt_tokens_details": {"cached_tokens": kept}}
+        said = self._counts(made) | {"prompt_tokens_details": {"cached_tokens": kept}}
+        if self.chat:
+            said["completion_tokens_details"] = {"reasoning_tokens": self._reasoned}
+        return said
 
     def _counts(self, made: int) -> dict[str, Any]:
         prompt = sum(len(self.requests[at].prompt) for at in self._firsts().values())

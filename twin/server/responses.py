@@ -14,12 +14,24 @@ import msgspec
 
 from twin.engine.generate import Stop
 from twin.server.job import Ended, Failed, Job, Text
-from twin.server.parsing import Delta, Parser
+from twin.server.parsing import Delta, merged
 from twin.server.problem import Problem
 from twin.server.replies import Reply, encoded
 from twin.server.wire import Chat, Message, Responses, Unread, decoded
 from twin.text import shown
 
+LOGPROBS = "message.output_text.logprobs"  # of `include`
+_SAME = (  # fields of both
+    "chat_template_kwargs",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 _TEXTS = {"input_text", "output_text", "text", "reasoning_text"}
 _MESSAGE, _CALL, _RESULT, _REASONING = (
     "message",
@@ -68,6 +80,9 @@ class Item(msgspec.Struct, kw_only=True):
 
 def chat_of(body: Responses) -> Chat:
     """The same request as a chat. Raises Problem."""
+    scored = LOGPROBS in (body.include or ())
+    if body.top_logprobs and not scored:
+        raise Problem(f"top_logprobs needs include=[{LOGPROBS!r}]", param="top_logprobs")
     messages = [] if body.instructions is None else [_said("system", body.instructions)]
     found: Any = decoded(body.input, str | list[Item], "input")
     if isinstance(found, str):
@@ -88,8 +103,9 @@ def chat_of(body: Responses) -> Chat:
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=reasoning.effort if reasoning else None,
         response_format=_format(text),
-        chat_template_kwargs=body.chat_template_kwargs,
-        **{name: getattr(body, name) for name in ("top_k", "min_p", "seed", "stop", "ignore_eos")},
+        logprobs=scored,
+        top_logprobs=body.top_logprobs,
+        **{name: getattr(body, name) for name in _SAME},
     )
 
 
@@ -198,6 +214,7 @@ class _Item:
     name: str = ""
     call_id: str = ""
     done: bool = False
+    logprobs: list[Any] = field(default_factory=list)  # of a message's tokens
 
     def written(self, status: str) -> dict[str, Any]:
         if self.kind == _CALL:
@@ -224,12 +241,12 @@ class _Item:
             "type": _MESSAGE,
             "status": status,
             "role": "assistant",
-            "content": [_part(self.text)] if begun else [],
+            "content": [_part(self.text, self.logprobs)] if begun else [],
         }
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 @dataclass(slots=True)
@@ -240,27 +257,39 @@ class ResponsesReply(Reply):
     _items: list[_Item] = field(default_factory=list)
     _number: int = 0  # of the next event
     _opened: bool = False
-    _plain: bool = False  # without a parser all of an answer is content
 
     def __post_init__(self) -> None:
         self.id = "resp_" + secrets.token_hex(12)
-        self._plain = not self.parsers
 
     # ---- whole ---------------------------------------------------------------------------------
 
     def whole(self, job: Job) -> bytes:
         (one,) = self.ended
-        for _ in self._grow(self._deltas_of(one.completion.text, last=True)):
-            pass
-        for _ in self._end():
+        for _ in self._finish():
             pass
         return encoded(self._response(self._status(one), job))
 
-    def _deltas_of(self, text: str, *, last: bool = False) -> list[Delta]:
-        if self._plain:
-            return [Delta(content=text)] if text else []
-        parser: Parser = self.parsers[0]
-        return [*parser.push(text), *(parser.finish() if last else [])]
+    def hear(self, text: Text) -> None:
+        for _ in self._taken([text]):
+            pass
+
+    def _taken(self, texts: Iterable[Text]) -> Iterator[bytes]:
+        """Texts as events: one by one where the log probabilities of each are to be sent."""
+        if self.requests[0].logprobs is None:
+            yield from self._grow(merged(delta for one in texts for delta in self._split(one)))
+            return
+        for one in texts:
+            self._score(one)
+            yield from self._grow(merged(self._split(one)))
+
+    def _split(self, text: Text) -> list[Delta]:
+        if self.parsers:
+            return Reply._split(self, text)
+        return [Delta(content=text.text)] if text.text else []
+
+    def _finish(self) -> Iterator[bytes]:
+        yield from self._grow(self.parsers[0].finish() if self.parsers else [])
+        yield from self._end()
 
     @staticmethod
     def _status(one: Ended) -> str:
@@ -308,19 +337,17 @@ class ResponsesReply(Reply):
             "input_tokens": used["prompt_tokens"],
             "input_tokens_details": used["prompt_tokens_details"],
             "output_tokens": used["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": used["completion_tokens_details"],
             "total_tokens": used["total_tokens"],
         }
 
     # ---- a stream ------------------------------------------------------------------------------
 
     def text_chunks(self, texts: Iterable[Text]) -> bytes:
-        text = "".join(one.text for one in texts)
-        return self._openings() + b"".join(self._grow(self._deltas_of(text)))
+        return self._openings() + b"".join(self._taken(texts))
 
     def end_chunk(self, one: Ended) -> bytes:
-        rest = [] if self._plain else self.parsers[0].finish()
-        return self._openings() + b"".join([*self._grow(rest), *self._end()])
+        return self._openings() + b"".join(self._finish())
 
     def last_chunks(self, job: Job) -> bytes:
         status = self._status(self.ended[0])
@@ -353,9 +380,12 @@ class ResponsesReply(Reply):
                 last = self._new(kind, one)
                 yield from self._opening(last)
             text = one.arguments or one.reasoning or one.content
+            scores = (self._logprobs(0) or {"content": []})["content"]
             if text:
                 last.text += text
-                yield self._event(_DELTAS[kind], **self._place(last), delta=text, **_logprobs(kind))
+                said = {"logprobs": scores} if kind == _MESSAGE else {}
+                last.logprobs += said.get("logprobs", [])
+                yield self._event(_DELTAS[kind], **self._place(last), delta=text, **said)
 
     def _new(self, kind: str, delta: Delta) -> _Item:
         name = {_CALL: "fc_", _REASONING: "rs_", _MESSAGE: "msg_"}[kind] + secrets.token_hex(12)
@@ -385,12 +415,16 @@ class ResponsesReply(Reply):
             return
         item = self._items[-1]
         item.done = True
-        said = {"arguments": item.text} if item.kind == _CALL else {"text": item.text}
+        said: dict[str, Any] = (
+            {"arguments": item.text} if item.kind == _CALL else {"text": item.text}
+        )
         if item.kind == _CALL:
             said["name"] = item.name
-        yield self._event(_DONES[item.kind], **self._place(item), **said, **_logprobs(item.kind))
         if item.kind == _MESSAGE:
-            part = _part(item.text)
+            said["logprobs"] = item.logprobs
+        yield self._event(_DONES[item.kind], **self._place(item), **said)
+        if item.kind == _MESSAGE:
+            part = _part(item.text, item.logprobs)
             yield self._event("response.content_part.done", **self._place(item), part=part)
         written = item.written("completed")
         yield self._event("response.output_item.done", output_index=item.index, item=written)
@@ -402,7 +436,3 @@ _DELTAS = {
     _MESSAGE: "response.output_text.delta",
 }
 _DONES = {kind: name.removesuffix("delta") + "done" for kind, name in _DELTAS.items()}
-
-
-def _logprobs(kind: str) -> dict[str, Any]:
-    return {"logprobs": []} if kind == _MESSAGE else {}

@@ -41,7 +41,7 @@ class Scores:
         return {"token": _readable(spelt), "logprob": _finite(logprob), "bytes": list(spelt)}
 
     def _chosen_and_top(self, one: Scored) -> dict[str, float | None] | None:
-        if not one.top:
+        if one.logprob is None:
             return None
         found = {self._text(token): _finite(logprob) for token, logprob in one.top}
         return found | {self._text(one.token): _finite(one.logprob)}

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from twin.engine.bias import Bias
 from twin.engine.generate import Request
+from twin.engine.literal import Marked, Spellings
 from twin.engine.opening import Source
 from twin.engine.sampling import SamplingParams
 from twin.engine.tokenizer import Tokenizer
 from twin.engine.words import MOST_STOPS, read_template
-from twin.errors import TwinError
+from twin.errors import ConfigError, TwinError
 from twin.plan.types import Plan, Sampling
 from twin.server.bias import adjustment, together
-from twin.server.conversation import Conversation, Turn
+from twin.server.conversation import OWN, Conversation, Turn
 from twin.server.formats import PLAIN
 from twin.server.grammar import Grammars, calls_grammar, schema_grammar, schema_of
 from twin.server.limits import Limits
@@ -67,6 +69,7 @@ class Served:
     conversation: Conversation | None  # where there is a chat template
     ends: frozenset[int]  # tokens that end a text, the template's mark behind an answer among them
     grammars: Grammars
+    spellings: Spellings
     reuse: bool = True  # keys and values of the last request, also for another client
     logits: bool = False  # the engine gives them while it runs
     limits: Limits = field(default_factory=Limits)
@@ -84,6 +87,15 @@ class Served:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """`special`: with what the tokenizer puts before a text of its own."""
+        return self._encoded(
+            text, self.tokenizer.encode if special else self.tokenizer.encode_plain
+        )
+
+    def encode_chat(self, text: Marked) -> list[int]:
+        """A conversation's, in which a client's spellings of special tokens are text."""
+        return self._encoded(text.marked, lambda _: self.spellings.encode(text))
+
+    def _encoded(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
         most = self.limits.text_per_token * self.context
         if len(text) > most:
             raise Problem(
@@ -92,7 +104,6 @@ class Served:
                 code="context_length_exceeded",
             )
         try:
-            encode = self.tokenizer.encode if special else self.tokenizer.encode_plain
             return self.check_tokens("prompt", encode(text))
         except Problem:
             raise
@@ -109,7 +120,7 @@ class Served:
             )
         return tokens
 
-    def chat_text(self, messages: Sequence[Message], turn: Turn) -> str:
+    def chat_text(self, messages: Sequence[Message], turn: Turn) -> Marked:
         """The prompt of a conversation."""
         if self.conversation is None:
             raise Problem(
@@ -120,7 +131,7 @@ class Served:
         return self.conversation.text(messages, turn, self.limits.text_per_token * self.context)
 
     def chat_prompt(self, messages: Sequence[Message], turn: Turn = Turn()) -> list[int]:  # noqa: B008  # frozen
-        return self.encode(self.chat_text(messages, turn), special=False)
+        return self.encode_chat(self.chat_text(messages, turn))
 
     # ---- work ----------------------------------------------------------------------------------
 
@@ -134,8 +145,8 @@ class Served:
             )
         self._choices(body, 1)
         turn = turn_of(body)
-        text = self.chat_text(body.messages, turn)
-        prompt = self.encode(text, special=False)
+        marked = self.chat_text(body.messages, turn)
+        text, prompt = marked.plain, self.encode_chat(marked)
         parser = self._parser(body, text, turn)
         wanted = body.max_tokens if most is None else most
         grammar = self._grammar(body, turn, text)
@@ -234,12 +245,12 @@ class Served:
         grammar: Callable[[], Bias] | None = None,
     ) -> list[Request]:
         n = self._choices(body, len(prompts))
-        bias = self._bias(body, grammar)
         seed = within("seed", body.seed, -MOST_SEED - 1, MOST_SEED)
         seed = secrets.randbits(63) if seed is None else seed % 2**64
         stops = self._stops(body.stop)
         ends = frozenset() if body.ignore_eos else self.ends
         ends |= self._stop_tokens(body.stop_token_ids or [])
+        bias = self._bias(body, grammar, ends)
         made: list[Request] = []
         for prompt in prompts:
             tokens = self._tokens(prompt, most, usual)
@@ -251,15 +262,16 @@ class Served:
         return made
 
     def _bias(
-        self, body: Chat | Completion, grammar: Callable[[], Bias] | None
+        self, body: Chat | Completion, grammar: Callable[[], Bias] | None, ends: frozenset[int]
     ) -> Callable[[], Bias] | None:
-        adjusted = adjustment(
-            body.logit_bias,
-            body.presence_penalty,
-            body.frequency_penalty,
-            body.repetition_penalty,
-            self.vocab,
-        )
+        least = within("min_tokens", body.min_tokens, 0) or 0
+        if least and grammar is not None:
+            raise Problem(
+                "min_tokens and response_format or tool_choice=required say both when an answer "
+                "ends; send one of them",
+                param="min_tokens",
+            )
+        adjusted = adjustment(body, self.vocab, least, sorted(ends))
         made = together(grammar, adjusted)
         if made is not None and self.greedy:
             raise Problem(
@@ -361,11 +373,17 @@ def served(
     *,
     name: str = "",
     template: Path | None = None,
+    values: Mapping[str, Any] | None = None,
     reuse: bool = True,
 ) -> Served:
-    """The model of a source as it is served; `template`: instead of its own. Raises
-    CheckpointError, ConfigError.
+    """The model of a source as it is served; `template`: instead of its own, which gets `values`
+    besides a conversation. Raises CheckpointError, ConfigError.
     """
+    values = dict(values or {})
+    if own := OWN & values.keys():
+        raise ConfigError(
+            f"--chat-template-kwargs {min(own)}: what the server gives itself; leave it out"
+        )
     words = source.tokenizer
     assert words is not None
     text = read_template(template) if template else words.template
@@ -373,14 +391,18 @@ def served(
     named = {token.content: number for number, token in words.added.items()}
     mark = made.end_mark(named) if made else None
     ends = words.stop if mark is None else words.stop | {named[mark]}
+    spellings = Spellings(words)
+    if made:
+        spellings.prepare()
     return Served(
         name=name or source.spec.name,
         tokenizer=words,
         vocab=source.spec.vocab,
         context=plan.options.max_context,
         greedy=plan.options.sampling is Sampling.GREEDY,
-        conversation=None if made is None else Conversation(made, Limits()),
+        conversation=None if made is None else Conversation(made, Limits(), values, spellings),
         ends=ends,
         grammars=Grammars(words, source.spec.vocab, ends),
+        spellings=spellings,
         reuse=reuse,
     )

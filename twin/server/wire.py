@@ -26,7 +26,7 @@ Whole = int | float  # `within` refuses what is not whole: some clients send 8.0
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # vLLM's: usage in every chunk
+    continuous_usage_stats: bool | None = None  # vLLM's: with include_usage in every chunk
     include_obfuscation: bool | None = None
 
 
@@ -64,6 +64,7 @@ class _Generation(_Harmless, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None  # vLLM's and transformers'
+    min_tokens: Whole | None = None  # vLLM's: before them no end may come
     response_format: Unread = NOTHING  # `grammar.schema_of` reads it
     ignore_eos: bool | None = None  # vLLM's
     step_times: bool | None = None  # ours: each token's time, at the end
@@ -94,7 +95,9 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     refusal: Unread = NOTHING
     tool_calls: Unread = NOTHING  # `tools.calls_of` reads them
     tool_call_id: str | None = None
-    reasoning_content: str | None = None  # what the model thought before, for its template
+    # what the model thought before, for its template: DeepSeek's name, and that of vLLM
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     function_call: Unread = NOTHING
     audio: Unread = NOTHING
     annotations: Unread = NOTHING
@@ -140,8 +143,11 @@ class Responses(_Harmless, kw_only=True):
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # of tools that others run
-    include: Unread = NOTHING
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    top_logprobs: Whole | None = None
+    include: list[str] | None = None  # `responses.LOGPROBS`; the rest is of tools that others run
     max_tool_calls: Whole | None = None
 
 
@@ -167,7 +173,6 @@ Values = tuple[Any, ...]
 _EITHER: dict[str, Values] = {
     # vLLM's
     "length_penalty": (1,),
-    "min_tokens": (0,),
     "use_beam_search": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
@@ -241,7 +246,6 @@ LACKING: dict[type[msgspec.Struct], dict[str, Values]] = {
         "conversation": (),
         "background": (False,),
         "truncation": ("disabled", "auto"),
-        "top_logprobs": (0,),
         "prompt": (),
         "moderation": (),
         "context_management": (),
