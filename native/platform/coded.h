@@ -10,6 +10,7 @@ namespace twin {
 enum class Code : int {
   PLAIN = 0,
   INT8 = facts::CODE_INT8,
+  INT8_GROUPS = facts::CODE_INT8_GROUPS,  // of 32 columns, as GGUF's Q8_0
   FP8 = facts::CODE_FP8,
   FP8_BLOCKS = facts::CODE_FP8_BLOCKS,
   INT4 = facts::CODE_INT4,  // the first of INT4_CODES
@@ -42,7 +43,7 @@ __host__ __device__ constexpr int int4_kind(Code code) { return int(code) - int(
 __host__ __device__ constexpr Element code_element(Code code) {
   if (is_int4(code)) return Element::INT4;
   if (code == Code::MXFP4 || code == Code::NVFP4) return Element::E2M1;
-  return code == Code::INT8 ? Element::INT8 : Element::E4M3;
+  return code == Code::INT8 || code == Code::INT8_GROUPS ? Element::INT8 : Element::E4M3;
 }
 __host__ __device__ constexpr int code_bits(Code code) {
   if (code == Code::PLAIN) return 8 * type_bytes(WEIGHT);
@@ -56,10 +57,12 @@ __host__ __device__ constexpr int whole_rows(Code code, int rows) {
 // Columns of a row that share a scale; 0: all.
 __host__ __device__ constexpr int code_block(Code code) {
   if (is_int4(code)) return 32 << int4_kind(code) / 4;
-  return code == Code::FP8_BLOCKS ? 128 : code == Code::MXFP4 ? 32 : code == Code::NVFP4 ? 16 : 0;
+  if (code == Code::MXFP4 || code == Code::INT8_GROUPS) return 32;
+  return code == Code::FP8_BLOCKS ? 128 : code == Code::NVFP4 ? 16 : 0;
 }
 __host__ __device__ constexpr Scale code_scale(Code code) {
   if (is_int4(code)) return int4_kind(code) & 1 ? Scale::FP16 : Scale::BF16;
+  if (code == Code::INT8_GROUPS) return Scale::FP16;
   return code == Code::MXFP4 ? Scale::E8M0 : code == Code::NVFP4 ? Scale::E4M3 : Scale::FP32;
 }
 __host__ __device__ constexpr int scale_bytes(Scale scale) {

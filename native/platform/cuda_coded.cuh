@@ -149,7 +149,8 @@ struct CodedPiece {
         load_floats<Coding::ROWS>(behind + 4u * u32(block * scaled_rows(rows) + first));
       } else {
         const u32 blocks = WIDE ? (pitch * 8 / code_bits(Coding::CODE) + WIDE - 1) / WIDE : 1;
-        load_scales<Coding::CODE>(behind, u32(scaled_rows(rows)), u32(first), u32(block), blocks);
+        load_scales<Coding::CODE, Coding::ROWS>(behind, u32(scaled_rows(rows)), u32(first),
+                                                u32(block), blocks);
       }
     }
   }
@@ -165,24 +166,24 @@ struct CodedPiece {
     }
   }
 
-  // Of PAIRED_ROWS rows from `first` on, `high` as scales count them.
-  template <Code CODE>
+  // Of COUNT rows from `first` on, `high` as scales count them.
+  template <Code CODE, int COUNT>
   __device__ __forceinline__ void load_scales(u32 behind, u32 high, u32 first, u32 block,
                                               u32 blocks) {
     const u32 at = block * high + first;
     constexpr int EACH = scale_bytes(code_scale(CODE));
-    load_of_rows<EACH>(behind + u32(EACH) * at, inner);
-    if constexpr (code_zeros(CODE)) load_of_rows<1>(behind + 2u * blocks * high + at, zero);
+    load_of_rows<EACH, COUNT>(behind + u32(EACH) * at, inner);
+    if constexpr (code_zeros(CODE)) load_of_rows<1, COUNT>(behind + 2u * blocks * high + at, zero);
   }
   // EACH bytes of every row, in the widest loads that are aligned: columns of scales begin at
   // multiples of SCALED_ROWS rows.
-  template <int EACH>
+  template <int EACH, int COUNT>
   __device__ __forceinline__ static void load_of_rows(u32 from, u32* to) {
-    constexpr int ROWS = PAIRED_ROWS < facts::SCALED_ROWS ? PAIRED_ROWS : facts::SCALED_ROWS,
+    constexpr int ROWS = COUNT < facts::SCALED_ROWS ? COUNT : facts::SCALED_ROWS,
                   WORDS = EACH * ROWS / 4;
     static_assert(WORDS == 1 || WORDS == 2 || WORDS == 4, "loads of 4, 8 or 16 bytes");
 #pragma unroll
-    for (int i = 0; i < PAIRED_ROWS / ROWS; ++i) {
+    for (int i = 0; i < COUNT / ROWS; ++i) {
       const u32 at = from + u32(4 * WORDS * i);
       if constexpr (WORDS == 1) load_one(at, to + WORDS * i);
       if constexpr (WORDS == 2) load_two(at, to + WORDS * i);
@@ -200,14 +201,14 @@ struct CodedPiece {
     } else {
 #pragma unroll
       for (int r = 0; r < Coding::ROWS; ++r) {
-        if constexpr (Coding::CODE == Code::INT8) {
+        if constexpr (Coding::SCALED && Coding::ELEMENT == Element::INT8) {
           int high = 0, low = 0;
 #pragma unroll
           for (int w = 0; w < WORDS; ++w) {
             high = dot4(word_of<WORDS>(r, w), whole.high[c][w], high);
             low = dot4(word_of<WORDS>(r, w), whole.low[c][w], low);
           }
-          sum[r] += float(high * 256 + low) * (scale[r] * whole.scale[c]);
+          sum[r] += float(high * 256 + low) * (scale_of<Coding::CODE>(r) * whole.scale[c]);
         } else if constexpr (Coding::SCALED) {
           float part = 0;
 #pragma unroll
@@ -255,6 +256,14 @@ struct CodedPiece {
     }
   }
 
+  // Of one row of eight bits.
+  template <Code CODE>
+  __device__ __forceinline__ float scale_of(int r) const {
+    if constexpr (code_scale(CODE) == Scale::FP32) return scale[r];
+    float two[2];
+    unpack<Type::FP16>(inner[r / 2], two[0], two[1]);
+    return two[r % 2];
+  }
   // Of rows r to r + 3.
   template <Code CODE>
   __device__ __forceinline__ void four_scales(int r, float (&by)[4]) const {

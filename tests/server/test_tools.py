@@ -125,7 +125,7 @@ def test_arguments_of_a_call_are_an_object(arguments: str, http: httpx.Client) -
 
 
 def test_a_conversation_with_calls_reaches_every_template(conversation: Conversation) -> None:
-    text = conversation.text(CALLING, Turn(offered()), MOST)
+    text = conversation.text(CALLING, Turn(offered()), MOST).plain
     assert "weather?" in text
     assert "sunny" in text
     assert "of a city" in text, "the tools are described"
@@ -134,7 +134,7 @@ def test_a_conversation_with_calls_reaches_every_template(conversation: Conversa
 
 def test_tools_that_are_not_to_be_called_are_not_described(conversation: Conversation) -> None:
     none = tools_of(Unread(json.dumps([WEATHER]).encode()), Unread(b'"none"'))
-    assert "of a city" not in conversation.text(CALLING, Turn(none), MOST)
+    assert "of a city" not in conversation.text(CALLING, Turn(none), MOST).plain
     assert conversation.parser("", Turn(none), reasoning=False, calls=True) is None
 
 
@@ -142,18 +142,18 @@ def test_a_request_s_values_reach_the_template() -> None:
     template = Template(MAPPING, {})
     conversation = Conversation(template, Limits())
     ask = [Message(role="user", content="x")]
-    text = conversation.text(ask, Turn(more={"enable_thinking": True}), MOST)
+    text = conversation.text(ask, Turn(more={"enable_thinking": True}), MOST).plain
     assert text.endswith("<think>\n")
-    assert not conversation.text(ask, Turn(), MOST).endswith("<think>\n")
+    assert not conversation.text(ask, Turn(), MOST).plain.endswith("<think>\n")
     template.close()
 
 
 def test_the_last_message_goes_on_where_the_request_wants_it(conversation: Conversation) -> None:
     messages = [Message(role="user", content="x"), Message(role="assistant", content="Once upon ")]
-    text = conversation.text(messages, Turn(generate=False, resume=True), MOST)
+    text = conversation.text(messages, Turn(generate=False, resume=True), MOST).plain
     assert text.endswith("<assistant>Once upon")
     with pytest.raises(Problem, match="assistant"):
-        conversation.text(messages[:1], Turn(generate=False, resume=True), MOST)
+        conversation.text(messages[:1], Turn(generate=False, resume=True), MOST).plain
 
 
 def reply(*, reasoning: bool = True) -> Reply:

@@ -114,7 +114,7 @@ def decoded_as(form: Format) -> str:
         return "fp4"
     if form.bits == 4:
         return "int4"
-    return "int8" if form.name == INT8.name else "fp8"
+    return "int8" if family(form.name) == INT8.name else "fp8"
 
 
 def quantised(matrix: Matrix, *, input_in_memory: bool) -> bool:

@@ -21,9 +21,9 @@ import numpy as np
 from twin.engine.safetensors import NUMPY, Array, check_finite
 from twin.errors import CheckpointError
 from twin.models.codes import CODES, BlockCode
-from twin.models.codes.gguf import as_format
+from twin.models.codes.gguf import as_coded, as_format
 from twin.models.decoder import Tensor
-from twin.models.formats import Role
+from twin.models.formats import Role, format_named
 from twin.models.gguf_config import Architecture, Keys, architecture_of, factors_read
 from twin.models.gguf_file import DOWNLOAD, KINDS, GgufFile, GgufTensor, read_gguf
 from twin.models.load import canonical, load_model, tensors
@@ -31,7 +31,7 @@ from twin.models.spec import DType, ModelSpec
 from twin.models.weight import total
 from twin.text import shown
 
-BLOCKS = "blocks"  # of a matrix, behind its name
+BLOCKS, PARTS = "blocks", ("codes", "scales")  # of a matrix, behind its name
 HEADS = ("embed", "lm_head")  # of which a plan takes blocks where the LM head has them
 MISSING = "reading GGUF needs the package gguf (the extra monotwin[gguf]): pip install gguf"
 KEPT_TENSORS = 8  # a layer is packed rank by rank, each with the same ones
@@ -44,7 +44,8 @@ ROWS_ELEMENTS = 2**20  # turned at once: FP32 of that size stays in a core's cac
 @dataclass(slots=True)
 class GgufWeights:
     """Tensors by canonical name: matrices as `dtype`, vectors in FP32. Of matrices that the model's
-    formats keep, "NAME.blocks", too: [rows, bytes] in the format of the stage that multiplies it.
+    formats keep, "NAME.blocks", too: [rows, bytes] in the format of the stage that multiplies it;
+    or its "NAME.codes" and "NAME.scales".
 
     Raises CheckpointError for a tensor with an infinity or a NaN, which may come from the file or
     from turning it into `dtype`.
@@ -63,8 +64,8 @@ class GgufWeights:
     def __getitem__(self, name: str) -> Array:
         known = tensors(self.spec)
         matrix, _, part = name.rpartition(".")
-        if part == BLOCKS and matrix in known:
-            return self._blocks(matrix, known[matrix])
+        if part in (BLOCKS, *PARTS) and matrix in known:
+            return self._kept(matrix, known[matrix], part)
         if name not in known:
             raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")
         with self._lock:
@@ -98,8 +99,8 @@ class GgufWeights:
     def _type(self, tensor: GgufTensor) -> DType:
         return self.dtype if len(tensor.shape) > 1 else DType.FP32
 
-    def _blocks(self, name: str, tensor: Tensor) -> Array:
-        """[rows, bytes] of a matrix, rows in the order of Hugging Face's."""
+    def _kept(self, name: str, tensor: Tensor, part: str) -> Array:
+        """A part of a matrix as its format has it, rows in the order of Hugging Face's."""
         found = self.names[tensor.name]
         kind = KINDS[found.kind][0].lower()
         formats, code = self.spec.formats, CODES[kind]
@@ -122,7 +123,8 @@ class GgufWeights:
         places = np.broadcast_to(np.arange(len(raw))[:, None], found.shape)
         rows = canonical(self.spec, name, self._unpermuted(found.name, places))[:, 0]
         in_order = len(rows) == len(raw) and bool((np.diff(rows) == 1).all())
-        return as_format(raw if in_order else raw[rows], kind, form)
+        chosen = raw if in_order else raw[rows]
+        return as_format(chosen, kind, form) if part == BLOCKS else as_coded(chosen, kind, part)
 
     def _whole(self, tensor: Tensor) -> Array:
         found = self._recent.get(tensor.name)
@@ -172,8 +174,9 @@ def _parts(rows: int, columns: int) -> list[slice]:
 
 
 def open_gguf(path: Path, dtype: DType | None = None, *, blocks: bool = True) -> GgufWeights:
-    """A GGUF file's weights, as `dtype`, by default the model's own: `spec.dtype`. `blocks`:
-    without a `dtype`, matrices whose types a CPU multiplies stay as they are.
+    """A GGUF file's weights, as `dtype`, by default the model's own: `spec.dtype`. Without a
+    `dtype`, matrices of types that the engine multiplies stay what they are: with `blocks` as CPUs
+    have them, else as GPUs do.
 
     All but the tensors' elements is checked before any is read. Raises CheckpointError or
     ConfigError.
@@ -182,8 +185,11 @@ def open_gguf(path: Path, dtype: DType | None = None, *, blocks: bool = True) ->
     file = read_gguf(path)
     _refuse_parts(file)
     spec = load_model(path, runs=True)
-    if dtype is not None or not blocks:
+    if dtype is not None:
         spec = replace(spec, stored=None)
+    elif spec.stored is not None and not blocks:
+        plain = format_named(spec.dtype.value)
+        spec = replace(spec, stored=spec.stored.turned(plain, on_gpus=True))
     names = _named(gguf, file, spec)
     for tensor in {t.kind: t for t in names.values()}.values():
         _check_kind(gguf, file, tensor)

@@ -12,7 +12,7 @@ from twin.kernel.coded import NUMBERS
 from twin.kernel.header import BIAS_GIVEN, LOGITS_TAKEN, PASS_BARRIER, SENTINEL_WORD, START_BARRIER
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import STATE_ALIGNED
-from twin.models.formats import BLOCK_ROWS, GGUF, INT4, SCALED_ROWS, UNIT_BYTES
+from twin.models.formats import BLOCK_ROWS, GGUF, INT4, INT8_G32, SCALED_ROWS, UNIT_BYTES
 from twin.plan.types import CONV_UNIT, PARTIAL_EXTRA
 from twin.schedule import pass_memory, passes, scan
 from twin.schedule.block import FOLDED_ROWS, LINE_FLOATS, ROWS_AT_ONCE
@@ -60,6 +60,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
         "slices of an input in shared memory that are gathered together",
     ),
     "CODE_INT8": (NUMBERS["int8"], "Stage.code of such weights"),
+    "CODE_INT8_GROUPS": (NUMBERS[INT8_G32.name], "with an FP16 scale for each 32 columns of a row"),
     "CODE_FP8": (NUMBERS["fp8"], "E4M3 with a scale for each row"),
     "CODE_FP8_BLOCKS": (NUMBERS["fp8-128x128"], "for each 128 columns of a row"),
     "CODE_INT4": (NUMBERS[INT4[0].name], "by group width, zero points and scales: coded.h"),

@@ -121,6 +121,8 @@ MXFP4 = Format("mxfp4", 4, (1, 32), 1)  # OCP microscaling: E2M1, E8M0 scales
 NVFP4 = Format("nvfp4", 4, (1, 16), 1, 4)  # E2M1, E4M3 scales, one FP32 a matrix
 # -127..127 and one FP32 scale for each output
 INT8 = Format("int8", 8, (1, WHOLE_ROW), 4, coded=True)
+# -128..127 and an FP16 scale for each 32 neighbours: what GGUF's Q8_0 and Q5_0 mean
+INT8_G32 = Format("int8-g32-fp16", 8, (1, 32), 2)
 FP8 = Format("fp8", 8, (1, WHOLE_ROW), 4, coded=True)  # E4M3 and one FP32 scale for each output
 # Whole numbers in groups of a row's neighbours with 16-bit scales: symmetric, or with a zero point
 # (-zp) for each group, which takes a byte in a tile; scales in BF16, or as AWQ and GPTQ have them
@@ -152,8 +154,24 @@ MIXED_32, MIXED_256 = (
     Format("gguf-mixed-256", 6, (1, 256), 36),
 )
 MIXED = (MIXED_32, MIXED_256)
+# GGUF's types whose numbers a GPU's formats have, too, and which: the same codes and scales in
+# another order. Others become the weight type there.
+ON_GPUS = {"q4_0": "int4-g32-fp16", "q5_0": INT8_G32.name, "q8_0": INT8_G32.name}
 BLOCK_ROWS = 16  # of a tile that are interleaved: lanes of the widest vector
-FORMATS = (FP32, BF16, FP16, INT8, FP8, FP8_BLOCK, FP8_BLOCK_E8M0, MXFP4, NVFP4, *INT4, *GGUF)
+FORMATS = (
+    FP32,
+    BF16,
+    FP16,
+    INT8,
+    INT8_G32,
+    FP8,
+    FP8_BLOCK,
+    FP8_BLOCK_E8M0,
+    MXFP4,
+    NVFP4,
+    *INT4,
+    *GGUF,
+)
 STORED = {f.name: f for f in FORMATS}
 SHORT = {"int4": "int4-g128"}  # names for those that most people mean
 # In the order of the kernel's numbers for them, from 1 on.
@@ -168,6 +186,7 @@ DECODED = {
         Format("fp8-128x128", 8, (1, 128), 4, coded=True),
         *(replace(form, coded=True) for form in INT4),
         replace(MXFP4, coded=True),
+        replace(INT8_G32, coded=True),
         replace(NVFP4, matrix_bytes=0, row_bytes=4, coded=True),
         *(replace(form, coded=True, interleaved=BLOCK_ROWS) for form in (*GGUF_32, MIXED_32)),
         *(replace(form, coded=True, interleaved=BLOCK_ROWS) for form in (*GGUF_256, MIXED_256)),
@@ -201,13 +220,20 @@ class Formats:
         """The format of one matrix of a layer, where it has one of its own."""
         return dict(self.layers[layer]).get(name) if self.layers else None
 
-    def turned(self, plain: Format) -> Formats | None:
-        """The same with GGUF's blocks turned into `plain`, as devices take them that do not
-        multiply them; None where all is in `plain` then.
+    def turned(self, plain: Format, *, on_gpus: bool = False) -> Formats | None:
+        """The same with GGUF's blocks turned into `plain`, or `on_gpus` into what ON_GPUS says;
+        None where all is in `plain` then.
         """
-        kept = tuple((role, form) for role, form in self.chosen if form not in GGUF)
+
+        def made(form: Format) -> Format | None:
+            if form not in (*GGUF, *MIXED):
+                return form
+            name = ON_GPUS.get(form.name) if on_gpus else None
+            return STORED[name] if name else None
+
+        kept = tuple((role, found) for role, form in self.chosen if (found := made(form)))
         layers = tuple(
-            tuple((name, form) for name, form in layer if form not in (*GGUF, *MIXED))
+            tuple((name, found) for name, form in layer if (found := made(form)))
             for layer in self.layers
         )
         if self.rest == plain and not kept and not any(layers):

@@ -11,6 +11,7 @@ DECODED = {  # name -> bits, columns of a block; bytes of its scale, its zero po
     "int8": (8, None, 4, 0, 0),
     "fp8": (8, None, 4, 0, 0),
     "fp8-128x128": (8, 128, 4, 0, 0),
+    "int8-g32-fp16": (8, 32, 2, 0, 0),
     "mxfp4": (4, 32, 1, 0, 0),
     "nvfp4": (4, 16, 1, 0, 4),
     **{

@@ -86,16 +86,17 @@ def _most_gpus(spec: ModelSpec, node: Node, chosen: tuple[tuple[str, Any], ...])
 
 
 def as_multiplied(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> ModelSpec:
-    """The model as the node's engine multiplies it: a GGUF file's blocks become the weight type but
-    on a CPU, and there too where somebody chose that type. Raises ConfigError for blocks of no
-    file on another node.
+    """The model as the node's engine multiplies it: a GGUF file's blocks stay on a CPU, become what
+    ON_GPUS says on a GPU, and the weight type where somebody chose that. Raises ConfigError for
+    blocks of no file on another node.
     """
     on_cpu = multiplies_blocks(node.device)
-    if spec.stored is None or (on_cpu and "weight_dtype" not in chosen):
+    turned = "weight_dtype" in chosen
+    if spec.stored is None or (on_cpu and not turned):
         return spec
     if spec.stored.layers:
         plain = format_named(spec.dtype.value)
-        return dataclasses.replace(spec, stored=spec.stored.turned(plain))
+        return dataclasses.replace(spec, stored=spec.stored.turned(plain, on_gpus=not turned))
     blocks = [form.name for form in spec.coded if form.interleaved]
     if blocks and not on_cpu:
         raise ConfigError(

@@ -34,6 +34,7 @@ _CODES: tuple[Code | BlockCode, ...] = (
     *int4.GROUPS,
     fp4.MX,
     fp4.NV,
+    int8.INT8_GROUPS,
     *gguf.BLOCK_CODES,
 )
 CODES = {code.format.name: code for code in _CODES}

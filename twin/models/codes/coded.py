@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from twin.frozen import frozen
 from twin.models.formats import WHOLE_ROW, Format
 
+SMALLEST_SCALE = np.float32(2.0**-14)  # of a group of zeros: no subnormal in FP16 either
 Codes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
@@ -85,3 +86,17 @@ class Coded:
 
     def _parts(self) -> tuple[Any, ...]:
         return self.codes, self.scales, self.zeros, self.outer
+
+
+def in_groups(weights: Floats, wide: int) -> Floats:
+    """[rows, groups, wide]; what the last group lacks is zero."""
+    rows, cols = weights.shape
+    padded = np.zeros((rows, -(-cols // wide) * wide), np.float32)
+    padded[:, :cols] = weights
+    return padded.reshape(rows, -1, wide)
+
+
+def rounded_scales(wanted: Floats, scale_type: Any) -> Floats:
+    """As a group of 16 bits stores them."""
+    scales: Floats = np.maximum(wanted, SMALLEST_SCALE).astype(scale_type).astype(np.float32)
+    return scales

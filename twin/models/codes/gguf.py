@@ -27,7 +27,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from twin.frozen import frozen
 from twin.models.codes.coded import Floats
-from twin.models.formats import DECODED, MIXED_32, MIXED_256, Format
+from twin.models.formats import DECODED, MIXED_32, MIXED_256, ON_GPUS, STORED, Format
 
 Bytes = NDArray[np.uint8]
 WORD, HALF = 4, 2  # bytes of four codes, of a number in FP16
@@ -415,6 +415,20 @@ def as_format(blocks: Bytes, name: str, format: Format) -> Bytes:
     each = np.ascontiguousarray(blocks).reshape(-1, _OF[name].block_bytes)
     made = _in_mixed_32(each, _SMALL[name]) if name in _SMALL else _in_mixed_256(each, name)
     return made.reshape(len(blocks), -1)
+
+
+def as_coded(blocks: Bytes, name: str, part: str) -> NDArray[Any]:
+    """[rows, bytes] of a type of ON_GPUS as its format has "codes" [rows, cols] or "scales"
+    [rows, blocks].
+    """
+    kind = _SMALL[name]
+    each = np.ascontiguousarray(blocks).reshape(-1, _OF[name].block_bytes)
+    if part == "scales":
+        return _halves(each, 0).astype(np.float32).reshape(len(blocks), -1)
+    codes = kind.whole(each)
+    if STORED[ON_GPUS[name]].bits == 8:
+        codes -= np.uint8(kind.zero)  # to whole numbers with a sign
+    return codes.reshape(len(blocks), -1)
 
 
 def _in_mixed_32(blocks: Bytes, kind: _Small) -> Bytes:

@@ -19,12 +19,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from twin.models.codes.coded import Code, Coded, Floats
+from twin.models.codes.coded import Code, Coded, Floats, in_groups, rounded_scales
 from twin.models.formats import DECODED, INT4, Format
 
 LARGEST, MOST = 7, 15  # codes of a symmetric group on each side of zero; of one with a zero point
 HALF = 8  # the code that stands for zero in a symmetric group
-SMALLEST_SCALE = np.float32(2.0**-14)  # of a group of zeros: no subnormal in FP16 either
 
 
 def _quantiser(form: Format, scale_type: Any) -> Callable[[Floats], Coded]:
@@ -33,31 +32,18 @@ def _quantiser(form: Format, scale_type: Any) -> Callable[[Floats], Coded]:
     """
 
     def quantise(weights: Floats) -> Coded:
-        code, groups = CODES_OF[form.name], _groups(weights, form.block[1])
+        code, groups = CODES_OF[form.name], in_groups(weights, form.block[1])
         if not form.zero_bytes:
-            scales = _scales(np.abs(groups).max(axis=2) / np.float32(LARGEST), scale_type)
+            scales = rounded_scales(np.abs(groups).max(axis=2) / np.float32(LARGEST), scale_type)
             whole = np.clip(np.rint(groups / scales[:, :, None]), -LARGEST, LARGEST) + HALF
             return Coded(code, _codes(whole, weights), scales)
         low, high = np.minimum(groups.min(axis=2), 0), np.maximum(groups.max(axis=2), 0)
-        scales = _scales((high - low) / np.float32(MOST), scale_type)
+        scales = rounded_scales((high - low) / np.float32(MOST), scale_type)
         zeros = np.rint(-low / scales)
         whole = np.clip(np.rint(groups / scales[:, :, None]) + zeros[:, :, None], 0, MOST)
         return Coded(code, _codes(whole, weights), scales, zeros.astype(np.uint8))
 
     return quantise
-
-
-def _groups(weights: Floats, wide: int) -> Floats:
-    """[rows, groups, wide]; what the last group lacks is zero."""
-    rows, cols = weights.shape
-    padded = np.zeros((rows, -(-cols // wide) * wide), np.float32)
-    padded[:, :cols] = weights
-    return padded.reshape(rows, -1, wide)
-
-
-def _scales(wanted: Floats, scale_type: Any) -> Floats:
-    scales: Floats = np.maximum(wanted, SMALLEST_SCALE).astype(scale_type).astype(np.float32)
-    return scales
 
 
 def _codes(whole: Floats, weights: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
