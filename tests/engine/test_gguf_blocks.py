@@ -21,7 +21,8 @@ from twin.engine.gguf_weights import GgufWeights, open_gguf
 from twin.engine.host import HostEngine
 from twin.errors import CheckpointError, ConfigError
 from twin.hardware.load import load_node
-from twin.models.formats import GGUF, Role
+from twin.models.codes import code_of
+from twin.models.formats import DECODED, GGUF, ON_GPUS, Role
 from twin.models.load import load_model
 from twin.models.spec import DType
 from twin.plan.types import StageKind
@@ -157,13 +158,41 @@ def test_the_stream_counts_the_bytes_of_the_file(tmp_path: Path) -> None:
             assert plan.stage_bytes(stage) == rows * stage.matrix.cols // 256 * 144, stage.name
 
 
-def test_gpus_turn_a_file_into_16_bits(tmp_path: Path) -> None:
-    made = write(tmp_path / "model.gguf", WIDE, lambda name: "Q8_0")
-    for node in ("1xh200", "1xmi300x"):
-        plan = plan_for(made.spec, load_node(node), context=8, max_context=16)
-        assert plan.spec is not None
-        assert plan.spec.stored is None
-        assert not plan.coded
+@pytest.mark.few(1)
+@pytest.mark.parametrize("kind", ON_GPUS)
+def test_gpus_multiply_the_numbers_of_a_file_in_a_format_of_theirs(
+    kind: str, tmp_path: Path
+) -> None:
+    """Exactly these: the engine's sums of both are those of the reference."""
+    path, name = tmp_path / "model.gguf", f"{kind.upper()}"
+    blocks = write(path, WIDE, lambda _: name)
+    made, form = open_gguf(path, blocks=False), ON_GPUS[kind]
+    assert {weight.format.name for weight in made.spec.weights()} == {form}
+    code = code_of(DECODED[form])
+    for matrix in ("layers.0.q", "layers.1.down", "embed"):
+        coded = code.matrix(*(made[f"{matrix}.{part}"] for part in code.parts))
+        same = code_of(DECODED[kind]).matrix(blocks[f"{matrix}.blocks"])
+        assert np.array_equal(coded.astype(np.float32), same.astype(np.float32))
+    found, expected = logits(made, 2)
+    assert np.abs(found - expected).max() < TOLERANCE * np.abs(expected).max()
+
+
+def test_a_gpus_plan_of_a_file_keeps_what_its_formats_hold(tmp_path: Path) -> None:
+    """Minima and scales of six bits become 16 bits; so does a file whose type somebody chose."""
+    path = tmp_path / "model.gguf"
+    for kinds, kept in ((small_mix, {"int8-g32-fp16", "fp16"}), (llama_cpp_mix, {"fp16"})):
+        write(path, WIDE, kinds)
+        for node in ("1xh200", "1xmi300x"):
+            spec = load_model(path)
+            plan = plan_for(spec, load_node(node), context=8, max_context=16)
+            assert plan.spec is not None
+            assert {weight.format.name for weight in plan.spec.weights()} == kept
+            assert plan.spec.stored == open_gguf(path, blocks=False).spec.stored
+        chosen = plan_for(spec, load_node(node), context=8, weight_dtype=DType.BF16)
+        assert not chosen.coded
+
+
+def test_blocks_of_no_file_are_for_cpus() -> None:
     refused(
         ConfigError,
         lambda: plan_for(load_model("llama-3.2-1b@q4_k"), load_node("1xh200")),

@@ -153,7 +153,7 @@ def test_the_last_message_goes_on_where_the_request_wants_it(conversation: Conve
     text = conversation.text(messages, Turn(generate=False, resume=True), MOST).plain
     assert text.endswith("<assistant>Once upon")
     with pytest.raises(Problem, match="assistant"):
-        conversation.text(messages[:1], Turn(generate=False, resume=True), MOST).plain
+        conversation.text(messages[:1], Turn(generate=False, resume=True), MOST)
 
 
 def reply(*, reasoning: bool = True) -> Reply:
