@@ -43,6 +43,7 @@ COMMANDS = (
     "hardware",
     "demo",
 )
+WITH_WEIGHTS = ("run", "chat", "serve")  # the others read a model's description alone
 USER_MISTAKE = 2
 MOST_UNKNOWN, LONGEST = 5, 100  # words in one refusal, characters compared
 INTERRUPTED = 130
@@ -154,6 +155,12 @@ def _run(words: list[str]) -> int:
     with _interrupted_afterwards():
         parser = build_parser(named)
     args = parser.parse_args(words)
+    model = getattr(args, "model", None)
+    if isinstance(model, str) and model.startswith("hf:"):
+        from twin.engine.hub import local  # which few commands need
+
+        weights = words[0] in WITH_WEIGHTS and getattr(args, "random", None) is None
+        args.model = local(model, weights=weights)
     code: int = args.run(args)
     return code
 

@@ -17,6 +17,7 @@ from twin.api import given
 from twin.api.predict import Prediction, Where, chosen_options, load_node, simulate
 from twin.engine import choose
 from twin.engine.generate import Completion, OnPiece, Piece, Request, Stop, complete
+from twin.engine.hub import local
 from twin.engine.opening import MOST_SEED, Source, check_runs_here, open_source, plan_served
 from twin.engine.sampling import SamplingParams
 from twin.engine.session import Session
@@ -293,7 +294,7 @@ def open_engine(
     chosen = chosen_options(options)
     if random is not None:
         random = given.whole("random", random, 0, MOST_SEED)
-    name = given.text("model", model)
+    name = local(given.text("model", model), weights=random is None)
     dtype, blocks = chosen.get("weight_dtype"), multiplies_blocks(where.device)
     source = open_source(name, random, dtype, text=random is None, blocks=blocks)
     plan = plan_served(source, where, chosen, greedy=greedy)

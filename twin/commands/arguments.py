@@ -64,8 +64,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a name from `twin models`, a folder or file with a Hugging Face config.json, or a "
-        "GGUF file",
+        help="a name from `twin models`, a folder or file with a Hugging Face config.json, a GGUF "
+        "file, or hf:OWNER/NAME from the Hugging Face Hub",
     )
 
 
