@@ -244,8 +244,6 @@ RUNNING = (
     "hipSetDevice",
     "hipMalloc",
     "hipHostMalloc",
-    "hipHostFree",
-    "hipFree",
     "hipMemcpyHtoD",
     "hipMemsetD32Async",
     "hipModuleLaunchCooperativeKernel",
@@ -279,12 +277,23 @@ def test_a_refusal_during_a_request_ends_that_request_alone(
 ) -> None:
     runtime = install(Runtime(gpus=2, kernel=runs_or_leaves))
     with opened(**TWO) as engine:
-        engine.generate(PROMPT, max_tokens=4)  # whose memory the next request gives back
+        engine.generate(PROMPT, max_tokens=4)  # whose memory does for a request as large
         runtime.refuse(name, nth=nth)
         with pytest.raises(EngineError, match=rf"{name} failed: hipErrorUnknown \(code 999\)"):
-            engine.generate(PROMPT, max_tokens=4)
+            engine.generate(PROMPT * 4, max_tokens=20)
         assert engine.generate(PROMPT, max_tokens=4).tokens == MADE
     assert (runtime.held, runtime.handles, runtime.mistakes) == ({}, {}, [])
+
+
+def test_a_request_takes_the_memory_of_the_one_before(install: Opens) -> None:
+    runtime = install(Runtime())
+    with opened() as engine:
+        engine.generate(PROMPT, max_tokens=4)
+        before = len(runtime.calls)
+        assert engine.generate(PROMPT, max_tokens=4).tokens == MADE
+    again = runtime.names()[before:]
+    assert not {"hipMalloc", "hipHostMalloc"} & {*again}
+    assert "hipHostFree" not in again[: again.index("hipStreamSynchronize")]
 
 
 def runs_or_leaves(started: Any) -> int:

@@ -19,6 +19,9 @@ from twin.errors import EngineError
 # graph launches queued beyond the oldest that has not ended: the device never waits for the host
 STEPS_AHEAD = 16
 LEAST_BYTES = 16  # of an allocation: the driver has none of zero
+# of page-locked memory that former runs had and the next ones may take: more than any run needs
+# but for logits of whole prompts
+MOST_SPARE_BYTES = 2**26
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,50 @@ class Shape:
     static_bytes: int = 0  # of a block, on top; the code says so
 
 
+class Spares:
+    """Memory of former runs, in powers of two, for the next ones: a driver takes 0.1 to 1 ms for
+    each piece of page-locked memory, and a request has half a dozen.
+    """
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+        self._sizes: dict[int, int] = {}  # by address, also of those in use
+        self._free: dict[int, list[int]] = {}  # by size
+
+    @staticmethod
+    def rounded(size: int) -> int:
+        return 1 << max(LEAST_BYTES, size - 1).bit_length()
+
+    def take(self, size: int) -> int | None:
+        """One of `rounded(size)` bytes, if there is one."""
+        found = self._free.get(self.rounded(size))
+        if not found:
+            return None
+        self.held_bytes -= self.rounded(size)
+        return found.pop()
+
+    def made(self, at: int, size: int) -> None:
+        """A new one, of `rounded(size)` bytes."""
+        self._sizes[at] = self.rounded(size)
+
+    def give(self, at: int) -> None:
+        size = self._sizes[at]
+        self.held_bytes += size
+        self._free.setdefault(size, []).append(at)
+
+    def drop(self) -> int | None:
+        """The largest one, which the caller returns to the driver; None: there is none."""
+        size = max((size for size, found in self._free.items() if found), default=None)
+        if size is None:
+            return None
+        self.held_bytes -= size
+        at = self._free[size].pop()
+        del self._sizes[at]
+        return at
+
+
 class Gpu:
-    """Memory is the session's, or the present run's and gone with the next.
+    """Memory is the session's, or the present run's and the next one's to take.
 
     `usable` ends with `close` and with the first failure of the kernel: every later call would fail
     alike and hide that one.
@@ -50,6 +95,7 @@ class Gpu:
         # host memory that the device sees: of the session, of the present run
         self._pinned: dict[int, list[int]] = {0: [], 1: []}
         self._scratch: list[int] = []  # device memory of the present run
+        self._spare_pinned, self._spare_scratch = Spares(), Spares()
         self._allocated: list[int] = []
         self._cuda_streams: list[Any] = []
         self._modules: list[Any] = []
@@ -168,7 +214,7 @@ class Gpu:
             return
         self.use()
         self.usable = False
-        self.forget_run()
+        self.forget_run(most=0)
         for at in self._allocated:
             self._call("cuMemFree", at)
         self._allocated = []
@@ -208,8 +254,13 @@ class Gpu:
 
     def lent(self, array: NDArray[Any]) -> int:
         """The same, of the present run."""
-        self._scratch.append(self.copied(array))
-        return self._scratch[-1]
+        at = self._spare_scratch.take(array.nbytes)
+        if at is None:
+            at = self.allocate(Spares.rounded(array.nbytes))
+            self._spare_scratch.made(at, array.nbytes)
+        self._scratch.append(at)
+        self.write(at, array)
+        return at
 
     def repeat(self, at: int, pattern: NDArray[np.uint8], size: int) -> None:
         """Fill `size` bytes with a pattern from the host, doubled on the device until they are
@@ -226,8 +277,18 @@ class Gpu:
         """Page-locked host memory, at the same address on the device: of the session (0) or of the
         present run (1).
         """
-        flags = self._names.CU_MEMHOSTALLOC_DEVICEMAP | self._names.CU_MEMHOSTALLOC_PORTABLE
-        made = int(self._call("cuMemHostAlloc", max(LEAST_BYTES, size), flags))
+        made = self._spare_pinned.take(size) if run else None
+        if made is None:
+            made = self._pinned_new(Spares.rounded(size) if run else max(LEAST_BYTES, size), run)
+            if run:
+                self._spare_pinned.made(made, size)
+        else:
+            self._pinned[run].append(made)
+        ctypes.memset(made, 0, max(LEAST_BYTES, size))
+        return made
+
+    def _pinned_new(self, size: int, run: int) -> int:
+        made = self._host_alloc(size)
         self._pinned[run].append(made)
         seen = int(self._call("cuMemHostGetDevicePointer", made, 0))
         if seen != made:
@@ -235,8 +296,11 @@ class Gpu:
                 f"page-locked memory lies at {made:#x} on the host and {seen:#x} on the device: "
                 "unified addressing is needed"
             )
-        ctypes.memset(made, 0, max(LEAST_BYTES, size))
         return made
+
+    def _host_alloc(self, size: int) -> int:
+        flags = self._names.CU_MEMHOSTALLOC_DEVICEMAP | self._names.CU_MEMHOSTALLOC_PORTABLE
+        return int(self._call("cuMemHostAlloc", size, flags))
 
     def zeros(self, shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """A page-locked array of the present run."""
@@ -244,14 +308,14 @@ class Gpu:
         region = (ctypes.c_uint8 * max(1, size)).from_address(self.pin(size, run=1))
         return np.ctypeslib.as_array(region)[:size].view(dtype).reshape(shape)
 
-    def forget_run(self) -> None:
-        """Give the last run's memory back."""
-        while self._pinned[1]:  # one whose return fails is not given back twice
-            self._call("cuMemFreeHost", self._pinned[1][-1])
-            self._pinned[1].pop()
+    def forget_run(self, most: int = MOST_SPARE_BYTES) -> None:
+        """The last run's memory is the next one's to take, and the driver's beyond `most` bytes."""
+        while self._pinned[1]:
+            self._spare_pinned.give(self._pinned[1].pop())
         while self._scratch:
-            self._call("cuMemFree", self._scratch[-1])
-            self._allocated.remove(self._scratch.pop())
+            self._spare_scratch.give(self._scratch.pop())
+        while self._spare_pinned.held_bytes > most and (at := self._spare_pinned.drop()):
+            self._call("cuMemFreeHost", at)
 
     # ---- launches --------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ NAMES: MappingProxyType[str, str | None] = MappingProxyType(
         "cuMemAlloc": "hipMalloc",
         "cuMemFree": "hipFree",
         "cuMemFreeHost": "hipHostFree",
+        "cuMemHostGetDevicePointer": "hipHostGetDevicePointer",
         "cuCtxSetCurrent": "hipSetDevice",
         "cuCtxSynchronize": "hipDeviceSynchronize",
         "cuOccupancyMaxActiveBlocksPerMultiprocessor": (

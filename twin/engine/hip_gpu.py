@@ -102,22 +102,13 @@ class HipGpu(Gpu):
         """
         return self.fine_grained(size) if self._peers else self.allocate(size)
 
-    def pin(self, size: int, *, run: int) -> int:
+    def _host_alloc(self, size: int) -> int:
         """Page-locked host memory that no cache of the GPU keeps."""
         names = self._names
         flags = (
             names.hipHostMallocMapped | names.hipHostMallocPortable | names.hipHostMallocCoherent
         )
-        made = int(self._call("hipHostMalloc", max(LEAST_BYTES, size), flags))
-        self._pinned[run].append(made)
-        seen = int(self._call("hipHostGetDevicePointer", made, 0))
-        if seen != made:
-            raise EngineError(
-                f"page-locked memory lies at {made:#x} on the host and {seen:#x} on the device: "
-                "unified addressing is needed"
-            )
-        ctypes.memset(made, 0, max(LEAST_BYTES, size))
-        return made
+        return int(self._call("hipHostMalloc", size, flags))
 
     def dies(self) -> NDArray[np.int32]:
         """[blocks] the die (XCD) on which the last run's kernel said that each block ran."""

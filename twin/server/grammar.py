@@ -42,7 +42,9 @@ _OTHERS = frozenset(
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 Marks = Callable[[str], str]  # a mark as a grammar has it
 Before = Callable[[str, bool], str]  # what stands before an argument: its name, is it a text
-_OUTCOMES = np.array([-np.inf, 0], np.float32)  # of a token that may not come, that may
+# [bytes of a mask, tokens]: what is added to the logit of a token that may not come, that may.
+# Looking bytes up takes 46 us for 152,000 tokens, bits 470 us.
+_OUTCOMES = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, 0, -np.inf).astype(np.float32)
 
 
 class JsonSchema(msgspec.Struct, kw_only=True):
@@ -77,8 +79,11 @@ class Allowed:
             row[list(self.ends)] = 0
             return
         mask = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
-        bits = np.unpackbits(mask, bitorder="little", count=len(row))
-        np.take(_OUTCOMES, bits, out=row)
+        whole = len(row) // 8
+        # by "clip" numpy writes into the row itself
+        np.take(_OUTCOMES, mask[:whole], 0, out=row[: 8 * whole].reshape(-1, 8), mode="clip")
+        if rest := len(row) % 8:
+            row[-rest:] = _OUTCOMES[mask[whole], :rest]
 
 
 class Grammars:
