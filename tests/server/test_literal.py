@@ -13,6 +13,7 @@ from tests.engine.gguf_cases import CONFIGS, write_case
 from tests.server.serving import Running, running
 from tests.server.test_api import refusal
 from twin.engine.literal import SIGNS, Marked, Spellings
+from twin.engine.resumed import FEWEST, Resumed
 from twin.engine.tokenizer import Tokenizer
 
 FIRST, END = 259, 260  # the template's own tokens
@@ -80,13 +81,30 @@ def test_a_text_with_every_sign_is_refused(live: Running) -> None:
         assert refusal(http, "/tokenize", body)["param"] == "messages"
 
 
-@given(st.lists(st.sampled_from(["<s>", "</s>", "<|im_end|>", " ", "a", "\n", "é", "<think>"])))
-def test_a_template_s_text_has_the_tokens_that_it_always_has(parts: list[str]) -> None:
-    text = "".join(parts)
+TEXTS = st.lists(
+    st.sampled_from(["<s>", "</s>", "<|im_end|>", " ", "a", "\n", "é", "<think>"])
+).map("".join)
+
+
+@given(TEXTS)
+def test_a_template_s_text_has_the_tokens_that_it_always_has(text: str) -> None:
     assert SPELLINGS.encode(Marked(text, "\ue000")) == SPELLINGS.tokenizer.encode_plain(text)
 
 
-def _sentencepiece() -> Tokenizer:
+@pytest.mark.parametrize("eats", [False, True], ids=["cut", "whole"])
+@given(st.lists(st.tuples(TEXTS, st.integers(0, 9)), max_size=5))
+def test_a_text_that_goes_on_has_the_tokens_of_one_that_does_not(
+    eats: bool, turns: list[tuple[str, int]]
+) -> None:
+    words = _sentencepiece(eats=eats)
+    resumed, text = Resumed(words), "a<s>" * FEWEST
+    for more, kept in turns:
+        text = text[: len(text) - kept] + more
+        assert resumed.encode(text) == words.encode_plain(text)
+    assert (resumed._last is None) == (eats or not turns)
+
+
+def _sentencepiece(*, eats: bool = True) -> Tokenizer:
     """Puts a space before a text and keeps its special tokens among its words."""
     import tokenizers
     from tokenizers import normalizers
@@ -103,8 +121,8 @@ def _sentencepiece() -> Tokenizer:
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    backend.add_tokens([tokenizers.AddedToken("<think>", special=False)])
-    backend.add_special_tokens([tokenizers.AddedToken("<|im_end|>", rstrip=True)])
+    backend.add_tokens([tokenizers.AddedToken("<think>", special=False, normalized=False)])
+    backend.add_special_tokens([tokenizers.AddedToken("<|im_end|>", rstrip=eats)])
     return Tokenizer(backend, None, frozenset())
 
 

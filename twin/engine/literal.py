@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import tokenizers
 
+from twin.engine.resumed import Resumed
 from twin.engine.tokenizer import Tokenizer
 from twin.errors import ConfigError
 
@@ -53,6 +54,10 @@ class Spellings:
 
     tokenizer: Tokenizer
     _secret: str = field(default_factory=lambda: secrets.token_hex(8))
+    _plain: Resumed = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_plain", Resumed(self.tokenizer))
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -84,7 +89,7 @@ class Spellings:
     def encode(self, text: Marked) -> list[int]:
         """As `Tokenizer.encode_plain`, but for the spellings. Raises ConfigError."""
         if not text.sign:
-            return self.tokenizer.encode_plain(text.marked)
+            return self._plain.encode(text.marked)
         special = self.tokenizer.special
         named, count = self._pattern.subn(lambda f: self._alias(special[f[0]]), text.marked)
         written = unsigned(named, text.sign)

@@ -13,6 +13,7 @@ from twin.models.formats import DECODED, INT4
 
 # Of a weight's error, relative to the largest weight of its block.
 HALF_STEP = {"int8": 0.5 / 127, "fp8": 16 / 448, "fp8-128x128": 16 / 448}
+HALF_STEP["int8-g32-fp16"] = 0.5 / 127 + 2**-11
 HALF_STEP |= {"mxfp4": 1 / 5, "nvfp4": 1 / 5.5}  # of the step from 4 to 6, where 5 is the largest
 # and a scale in 16 bits is off by 2^-9 itself
 HALF_STEP |= {
