@@ -26,7 +26,7 @@ REPO = "someone/tiny"
 class Hub:
     files: dict[str, bytes]
     broken: set[str] = field(default_factory=set)  # whose next answer ends halfway
-    asked: list[str] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
     port: int = 0
 
 
@@ -78,7 +78,7 @@ def hub(checkpoint: Path) -> Iterator[Hub]:
             if not body:
                 return self._send(b"", 200, about, len(content))
             begin = int(self.headers.get("Range", "bytes=0-").split("=")[1].split("-")[0])
-            made.asked.append(f"{name} from {begin}")
+            made.sent.append(f"{name} from {begin}")
             status = 206 if begin else 200
             if begin:
                 about["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
@@ -139,23 +139,23 @@ def test_what_a_broken_download_left_is_not_fetched_again(hub: Hub, tmp_path: Pa
         assert "run it again" in first.stderr
         first = ran(hub, tmp_path, *words)
     assert first.returncode == 0, first.stderr
-    assert hub.asked.count("model.safetensors from 0") == 2
-    assert all(hub.asked.count(one) == 1 for one in hub.asked if "model.safe" not in one)
-    fetched = {one.partition(" ")[0] for one in hub.asked}
+    assert hub.sent.count("model.safetensors from 0") == 2
+    assert all(hub.sent.count(one) == 1 for one in hub.sent if "model.safe" not in one)
+    fetched = {one.partition(" ")[0] for one in hub.sent}
     assert fetched == {name for name in hub.files if name.endswith((".json", ".safetensors"))} - {
         "original/consolidated.safetensors"
     }
-    before = len(hub.asked)
+    before = len(hub.sent)
     again = ran(hub, tmp_path, *words)
     assert again.stdout == first.stdout
-    assert len(hub.asked) == before, "nothing is fetched twice"
+    assert len(hub.sent) == before, "nothing is fetched twice"
 
 
 @pytest.mark.slow
 def test_a_prediction_fetches_a_description_alone(hub: Hub, tmp_path: Path) -> None:
     made = ran(hub, tmp_path, "simulate", f"hf:{REPO}", "1xh200", "--blocks", "1")
     assert made.returncode == 0, made.stderr
-    assert not [one for one in hub.asked if "safetensors" in one and "index" not in one]
+    assert not [one for one in hub.sent if "safetensors" in one and "index" not in one]
 
 
 @pytest.mark.slow

@@ -87,8 +87,8 @@ def test_log_probabilities_are_those_of_the_chat(
         found = events[-1].response
     (part,) = found.output[0].content
     messages = [{"role": "user", "content": "hello"}]
-    asked = {"messages": messages, "temperature": 0, "max_tokens": 12, "logprobs": True}
-    chat = http.post("/v1/chat/completions", json=asked | {"top_logprobs": 2}).json()
+    chat_body = {"messages": messages, "temperature": 0, "max_tokens": 12, "logprobs": True}
+    chat = http.post("/v1/chat/completions", json=chat_body | {"top_logprobs": 2}).json()
     wanted = chat["choices"][0]["logprobs"]["content"]
     assert [one.model_dump() for one in part.logprobs] == wanted[: len(part.logprobs)]
     spelt = b"".join(bytes(one.bytes) for one in part.logprobs)
