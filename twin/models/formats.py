@@ -186,8 +186,8 @@ DECODED = {
         Format("fp8-128x128", 8, (1, 128), 4, coded=True),
         *(replace(form, coded=True) for form in INT4),
         replace(MXFP4, coded=True),
-        replace(INT8_G32, coded=True),
         replace(NVFP4, matrix_bytes=0, row_bytes=4, coded=True),
+        replace(INT8_G32, coded=True),
         *(replace(form, coded=True, interleaved=BLOCK_ROWS) for form in (*GGUF_32, MIXED_32)),
         *(replace(form, coded=True, interleaved=BLOCK_ROWS) for form in (*GGUF_256, MIXED_256)),
     )
