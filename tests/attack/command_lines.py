@@ -29,7 +29,7 @@ from twin.engine.weights import random_weights
 from twin.files import TEMPORARY
 
 NAME = "command lines"
-FIRST = 45  # two are accepted
+FIRST = 52  # two are accepted
 ENGINE = ("run", "bench")  # these compile an engine: the few lines that reach it cost a second
 # minutes of measuring, or until somebody ends them: only lines that are surely refused
 SLOW = ("demo", "calibrate", "validate", "chat", "serve", "explore", "fit-for")

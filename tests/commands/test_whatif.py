@@ -10,7 +10,7 @@ import pytest
 from tests.command_line import Twin
 from tests.refusals import refused_command
 
-EXPERTS = ("gpt-oss-20b", "1xh200", "--blocks", 4)
+EXPERTS = ("gpt-oss-20b", "2xh200", "--expert-ranks", 2, "--blocks", 4)
 DENSE = ("llama-3.2-1b", "1xh200", "--blocks", 8)
 
 
