@@ -4,7 +4,7 @@ A template's marks of turns are special tokens. Whoever may write one within a m
 the message and begin another of the system. llama.cpp's engine of templates tracks which text is
 input for this purpose (its issues 18462 and 28249; its server does not use it yet); transformers
 and vLLM read such spellings as the tokens. Here the client's spellings are broken by a sign
-before the template runs, so that the template's own ones can be told from them behind it. They
+before the template runs, so that the template's own ones can be distinguished behind it. They
 become tokens under names that nobody can guess, in one pass over the whole text, and the signs go.
 
 Only tokens that a tokenizer calls special are concerned, as llama.cpp's `parse_special` has it.
