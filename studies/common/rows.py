@@ -10,7 +10,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from twin import files
+from twin.bench.choices import Agreement
 from twin.bench.measure import check_logits, reference_logits
 from twin.engine.choose import compile_all, open_engine, open_random
 from twin.engine.generation import Generation
@@ -138,19 +139,22 @@ def _prepared(checked: int, plan: Plan) -> Prepared:
 def logit_difference(device: Device, small: Prepared) -> float:
     """The largest from the reference, relative. Raises EngineError beyond the tolerance."""
     with open_engine(device, small.plan, small.weights) as engine:
-        return _difference(engine, small)
+        return _agreement(engine, small).difference
 
 
 def checked(device: Device, small: Prepared) -> dict[str, Any]:
     """The largest difference from the reference, relative; whether EQUAL_RUNS runs are equal bit by
-    bit.
+    bit; the choices of experts that rounding decided, if any.
     """
     with open_engine(device, small.plan, small.weights) as engine:
-        difference = _difference(engine, small)
-        return {"logit_difference": difference, "bitwise_equal": _equal(engine, small.tokens)}
+        found = _agreement(engine, small)
+        row = {"logit_difference": found.difference, "bitwise_equal": _equal(engine, small.tokens)}
+    if found.followed:
+        row |= {"unfollowed": found.unfollowed, "choices": [asdict(one) for one in found.followed]}
+    return row
 
 
-def _difference(engine: Session, small: Prepared) -> float:
+def _agreement(engine: Session, small: Prepared) -> Agreement:
     return check_logits(engine, small.plan, small.weights, small.tokens, small.logits)
 
 

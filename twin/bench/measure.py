@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.bench import fidelity, peers
+from twin.bench.choices import Agreement, agreement
 from twin.bench.fidelity import Judged, Logits
 from twin.bench.lanes import LaneModel, lane_delay
 from twin.bench.peers import Decoder
@@ -174,9 +175,10 @@ class Bench:
         self._show(f"comparing {self.settings.check} positions with the NumPy reference")
         tokens = self._prompts[0][: self.settings.check]
         self._measured.fidelity["numpy_positions"] = len(tokens)
-        self._measured.fidelity["numpy_logit_difference"] = check_logits(
-            self._engine, self.plans.resident, self.source.weights, tokens
-        )
+        found = check_logits(self._engine, self.plans.resident, self.source.weights, tokens)
+        self._measured.fidelity["numpy_logit_difference"] = found.difference
+        if found.followed:
+            self._measured.fidelity["numpy_choices_followed"] = len(found.followed)
 
     def _check_determinism(self) -> None:
         """Tokens and logits of several long runs, bit by bit."""
@@ -486,16 +488,22 @@ def check_logits(
     weights: Weights,
     tokens: Sequence[int],
     expected: NDArray[Any] | None = None,
-) -> float:
-    """Largest difference of the engine's logits from the NumPy reference's, relative; `expected`:
-    these, where they are known. Raises EngineError beyond LOGIT_TOLERANCE.
+) -> Agreement:
+    """The engine's logits next to the NumPy reference's; `expected`: these, where they are known.
+    Raises EngineError beyond LOGIT_TOLERANCE, which holds with the choices of experts that rounding
+    decided (twin/bench/choices.py).
     """
     if expected is None:
         expected = reference_logits(plan, weights, tokens)
-    difference = float(np.max(np.abs(engine.logits(tokens) - expected)) / np.max(np.abs(expected)))
-    if not difference <= LOGIT_TOLERANCE:
+    found = engine.logits(tokens)
+    difference = float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
+    made = Agreement(difference, difference)
+    if difference > LOGIT_TOLERANCE and plan.kernel_experts:
+        half = LOGIT_TOLERANCE / 2
+        made = agreement(plan, weights, tokens, found, expected, beyond=half)
+    if not made.difference <= LOGIT_TOLERANCE:
         raise EngineError(
-            f"logits differ from the reference by {difference:.2g} of the largest, allowed are "
-            f"{LOGIT_TOLERANCE:g}; report this plan"
+            f"logits differ from the reference by {made.difference:.2g} of the largest, allowed "
+            f"are {LOGIT_TOLERANCE:g}; report this plan"
         )
-    return difference
+    return made

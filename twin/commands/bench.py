@@ -215,7 +215,7 @@ def next_to_reference(args: argparse.Namespace, node: Node) -> int:
     try:
         with open_engine(node.device, plan, source.weights) as engine:
             show(f"comparing {args.check} positions with the reference")
-            difference = check_logits(engine, plan, source.weights, prompt[: args.check])
+            found = check_logits(engine, plan, source.weights, prompt[: args.check])
             samples = time_host(engine, prompt, args.tokens, args.repeats, show)
         show("predicting")
         predicted = simulate(plan, node)
@@ -231,7 +231,7 @@ def next_to_reference(args: argparse.Namespace, node: Node) -> int:
         "stream_fraction": predicted.floor_s * median,
         "predicted_tokens_per_s": predicted.tokens_per_s,
         "prediction_error": predicted.tokens_per_s / median - 1,
-        "logit_difference": difference,
+        "logit_difference": found.difference,
         "blocks_per_gpu": plan.options.blocks,
         "gpus": plan.options.gpus,
     }

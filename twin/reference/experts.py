@@ -49,7 +49,9 @@ class Experts:
         bias = None
         if kind.choice_bias:
             bias = self.weights[f"layers.{stage.layer}.choice_bias"].astype(self.dtype)
-        made = [chosen(kind, seen.reshape(-1)[: kind.experts], bias) for seen in logits]
+        made = [
+            self._choice(kind, stage, seen.reshape(-1)[: kind.experts], bias) for seen in logits
+        ]
         if kind.parallel:
             scales = self.weights[f"layers.{stage.layer}.expert_scales"].astype(self.dtype)
             made = [Choice(one.experts, one.weights * scales[list(one.experts)]) for one in made]
@@ -60,6 +62,10 @@ class Experts:
             Choice((*one.experts, *shared), np.append(one.weights, gate.repeat(self.always)))
             for one, gate in zip(made, self.shared_gates(logits), strict=True)
         )
+
+    def _choice(self, kind: ExpertFeed, stage: Stage, logits: Array, bias: Array | None) -> Choice:
+        """Of a layer, from [experts] logits."""
+        return chosen(kind, logits, bias)
 
     def shared_gates(self, logits: Array) -> Array:
         """[n, 1] the sigmoid of the logit behind those of the experts; ones where nothing gates
@@ -140,18 +146,33 @@ def chosen(kind: ExpertFeed, logits: Array, bias: Array | None = None) -> Choice
     """The top_k best of [experts] logits; of equal ones the lower number. A NaN comes first, and
     all weigh NaN. `bias`: the best by their scores and this, where the model says so.
     """
-    if kind.scoring is Scoring.SIGMOID:
-        scores = 1 / (1 + np.exp(-logits))
-    else:
-        scores = np.exp(logits - logits.max())
-        scores = scores / scores.sum()
-    by = logits if bias is None else scores + bias
+    by = chosen_by(kind, logits, bias)
     order = np.argsort(-np.where(np.isnan(by), np.inf, by), kind="stable")[: kind.top_k]
-    weights = scores[order]
+    return weighed(kind, logits, order)
+
+
+def chosen_by(kind: ExpertFeed, logits: Array, bias: Array | None = None) -> Array:
+    """[experts] whose largest are chosen."""
+    return logits if bias is None else _scores(kind, logits) + bias
+
+
+def weighed(kind: ExpertFeed, logits: Array, order: Array) -> Choice:
+    """The experts `order` with their weights."""
+    weights = _scores(kind, logits)[order]
     if kind.renormalise:
         weights = weights / weights.sum()
     scaled: Array = (weights * kind.scaling).astype(logits.dtype)
     return Choice(tuple(int(expert) for expert in order), scaled)
+
+
+def _scores(kind: ExpertFeed, logits: Array) -> Array:
+    """[experts]"""
+    if kind.scoring is Scoring.SIGMOID:
+        sigmoids: Array = 1 / (1 + np.exp(-logits))
+        return sigmoids
+    scores = np.exp(logits - logits.max())
+    shares: Array = scores / scores.sum()
+    return shares
 
 
 def gated(kind: ExpertFeed, activation: Activation, gate: Array, up: Array) -> Array:

@@ -102,6 +102,16 @@ class Memory:
         self.data[value.buffer][rank, value.copy, :, elements] = np.nan
         self.stamps[value.buffer][rank, value.copy, :, elements] = 0
 
+    def copied(self) -> list[tuple[Array, Array]]:
+        """Of every buffer, its elements and their stamps."""
+        return [(a.copy(), b.copy()) for a, b in zip(self.data, self.stamps, strict=True)]
+
+    def restore(self, copied: list[tuple[Array, Array]]) -> None:
+        """Hold again what `copied` gave."""
+        for own, kept in zip(zip(self.data, self.stamps, strict=True), copied, strict=True):
+            for held, one in zip(own, kept, strict=True):
+                held[...] = one
+
     def _stamp(self, value: Value, step: int) -> int:
         return step * len(self.plan.values) + value.id + 1
 

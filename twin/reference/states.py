@@ -28,6 +28,14 @@ class States:
         self._histories: dict[tuple[int, int, int], Array] = {}
         self._vectors: dict[tuple[int, int], dict[str, Array]] = {}
 
+    def copied(self) -> tuple[dict[Any, Array], dict[Any, Array]]:
+        """All states and histories; a step puts new ones in their places."""
+        return dict(self._states), dict(self._histories)
+
+    def restore(self, copied: tuple[dict[Any, Array], dict[Any, Array]]) -> None:
+        """Hold again what `copied` gave."""
+        self._states, self._histories = (dict(held) for held in copied)
+
     def run(self, stage: Stage, rank: int, position: int, inputs: list[Array]) -> Array:
         """[1, words of all items] that the stage publishes: each block's items from its own view
         of the projections, and of what steers the states.

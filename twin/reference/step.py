@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice, repeat
 from types import EllipsisType
@@ -38,6 +39,15 @@ KV_TYPES: dict[DType, Any] = {
     DType.FP32: np.float32,
     DType.FP8: ml_dtypes.float8_e4m3fn,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a sequence stands: its position, what its exchange memory and its states hold."""
+
+    position: int
+    memory: list[tuple[Array, Array]]
+    states: tuple[dict[Any, Array], dict[Any, Array]]
 
 
 class Reference:
@@ -132,6 +142,17 @@ class Reference:
         self.memory = Memory(self.plan, self.dtype)
         self.states = States(self.plan, self.weights, self.dtype)
         self.position = 0
+
+    def mark(self) -> Mark:
+        """Where the sequence stands: `back_to` it undoes the steps made since. Cached keys and
+        values are written again by the step that follows.
+        """
+        return Mark(self.position, self.memory.copied(), self.states.copied())
+
+    def back_to(self, mark: Mark) -> None:
+        self.position = mark.position
+        self.memory.restore(mark.memory)
+        self.states.restore(mark.states)
 
     def generate(
         self,
@@ -466,11 +487,12 @@ class Reference:
         """q (which 0) or k (1), [..., head_dim], normed if the model norms each head, and rotated
         to the current position.
         """
-        scales = self._qk_norms(stage)
-        if scales is not None and not self.spec.whole_qk_norm:
+        scales, last = self._qk_norms(stage), self.spec.variant.norms_turned
+        if scales is not None and not self.spec.whole_qk_norm and not last:
             x = rms_norm(x, scales[which], self.spec.norm_eps)
         cos, sin = self.turns[self.spec.rotation(stage.layer)]
-        return rotate(x, cos[self.position], sin[self.position], self.spec.rope.style)
+        turned = rotate(x, cos[self.position], sin[self.position], self.spec.rope.style)
+        return rms_norm(turned, scales[which], self.spec.norm_eps) if scales and last else turned
 
     def _qk_norms(self, stage: Stage) -> tuple[Array, Array] | None:
         scales: tuple[Array, Array] | None = self._vector(
