@@ -152,6 +152,12 @@ struct Pairs {
       y[k].at[0] = (across * cosine + along * sine) * scale;
     }
   }
+  // Turned first, then normed, which a turn leaves as long as it was.
+  __device__ __forceinline__ void rotate_and_norm(Block& b, const Pairs& turn, const Pairs& weight,
+                                                  float scale) {
+    rotate(turn, scale * factor(b));
+    weigh(weight, 1.0f);
+  }
   __device__ __forceinline__ void multiply(float by) {
     TWIN_UNROLL
     for (int k = 0; k < PAIRS; ++k) x[k].at[0] *= by, y[k].at[0] *= by;
@@ -297,12 +303,18 @@ __device__ __forceinline__ bool prepare_heads(Block& b, int index, const Stage& 
     b.core.warp_sync();
     if constexpr (Family::QK_NORMED_TOGETHER) {
       if (normed) head.weigh(weight, query ? by.query : by.key);
-    } else {
+    } else if constexpr (!Family::NORMS_TURNED) {
       if (normed) head.norm(b, weight);
     }
     if constexpr (Family::VALUES_NORMED)
       if (value) head.norm_alone(b);
-    if constexpr (CACHE_SCALED) {
+    if constexpr (Family::NORMS_TURNED) {
+      float turned = query ? scale : 1.0f;
+      if constexpr (CACHE_SCALED) turned = query ? scale * scales.of_key : scales.to_key;
+      if (!value) head.rotate_and_norm(b, turn, weight, turned);
+      if constexpr (CACHE_SCALED)
+        if (value) head.multiply(scales.to_value);
+    } else if constexpr (CACHE_SCALED) {
       if (value) head.multiply(scales.to_value);
       else head.rotate(turn, query ? scale * scales.of_key : scales.to_key);
     } else {

@@ -160,12 +160,18 @@ __device__ __forceinline__ void prepare_tasks(Block& b, const Stage& stage, cons
         const float* const from = published + long(row) * width + (query ? 0 : query_floats);
         weigh_head(b, at, b.memory.constants + norm + one * HEAD_DIM,
                    factor_together(b, from, query ? query_floats : key_floats));
-      } else if (norm >= 0) {
+      } else if (norm >= 0 && !Family::NORMS_TURNED) {
         norm_head(b, at, b.memory.constants + norm);
       }
       float turned = query ? scale : 1.0f;
       if constexpr (CACHE_SCALED) turned *= query ? scales.of_key : scales.to_key;
-      rotate_head(b, at, chip.turns + token * HEAD_DIM, turned);
+      if constexpr (Family::NORMS_TURNED) {
+        rotate_head(b, at, chip.turns + token * HEAD_DIM, 1.0f);
+        norm_head(b, at, b.memory.constants + norm);
+        multiply_head(b, at, turned);
+      } else {
+        rotate_head(b, at, chip.turns + token * HEAD_DIM, turned);
+      }
     }
     if constexpr (CACHE_SCALED)
       if (!key && !query) multiply_head(b, at, scales.to_value);
@@ -400,10 +406,14 @@ __device__ __forceinline__ void prepare_chunk(Block& b, const Stage& stage, cons
           Pairs weight;
           weight.load(b, b.memory.constants + own);
           head[i].weigh(weight, query ? by_query : by_key);
-        } else if (stage.q_norm >= 0) {
+        } else if (stage.q_norm >= 0 && !Family::NORMS_TURNED) {
           head[i].norm(b, Pairs::either(h < queries, query_norm, key_norm));
         }
-        head[i].rotate(turn, 1.0f);
+        if constexpr (Family::NORMS_TURNED) {
+          head[i].rotate_and_norm(b, turn, Pairs::either(h < queries, query_norm, key_norm), 1.0f);
+        } else {
+          head[i].rotate(turn, 1.0f);
+        }
       }
       const int of = h < queries ? 0 : (h - queries) % b.plan.kv_heads;
       u8* const cache =

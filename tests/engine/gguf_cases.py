@@ -16,7 +16,7 @@ from twin.models.load import from_config, tensors
 from twin.plan.shards import Array
 
 HEADS = {"llama": "llama", "llama-tied": "llama", "internlm3": "llama", "gemma3_text": "gemma3"}
-_NOT_READ = ("olmo3", "seed-oss", "exaone4", "ernie4-5")  # files of these architectures
+_NOT_READ = ("olmo3", "seed-oss", "exaone4", "ernie4-5", "hunyuan")  # files of these architectures
 PERMUTED = ("llama", "granite", "smollm3")
 
 

@@ -21,7 +21,7 @@ from twin.plan.shards import rope_table, rope_tables, turning
 
 FAMILIES = [
     *("phi3", "granite", "smollm3", "internlm3", "olmo2", "gemma", "gemma2", "gemma3_text"),
-    *("seed_oss", "exaone4", "ernie4_5"),
+    *("seed_oss", "exaone4", "ernie4_5", "hunyuan_v1_dense"),
 ]
 GELU = {"hidden_act": "gelu_pytorch_tanh"}
 
@@ -156,7 +156,16 @@ def test_what_each_family_does_otherwise_than_llama() -> None:
         "seed_oss": LLAMA,
         "ernie4_5": LLAMA,
         "exaone4": Variant(norms=Norms.AFTER),
+        "hunyuan_v1_dense": Variant(norms_turned=True),
     }
+
+
+def test_an_alpha_of_hunyuan_stretches_the_base_of_all_rotations() -> None:
+    scaling = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+    turned = of("hunyuan_v1_dense", rope_scaling=scaling, head_dim=128).rope
+    assert turned == Rope(10000.0 * 1000.0 ** (128 / 126))
+    with pytest.raises(ConfigError, match=r"rope_scaling: type is 'linear'; allowed: dynamic"):
+        of("hunyuan_v1_dense", rope_scaling={**scaling, "type": "linear"})
 
 
 def test_windows_of_exaone_4_are_where_positions_are() -> None:

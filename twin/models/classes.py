@@ -28,6 +28,8 @@ CLASSES: dict[str, tuple[str, ...]] = {  # by model_type
     "exaone4": ("Exaone4ForCausalLM",),
     "ernie4_5": ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
     "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM",),
+    "hunyuan_v1_dense": ("HunYuanDenseV1ForCausalLM",),
+    "hunyuan_v1_moe": ("HunYuanMoEV1ForCausalLM",),
     "lfm2": ("Lfm2ForCausalLM",),
     "lfm2_moe": ("Lfm2MoeForCausalLM",),
     "gemma": ("GemmaForCausalLM",),

@@ -96,6 +96,8 @@ _FAMILIES = {  # by model_type
     "exaone4": _Family("exaone4"),
     "ernie4_5": _Family("ernie4_5"),
     "ernie4_5_moe": _Family("ernie4_5_moe", no_part="NO_PART"),
+    "hunyuan_v1_dense": _Family("hunyuan"),
+    "hunyuan_v1_moe": _Family("hunyuan", "with_experts"),
     "lfm2": _Family("lfm2"),
     "lfm2_moe": _Family("lfm2"),
     "gemma": _Family("gemma"),

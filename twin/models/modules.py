@@ -80,6 +80,11 @@ GLM_EXPERTS: Table = {
     **of_experts("mlp.experts", *_GATED),
     **of_shared("mlp.shared_experts", *_GATED),
 }
+HUNYUAN: Table = {
+    **DENSE,
+    **of_experts("mlp.experts", *_GATED),
+    **of_shared("mlp.shared_mlp", *_GATED),
+}
 # its dense MLP stands next to the experts, as shared ones do
 GEMMA4: Table = {
     **DENSE,

@@ -56,6 +56,7 @@ class Variant:
     activation: Activation = Activation.SILU
     norms: Norms = Norms.BEFORE
     whole_qk_norm: bool = False  # q and k are normed over all heads together, not head by head
+    norms_turned: bool = False  # each head of q and k is normed after its rotation
     embedding: float = 1.0  # factor of a token's embedding
     residual: float = 1.0  # factor of what a module adds to the residual
     layer_scalar: bool = False  # a learned factor of the whole residual at the end of each layer
