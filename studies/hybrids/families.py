@@ -1,9 +1,10 @@
-"""Small models of today's families: on this computer's GPU each makes a long sequence, five equal
-runs and a judged sequence; then these are judged next to transformers in FP32 and in 16 bits, and
-its first logits next to the reference, with the choices of experts that rounding decided.
+"""Small models of today's families. On this computer's GPU, or its cores, each makes a long
+sequence, five equal runs and a judged sequence. This one is then compared with transformers in FP32
+and in 16 bits, the first logits with the reference's: that names the choices of experts that
+rounding decided.
 
-    python -m studies.hybrids.families run FOLDER [NAME...]      where a GPU is
-    python -m studies.hybrids.families judge FOLDER              where torch and transformers are
+    python -m studies.hybrids.families run FOLDER NODE TOKENS [NAME...]     1xh200-sxm 50000
+    python -m studies.hybrids.families judge FOLDER    where torch and transformers are
 
 Random weights in BF16, drawn from a seed, so that both sides have the same. `judge` writes
 families.csv and choices.csv, of which page.py makes tables.
@@ -43,11 +44,10 @@ from twin.schedule.options import plan_for
 
 HERE = Path(__file__).resolve().parent
 TABLE, CHOICES = HERE / "families.csv", HERE / "choices.csv"
-NODE, SEED = "1xh200-sxm", 1
+SEED = 1
 PROMPT, JUDGED = 200, 128  # tokens read at once, and greedy ones behind them
-SOAK, EQUAL_TOKENS = 50_000, 500
+EQUAL_TOKENS = 200
 CHECKED = 90  # first tokens, read one a step, whose logits are compared with the reference
-ROOM = PROMPT + SOAK + 8  # positions
 
 SIZES: dict[str, Any] = {
     "vocab_size": 2048,
@@ -176,16 +176,16 @@ FAMILIES: Mapping[str, dict[str, Any]] = {
 }
 
 HEAD = (
-    *("family", "tokens_soaked", "equal_runs", "kl_engine", "kl_transformers", "not_worse"),
+    *("family", "node", "tokens_soaked", "equal_runs", "kl_engine", "kl_transformers", "not_worse"),
     *("decided", "mismatches", "positions", "difference", "unfollowed", "choices"),
 )
 CHOICES_HEAD = ("family", "token", "layer", "instead", "expert", "margin", "before", "after")
 
 
-def plan_of(name: str) -> Plan:
+def plan_of(name: str, node: str, soak: int) -> Plan:
     spec = from_config({"model_type": name, **FAMILIES[name]}, name)
-    node = calibrated_node(NODE)
-    return plan_for(spec, node, context=PROMPT + JUDGED, max_context=ROOM)
+    room = PROMPT + max(soak, JUDGED) + 8
+    return plan_for(spec, calibrated_node(node), context=PROMPT + JUDGED, max_context=room)
 
 
 def weights_of(plan: Plan) -> RandomWeights:
@@ -196,10 +196,10 @@ def weights_of(plan: Plan) -> RandomWeights:
 # ---- on a GPU ------------------------------------------------------------------------------------
 
 
-def run(folder: Path, names: Sequence[str]) -> None:
+def run(folder: Path, node: str, soak: int, names: Sequence[str]) -> None:
     """FOLDER/NAME.npz and what was seen of the runs, FOLDER/runs.json."""
-    device = calibrated_node(NODE).device
-    plans = {name: plan_of(name) for name in names}
+    device = calibrated_node(node).device
+    plans = {name: plan_of(name, node, soak) for name in names}
     refused = compile_all(device, list(plans.values()), lambda said: None)
     seen: dict[str, Any] = {}
     for at, (name, plan) in enumerate(plans.items()):
@@ -208,14 +208,15 @@ def run(folder: Path, names: Sequence[str]) -> None:
             if at in refused:
                 raise TwinError(refused[at])
             with open_engine(device, plan, weights_of(plan)) as engine:
-                seen[name] = _one(engine, plan, folder / f"{name}.npz")
+                made = _one(engine, plan, soak, folder / f"{name}.npz")
+            seen[name] = {"node": node, **made}
         except TwinError as error:
             seen[name] = {"failed": str(error)}
         print(name, seen[name], f"{time.monotonic() - start:.1f} s", flush=True)
         write({folder / "runs.json": json.dumps(seen, indent=1) + "\n"})
 
 
-def _one(engine: Session, plan: Plan, file: Path) -> dict[str, Any]:
+def _one(engine: Session, plan: Plan, soak: int, file: Path) -> dict[str, Any]:
     assert plan.spec is not None
     words = first_tokens(plan.spec.vocab, PROMPT)
     runs = [engine.generate(words, max_tokens=EQUAL_TOKENS).tokens for _ in range(EQUAL_RUNS)]
@@ -223,15 +224,13 @@ def _one(engine: Session, plan: Plan, file: Path) -> dict[str, Any]:
     judged = [*words, *made]
     logits = [engine.logits(judged[PROMPT - 1 : -1], after=words[:-1]) for _ in range(EQUAL_RUNS)]
     equal = len({hashlib.sha256(one.tobytes()).hexdigest() for one in logits}) == 1
-    soaked = engine.generate(words, max_tokens=SOAK)
+    soaked = engine.generate(words, max_tokens=soak)
     np.savez(file, tokens=judged, logits=logits[0], first=engine.logits(words[:CHECKED]))
     return {
         "tokens_soaked": len(soaked.tokens),
         "equal_runs": EQUAL_RUNS if equal and all(one == runs[0] for one in runs) else 0,
         # the long sequence begins as the short ones do
         "soak_begins_alike": soaked.tokens[:EQUAL_TOKENS] == runs[0],
-        "step_us": float(np.median(soaked.step_ns[:EQUAL_TOKENS])) / 1e3,
-        "passes": plan.options.prompt_chunk,
     }
 
 
@@ -244,11 +243,13 @@ def judge(folder: Path) -> None:
     choices: list[tuple[Any, ...]] = []
     for name, seen in json.loads((folder / "runs.json").read_text(encoding="utf-8")).items():
         made = np.load(folder / f"{name}.npz")
-        found, compared = _judged(name, made), _compared(name, made)
+        plan = plan_of(name, seen["node"], seen["tokens_soaked"])
+        found, compared = _judged(name, plan, made), _compared(plan, made)
         print(name, found, compared, flush=True)
         rows.append(
             (
                 name,
+                seen["node"],
                 seen["tokens_soaked"] if seen["soak_begins_alike"] else 0,
                 seen["equal_runs"],
                 found["kl_engine"]["mean"],
@@ -268,25 +269,25 @@ def judge(folder: Path) -> None:
             csv.writer(file, lineterminator="\n").writerows([head, *lines])
 
 
-def _compared(name: str, made: Mapping[str, Any]) -> Agreement:
+def _compared(plan: Plan, made: Mapping[str, Any]) -> Agreement:
     """The first logits with those of the NumPy reference."""
-    plan, words = plan_of(name), [int(token) for token in made["tokens"][:CHECKED]]
+    words = [int(token) for token in made["tokens"][:CHECKED]]
     weights, found = weights_of(plan), made["first"]
     wanted = reference_logits(plan, weights, words)
     return agreement(plan, weights, words, found, wanted, beyond=LOGIT_TOLERANCE / 2)
 
 
-def _judged(name: str, made: Mapping[str, Any]) -> dict[str, Any]:
+def _judged(name: str, plan: Plan, made: Mapping[str, Any]) -> dict[str, Any]:
     tokens = [int(token) for token in made["tokens"]]
     with tempfile.TemporaryDirectory() as folder:
-        _save(Path(folder), name)
+        _save(Path(folder), name, plan)
         exact, half = (_followed(folder, dtype, tokens) for dtype in ("float32", "bfloat16"))
     return fidelity.summary(fidelity.judge(exact, made["logits"], half, tokens[PROMPT:]))
 
 
-def _save(folder: Path, name: str) -> None:
+def _save(folder: Path, name: str, plan: Plan) -> None:
     """A checkpoint that transformers opens."""
-    weights = weights_of(plan_of(name))
+    weights = weights_of(plan)
     arrays = {
         tensor.name: np.asarray(stored(weights.spec, names, weights))
         .astype(NUMPY[DType.BF16])
@@ -312,11 +313,11 @@ def _followed(folder: str, dtype: str, tokens: Sequence[int]) -> Any:
 
 
 def main() -> None:
-    what, folder, *names = sys.argv[1:]
-    if what == "run":
-        run(Path(folder), names or list(FAMILIES))
-    else:
-        judge(Path(folder))
+    what, folder, *more = sys.argv[1:]
+    if what == "judge":
+        return judge(Path(folder))
+    node, soak, *names = more
+    run(Path(folder), node, int(soak), names or list(FAMILIES))
 
 
 if __name__ == "__main__":
