@@ -108,9 +108,9 @@ def _rope(config: Config, head_dim: int) -> Rope:
     part = config.part(key) if key else None
     if part is None or "alpha" not in part:
         return rope(config, theta=_THETA)
-    kind = part.text("rope_type" if "rope_type" in part else "type", "dynamic")
-    if kind != "dynamic":
-        raise part.refuse("type", "dynamic, where there is an alpha")
+    named = "rope_type" if "rope_type" in part else "type"
+    if part.text(named, "default") != "dynamic":
+        raise part.refuse(named, "dynamic, where there is an alpha")
     # next to a fixed alpha transformers reads none of these
     part.unused("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "rope_type", "type")
     alpha = part.real("alpha")
