@@ -179,7 +179,17 @@ HEAD = (
     *("family", "node", "tokens_soaked", "equal_runs", "kl_engine", "kl_transformers", "not_worse"),
     *("decided", "mismatches", "positions", "difference", "unfollowed", "choices"),
 )
-CHOICES_HEAD = ("family", "token", "layer", "instead", "expert", "margin", "before", "after")
+CHOICES_HEAD = (
+    "family",
+    "node",
+    "token",
+    "layer",
+    "instead",
+    "expert",
+    "margin",
+    "before",
+    "after",
+)
 
 
 def plan_of(name: str, node: str, soak: int) -> Plan:
@@ -238,7 +248,7 @@ def _one(engine: Session, plan: Plan, soak: int, file: Path) -> dict[str, Any]:
 
 
 def judge(folder: Path) -> None:
-    """TABLE and CHOICES, of all families that ran."""
+    """TABLE and CHOICES, of all families that ran; rows of other nodes stay."""
     rows: list[tuple[Any, ...]] = []
     choices: list[tuple[Any, ...]] = []
     for name, seen in json.loads((folder / "runs.json").read_text(encoding="utf-8")).items():
@@ -263,10 +273,20 @@ def judge(folder: Path) -> None:
                 len(compared.followed),
             )
         )
-        choices += [(name, *astuple(one)) for one in compared.followed]
+        choices += [(name, seen["node"], *astuple(one)) for one in compared.followed]
+    ran = {row[:2] for row in rows}
     for table, head, lines in ((TABLE, HEAD, rows), (CHOICES, CHOICES_HEAD, choices)):
+        kept = [row for row in _lines(table)[1:] if row[:2] not in ran]
         with table.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([head, *lines])
+            csv.writer(file, lineterminator="\n").writerows([head, *kept, *lines])
+
+
+def _lines(table: Path) -> list[tuple[str, ...]]:
+    """Of a file that may not be there yet, its head first."""
+    if not table.exists():
+        return []
+    with table.open(encoding="utf-8", newline="") as file:
+        return [tuple(row) for row in csv.reader(file)]
 
 
 def _compared(plan: Plan, made: Mapping[str, Any]) -> Agreement:
@@ -304,9 +324,10 @@ def _followed(folder: str, dtype: str, tokens: Sequence[int]) -> Any:
     import torch
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=dtype
-    ).eval()
+    )
+    model.eval()
     with torch.no_grad():
         made = model(torch.tensor([tokens[:-1]])).logits[0, PROMPT - 1 :]
     return made.float().numpy()

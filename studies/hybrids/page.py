@@ -13,18 +13,19 @@ from studies.common.study_page import errors_chart, write_page
 from twin.study.outcome import Bars
 
 HERE = Path(__file__).resolve().parent
-ROWS = HERE / "rows.csv"
+ROWS, CHOICES = HERE / "rows.csv", HERE / "choices.csv"
 FIT = "2026-11-27"  # of an H200, by which the rows were predicted
+CHOICES_HEAD = ("family", "on", "token", "layer", "margin", "off before", "off after")
 HEAD = ("model", "after", "predicted, tokens/s", "p10 to p90", "measured", "off by", "floor")
 
 
-def rows() -> list[dict[str, str]]:
-    with ROWS.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+def rows(file: Path = ROWS) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as opened:
+        return list(csv.DictReader(opened))
 
 
 def stamp() -> Stamp:
-    return Stamp(FIT, files_digest([ROWS]))
+    return Stamp(FIT, files_digest([ROWS, CHOICES]))
 
 
 def table() -> str:
@@ -40,6 +41,20 @@ def table() -> str:
     return markdown_table(HEAD, lines)
 
 
+def choices_table() -> str:
+    lines = [
+        (
+            row["family"],
+            row["node"],
+            row["token"],
+            row["layer"],
+            *(f"{100 * float(row[key]):.2f} %" for key in ("margin", "before", "after")),
+        )
+        for row in rows(CHOICES)
+    ]
+    return markdown_table(CHOICES_HEAD, lines)
+
+
 def chart() -> Bars:
     known = [row for row in rows() if row["step_us"]]
     errors = [float(row["predicted"]) * float(row["step_us"]) / 1e6 - 1 for row in known]
@@ -47,7 +62,7 @@ def chart() -> Bars:
 
 
 def main() -> None:
-    write_page(HERE, stamp(), {"rows": table()}, chart())
+    write_page(HERE, stamp(), {"rows": table(), "choices": choices_table()}, chart())
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ _NORMS = {
 def from_config(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `hunyuan_v1_dense` configuration describes."""
     _require(fields)
-    fields.unused("attention_head_dim")  # the same as head_dim, which transformers reads
     return dense(
         fields,
         family="hunyuan_v1_dense",
@@ -50,7 +49,7 @@ def with_experts(fields: Config) -> ModelSpec:
     """The model that a Hugging Face `hunyuan_v1_moe` configuration describes."""
     _require(fields)
     # what transformers does not read: experts, and the shared one, are intermediate_size wide
-    fields.unused("attention_head_dim", "moe_intermediate_size", "num_shared_expert")
+    fields.unused("moe_intermediate_size", "num_shared_expert")
     heads, kv_heads, head_dim = grouped_heads(fields)
     attention = GroupedAttention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, qk_norm=True)
     width = fields.count("intermediate_size")
@@ -83,6 +82,7 @@ def _require(fields: Config) -> None:
     )
     fields.require("use_qk_norm", True, (True,), "queries and keys of this family are normed")
     fields.require("use_cla", False, (False,), "layers that borrow a cache are not described")
+    fields.unused("attention_head_dim", "eod_token_id")  # head_dim once more; a token's number
 
 
 def _head_dim(config: Config) -> int:
