@@ -61,20 +61,25 @@ STATES = """
 from dataclasses import replace
 import numpy as np
 from tests.engine.small_engine import *
+from tests.engine.test_mamba import EXPERTS, MAMBA, mixed
 from tests.engine.test_recurrent import DELTA, recurrent
 import twin.engine.host
 from tests.native.test_warps import build_warps
 twin.engine.host.build_host = build_warps
+def small(spec):
+    return replace(spec, layers=3, windows=(0,) * 3, hidden=32, layout=spec.layout[1:4])
 # as many threads as an item has columns and more, with threads that hold nothing; fewer threads
-for delta, blocks in ((replace(DELTA, value_dim=8), 2), (replace(DELTA, value_dim=32), 2)):
-    spec = recurrent(replace(delta, key_heads=2, value_heads=4))
-    spec = replace(spec, layers=3, windows=(0,) * 3, hidden=32, layout=spec.layout[1:])
-    plan = planned(spec, slot_bytes=256, blocks=blocks)
+kinds = [recurrent(replace(DELTA, key_heads=2, value_heads=4, value_dim=d)) for d in (8, 32)]
+feed = replace(EXPERTS, width=16, shared_width=32)
+mamba = mixed(replace(MAMBA, key_heads=2, value_heads=4, value_dim=32), feed)
+kinds.append(replace(mamba, ropes=(None,) * 3))  # experts, states, attention
+for spec in map(small, kinds):
+    plan = planned(spec, slot_bytes=256, blocks=2)
     with HostEngine(plan, random_weights(spec, SEED, DType.FP32), sanitize=SANITIZE) as running:
         tokens = running.generate(TOKENS[:3], max_tokens=2).tokens
         logits = running.logits(TOKENS[:3] + tokens[:-1])
         wanted = expected(plan, TOKENS[:3] + tokens[:-1])
-        assert np.abs(logits - wanted).max() < 1e-5 * np.abs(wanted).max(), delta
+        assert np.abs(logits - wanted).max() < 1e-5 * np.abs(wanted).max(), spec
 print("clean")
 """
 

@@ -75,7 +75,11 @@ def team_work(
 
 
 def rolled_rows(matrix: Matrix) -> int:
-    """Rows of a tile that a loop takes at once, of experts: `Rolled` in cuda_core.cuh."""
+    """Rows of a tile that a loop takes at once, of experts: `Rolled` in cuda_core.cuh.
+
+    Where rows have no gates the kernel takes eight of eight bits at once. They are priced as four:
+    with half as many steps the twin gives Nemotron 3 Nano 6 % less time, and 1.0 % came.
+    """
     assert matrix.format is not None
     few = matrix.format.bits == 8 or vector_portions(matrix) > 1
     return LOOPED_ROWS if few else 4 * LOOPED_ROWS
