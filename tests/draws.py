@@ -7,8 +7,13 @@ from __future__ import annotations
 import os
 
 from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 
 TIMES = int(os.environ.get("MONOTWIN_DRAWS", "1"))
+
+# Texts of any characters. Those that Hypothesis draws by itself begin with a table of Unicode,
+# which takes two seconds in every process of a clean checkout.
+CHARACTERS = (st.integers(0, 0xD7FF) | st.integers(0xE000, 0x10FFFF)).map(chr)
 
 
 def scaled(examples: int) -> int:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from tests.draws import drawn
+from tests.draws import CHARACTERS, drawn
 from twin.data import data_dir, read_yaml
 from twin.errors import ConfigError, HardwareError
 from twin.hardware.load import read_device
@@ -156,9 +156,12 @@ def test_a_refusal_is_bounded_however_much_is_wrong() -> None:
     assert refusal(many).count("unknown key") <= MOST_WRONG
 
 
+TEXTS = st.text(CHARACTERS, max_size=8)
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(CHARACTERS, max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(CHARACTERS, max_size=5), inner)
+    ),
     max_leaves=8,
 )
 

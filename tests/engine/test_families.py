@@ -49,9 +49,8 @@ def test_logits_do_not_depend_on_the_plan(spec: ModelSpec, chosen: dict[str, Any
     assert error(plan) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "spec", [AROUND, pytest.param(TOGETHER, marks=pytest.mark.slow)], ids=lambda s: s.name
-)
+@pytest.mark.slow  # of others in the gate: tests/native/test_warps.py
+@pytest.mark.parametrize("spec", [AROUND, TOGETHER], ids=lambda s: s.name)
 def test_blocks_of_many_warps_and_threads(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "build_host", build_warps)
     # every row costs three barriers of threads

@@ -183,13 +183,13 @@ def test_a_pass_streams_all_layers_but_what_follows_the_last_keys() -> None:
     assert schedule_of(plan).of_passes().weight_bytes() == 4 * ((LLAMA.layers - 1) * layer + qkv)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow  # of experts in the gate: test_routed_prompts.py
 @pytest.mark.parametrize(
     ("spec", "more"),
     [
         (QWEN3, {"gpus": 2, "blocks": 1}),
         (replace(TOGETHER, layers=2, windows=(0, 5)), {}),
-        pytest.param(LANED, {"blocks": 4, "attention_splits": 2}, marks=pytest.mark.slow),
+        (LANED, {"blocks": 4, "attention_splits": 2}),
     ],
     ids=["qwen3", "together", "lanes"],
 )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.draws import drawn
+from tests.draws import CHARACTERS, drawn
 from tests.rows import every
 from twin.errors import ConfigError
 from twin.models.load import from_config, load_model
@@ -411,7 +411,7 @@ _JUNK = st.one_of(
     st.booleans(),
     st.integers(-3, 10),
     st.floats(),
-    st.text(max_size=5),
+    st.text(CHARACTERS, max_size=5),
     st.lists(st.integers(), max_size=3),
     st.just({}),
 )

@@ -43,6 +43,7 @@ def test_numbers_that_a_fit_draws_together_are_measured_together() -> None:
     assert named[AGAIN] == interval.drawn_together(node) & set.union(*named.values())
 
 
+@pytest.mark.slow
 def test_what_no_probe_measures_is_said(twin: Twin, checkpoint: Path) -> None:
     line = ("probe-plan", "1xrubin-r200", "--model", checkpoint, "--blocks", "2", "--draws", "4")
     said = twin(*line, "--workers", "1")
