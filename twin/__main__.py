@@ -10,7 +10,7 @@ import signal
 import sys
 
 INTERRUPTED = 130
-OBJECTS = 100_000  # more of them than were freed, before Python looks for garbage
+OBJECTS = 300_000  # more of them than were freed, before Python looks for garbage
 
 
 def main() -> int:

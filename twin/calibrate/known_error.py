@@ -43,6 +43,7 @@ Chosen = Mapping[str, Any] | Options  # values of Options fields
 DIGITS = 6  # of an error
 US = 1e-6
 PUBLIC, SEPARATOR = "yes", "; "  # in a table of runs
+FEATURES = ("kind", "handoff", "parts", "layers", "context", "tokens")  # its columns of them
 
 
 @frozen
@@ -182,19 +183,34 @@ def _row(run: Seen) -> dict[str, str]:
 
 
 def _of_row(row: Mapping[str, str], device: str, gpus: int) -> Seen:
-    about = Features(
-        device,
-        gpus,
-        ModelKind(row["kind"]),
-        row["handoff"],
-        tuple(row["parts"].split(SEPARATOR)),
-        int(row["layers"]),
-        int(row["context"]),
-        int(row["tokens"]),
-    )
+    about = _features(device, gpus, *map(row.__getitem__, FEATURES))
     public = row["public"] == PUBLIC
     layer_s = float(row["layer_us"]) * US
     return Seen(row["record"], row["run"], float(row["error"]), layer_s, about, public)
+
+
+# runs of a model differ in their records: half of all rows are like others
+@lru_cache(maxsize=4096)
+def _features(
+    device: str,
+    gpus: int,
+    kind: str,
+    handoff: str,
+    parts: str,
+    layers: str,
+    context: str,
+    tokens: str,
+) -> Features:
+    return Features(
+        device,
+        gpus,
+        ModelKind(kind),
+        handoff,
+        tuple(parts.split(SEPARATOR)),
+        int(layers),
+        int(context),
+        int(tokens),
+    )
 
 
 def _of_fit(node: Node) -> Kept | None:

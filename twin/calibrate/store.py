@@ -420,7 +420,8 @@ def read_held_out(file: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
     """
     about = _read_yaml(file, _again(file))
     with damaged(file), file.with_suffix(".csv").open(encoding="utf-8", newline="") as table:
-        return about, list(csv.DictReader(table))
+        names, *rows = csv.reader(table)
+        return about, [dict(zip(names, row, strict=True)) for row in rows]
 
 
 @contextmanager
