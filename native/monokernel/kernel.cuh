@@ -75,7 +75,8 @@ __device__ __forceinline__ void run_steps(Block& b) {
 __device__ __forceinline__ void run(Block& b) {
   const Request& wanted = b.launch.request;
   const bool passes = b.plan.prompt_chunk > 1 && wanted.read > wanted.kept;
-  if (!passes || read_prompt(b)) run_steps(b);
+  if (passes && !read_prompt(b)) return;
+  b.plan.drafts && wanted.drafts ? run_rounds(b) : run_steps(b);
 }
 
 }  // namespace twin

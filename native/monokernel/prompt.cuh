@@ -12,7 +12,13 @@ struct Pass {
   int first;  // position of the chunk's first token
   int tokens;
   u32 arrivals;  // at the barrier, that this block has waited for
+  bool verifies;  // drafts: through all stages and the LM head
 };
+
+// Rounds of drafts are kernels of their own on a GPU: `pass.verifies` is known there.
+__device__ __forceinline__ bool verifies(const Block& b, const Pass& pass) {
+  return b.plan.drafts && pass.verifies;
+}
 
 // What a pass keeps of a value on this rank: rows of tokens.
 __device__ __forceinline__ float* pass_row(const RankMemory& memory, const Value& value, int token,
@@ -30,14 +36,15 @@ namespace twin {
 // releases what all threads wrote before the block barrier, and the last poll acquires it.
 __device__ __forceinline__ bool meet(Block& b, int index, Pass& pass) {
   pass.arrivals += u32(b.plan.blocks) * u32(b.plan.ranks);
+  const int counter = verifies(b, pass) ? b.plan.round_counter : b.plan.prompt_counter;
   bool good = true;
   b.core.barrier();
   if (b.core.thread() == 0) {
     for (int rank = 0; rank < b.plan.ranks; rank += b.plan.ranks_per_gpu)
-      arrive(counter_of(b.launch.ranks[rank], b.plan.prompt_counter));
+      arrive(counter_of(b.launch.ranks[rank], counter));
     b.core.published();
     const RankMemory& near = b.launch.ranks[b.rank / b.plan.ranks_per_gpu * b.plan.ranks_per_gpu];
-    good = wait_counter(b, counter_of(near, b.plan.prompt_counter), pass.arrivals,
+    good = wait_counter(b, counter_of(near, counter), pass.arrivals,
                         {index, facts::PASS_BARRIER, pass.number, -1});
   }
   return !b.core.any(!good);
@@ -45,6 +52,7 @@ __device__ __forceinline__ bool meet(Block& b, int index, Pass& pass) {
 
 }  // namespace twin
 
+#include "drafts.cuh"
 #include "prompt_norms.cuh"
 #include "prompt_attention.cuh"
 #include "prompt_states.cuh"
@@ -59,7 +67,14 @@ __device__ __forceinline__ bool pass_attention(Block& b, C& chunk, const Stage& 
     prepare_chunk(b, stage, pass, last);
     if (last) return true;
     if (!ready()) return false;
-    attend_rows(b, chunk, stage, pass, b.memory.prompt + b.plan.values_at(stage.publishes).prompt);
+    float* const out = b.memory.prompt + b.plan.values_at(stage.publishes).prompt;
+    if (!verifies(b, pass)) {
+      attend_rows(b, chunk, stage, pass, out);
+      return true;
+    }
+    attend_splits(b, chunk, stage, pass);
+    if (!ready()) return false;
+    combine_splits<C>(b, stage, pass, out);
   } else {
     attend_chunk(b, stage, pass, last, chunk.memory(b));
   }
@@ -67,8 +82,8 @@ __device__ __forceinline__ bool pass_attention(Block& b, C& chunk, const Stage& 
 }
 
 // Does a stage's pass begin with the norm of what it multiplies?
-__device__ __forceinline__ constexpr bool norms(StageKind kind) {
-  return kind == StageKind::QKV || kind == StageKind::GATE_UP ||
+__device__ __forceinline__ bool norms(const Block& b, StageKind kind) {
+  return (b.plan.drafts && kind == StageKind::LM_HEAD) || kind == StageKind::QKV || kind == StageKind::GATE_UP ||
          (Delta::ANY && kind == StageKind::DELTA_IN) ||
          (Convolution::ANY && kind == StageKind::CONV_IN) ||
          (Experts::ANY && kind == StageKind::ROUTER);
@@ -83,6 +98,10 @@ __device__ __forceinline__ constexpr bool finds_normed(StageKind kind) {
 // Where the rows of a stage go that are no activations yet.
 __device__ __forceinline__ float* rows_of(const Block& b, const Stage& stage, StageKind kind,
                                           int& width) {
+  if (b.plan.drafts && kind == StageKind::LM_HEAD) {
+    width = logits_pitch(stage);
+    return b.memory.prompt + b.plan.round_logits;
+  }
   if (Convolution::ANY && kind == StageKind::CONV_IN) {
     width = stage.rows;
     return b.memory.prompt + b.plan.prompt_mixed;
@@ -101,7 +120,7 @@ template <class Ready>
 __device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Stage& stage,
                                                const Pass& pass, Ready ready) {
   const StageKind kind = StageKind(stage.kind);
-  const bool normed = norms(kind) || finds_normed(kind);
+  const bool normed = norms(b, kind) || finds_normed(kind);
   const bool feeds =
       kind == StageKind::GATE_UP || (NonRouted::SHARED && kind == StageKind::SHARED_UP);
   const bool biased =
@@ -141,11 +160,13 @@ __device__ __forceinline__ const Stage& route_of(const Block& b, int index) {
 
 // Each stage meets all blocks before it reads what they made.
 __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
+  const bool whole = verifies(b, pass);
+  const int stages = whole ? b.plan.round_stages : b.plan.prompt_stages;
   chunk.open(b, pass.tokens);
-  for (int index = 0; index < b.plan.prompt_stages; ++index) {
+  for (int index = 0; index < stages; ++index) {
     const Stage& stage = b.plan.stages_at(index);
     const StageKind kind = StageKind(stage.kind);
-    const bool last = index + 1 == b.plan.prompt_stages;
+    const bool last = !whole && index + 1 == stages;
     b.core.forget();  // and nothing computed from these is kept from stage to stage
     TWIN_KEEP(pass.first);
     TWIN_KEEP(pass.tokens);
@@ -184,7 +205,7 @@ __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
       if (!pass_attention(b, chunk, stage, pass, last, ready)) return false;
       continue;
     }
-    if (norms(kind)) {
+    if (norms(b, kind)) {
       if (!router) {
         chunk.prefetch(b, stage);
         chunk.decode(b, stage);
@@ -225,6 +246,28 @@ __device__ __forceinline__ bool read_prompt(Block& b) {
   if (!meet(b, b.plan.prompt_stages - 1, pass)) return false;  // keys and values are there
   b.core.forget();
   return true;
+}
+
+// Rounds of a generation whose prompt has been read but for its last token: each is a pass over that
+// token, or the last one made, and the drafts behind it. All of a session's rounds sum a row in one
+// order, whatever their number of tokens, so drafts change no token.
+__device__ __forceinline__ void run_rounds(Block& b) {
+  const Request& wanted = b.launch.request;
+  const Stage& head = b.plan.stages_at(b.plan.round_stages - 1);
+  Chunk chunk(b);
+  Pass pass = {};
+  pass.verifies = true;
+  if (b.plan.prompt_chunk > 1)
+    pass.number = (wanted.read - wanted.kept + b.plan.prompt_chunk - 1) / b.plan.prompt_chunk;
+  Drafts drafts(b);
+  if (drafts.mine()) drafts.begin();
+  for (; meet(b, b.plan.round_stages - 1, pass) && open_round(b, pass); ++pass.number) {
+    if (!read_chunk(b, chunk, pass)) return;
+    b.core.ring.rewind();
+    put_best(b, head, pass.tokens);
+    if (!meet(b, b.plan.round_stages - 1, pass)) return;
+    if (drafts.mine() && !drafts.settle(pass)) return;
+  }
 }
 
 }  // namespace twin

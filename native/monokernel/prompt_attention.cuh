@@ -253,13 +253,18 @@ __device__ __forceinline__ void attend_tasks(Block& b, const Stage& stage, const
               to = mine < together ? pass.first + token + 1 : 0;
     const int begin = oldest(tasks.begin + done / HeadSets<FirstHeads, HEADS>::COUNT);
     auto place = [&](int tile) { return chip.tiles + tile % TILES * TILE * PITCH; };
+    // Where a plan has drafts, the chunk's own follow in the same tiles: which positions a thread
+    // looks at together then does not depend on where the chunk begins, so neither do sums.
+    const bool follows = b.plan.drafts > 0;
+    const int seen = pass.first + (follows ? tasks.end : 0);
     auto ask = [&](int tile) {
       const int first = begin + tile * TILE;
       TWIN_ONCE
-      TWIN_EACH(i, least(TILE, pass.first - first) * COPIED) {
-        const int position = i / COPIED, at = i % COPIED * COPY;
+      TWIN_EACH(i, least(TILE, seen - first) * COPIED) {
+        const int position = i / COPIED, at = i % COPIED * COPY, of = first + position - pass.first;
         Chunk::copy(place(tile) + position * PITCH + at,
-                    cached(b.plan, cache, first + position, at));
+                    follows && of >= 0 ? chip.fresh + of * PITCH + at
+                                       : cached(b.plan, cache, first + position, at));
       }
       Chunk::sent();
     };
@@ -269,14 +274,15 @@ __device__ __forceinline__ void attend_tasks(Block& b, const Stage& stage, const
     for (int tile = 0; tile < TILES - 1; ++tile) ask(tile);
     int tile = 0;
     TWIN_ONCE
-    for (int first = begin; first < pass.first; first += TILE, ++tile) {
+    for (int first = begin; first < seen; first += TILE, ++tile) {
       Chunk::arrived<TILES - 2>();
       b.core.barrier();
       ask(tile + TILES - 1);  // in the place of the one before, which all have used
-      scan_rows(b, partial, queries, heads, place(tile), first, least(TILE, pass.first - first),
-                from, to, share);
+      scan_rows(b, partial, queries, heads, place(tile), first, least(TILE, seen - first), from, to,
+                share);
     }
-    scan_rows(b, partial, queries, heads, chip.fresh, pass.first, tasks.end, from, to, share);
+    if (!follows)
+      scan_rows(b, partial, queries, heads, chip.fresh, pass.first, tasks.end, from, to, share);
     partial.meet(b);
     partial.put(b, chip.merged + b.core.warp() * HEADS * PASS_PARTIAL);
     b.core.barrier();
@@ -522,6 +528,154 @@ __device__ __forceinline__ void attend_rows(Block& b, const C& chunk, const Stag
       scan.close(put);
     }
     b.core.barrier();
+  }
+}
+
+// ---- the same of a few tokens: splits of the cache by blocks, then their parts combined
+
+// What a split made of a query head of a token: outputs, then the maximum and the sum of weights.
+__device__ __forceinline__ float* part_of(const Block& b, int kv, int split, int row) {
+  constexpr int PITCH = HEAD_DIM + facts::PART_ENDS;
+  const int rows = (b.plan.drafts + 1) * GROUP;
+  return b.memory.prompt + b.plan.round_parts +
+         ((long(kv) * b.plan.round_splits + split) * rows + row) * PITCH;
+}
+
+// Tiles of cached positions that a pass's tokens see, from the first one on.
+template <class Scan>
+struct SeenTiles {
+  int begin, count, splits;
+
+  __device__ __forceinline__ SeenTiles(const Block& b, const Stage& stage, const Pass& pass)
+      : splits(b.plan.round_splits) {
+    const int oldest =
+        stage.window && pass.first + 1 > stage.window ? pass.first + 1 - stage.window : 0;
+    begin = oldest / Scan::TILE;
+    count = (pass.first + pass.tokens - 1) / Scan::TILE + 1 - begin;
+  }
+  // A split's first one; behind the last one where it has none.
+  __device__ __forceinline__ int first(int split) const {
+    return begin + (split + splits - begin % splits) % splits;
+  }
+  __device__ __forceinline__ bool some(int split) const { return first(split) < begin + count; }
+};
+
+template <class C>
+__device__ __forceinline__ void attend_splits(Block& b, const C& chunk, const Stage& stage,
+                                              const Pass& pass) {
+  using Scan = typename C::Scan;
+  const u32 tiles = chunk.tiles();
+  const int splits = b.plan.round_splits, end = pass.first + pass.tokens;
+  const u64 item_bytes = u64(b.plan.item_positions) * ROW * 2;
+  const float scale = Scan::LOG2_E * (CACHE_SCALED ? 1.0f : score_factor());
+  const SeenTiles<Scan> seen(b, stage, pass);
+  TWIN_ONCE
+  for (int item = b.block; item < splits * b.plan.kv_heads; item += b.plan.blocks) {
+    const int kv = item / splits, split = item % splits;
+    if (!seen.some(split)) continue;
+    const u8* const cache =
+        b.memory.kv + (u64(stage.kv) * b.plan.kv_items + kv * b.plan.splits) * item_bytes;
+    int row[2], from[2], to[2];
+    TWIN_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      row[i] = b.core.warp() * 16 + b.core.warp_thread() / 4 + 8 * i;
+      if (row[i] >= pass.tokens * GROUP) row[i] = -1;
+      const int position = pass.first + (row[i] < 0 ? 0 : row[i] / GROUP);
+      to[i] = position + 1, from[i] = stage.window && to[i] > stage.window ? to[i] - stage.window : 0;
+    }
+    Scan scan(b.core.warp_thread(), tiles, b.core.warp(), [&](int i) {
+      const int of = row[i] < 0 ? 0 : row[i];
+      return static_cast<const u8*>(pass_query(b, of / GROUP, kv * GROUP + of % GROUP));
+    });
+    const auto where = [&](int position, int byte) {
+      return static_cast<const u8*>(cached(b.plan, const_cast<u8*>(cache), position, byte));
+    };
+    const auto first_of = [&](int number) {
+      return (seen.first(split) + number * splits) * Scan::TILE;
+    };
+    const auto ask = [&](int number) {
+      if (first_of(number) < end)
+        Scan::ask(tiles + u32(number % Scan::TILES * 2 * Scan::PART), first_of(number), end,
+                  b.core.thread(), where);
+      C::sent();
+    };
+    TWIN_ONCE
+    for (int number = 0; number < Scan::TILES - 1; ++number) ask(number);
+    const bool mine = b.core.warp() * 16 < pass.tokens * GROUP;
+    TWIN_ONCE
+    for (int number = 0; first_of(number) < end; ++number) {
+      C::template arrived<Scan::TILES - 2>();
+      b.core.barrier();
+      b.core.forget();
+      ask(number + Scan::TILES - 1);  // in the place of the one before, which all have used
+      if (mine)
+        scan.look(tiles + u32(number % Scan::TILES * 2 * Scan::PART), first_of(number), from, to,
+                  false, scale);
+    }
+    scan.template close<true>([&](int i, int column, float value, float next) {
+      if (row[i] >= 0) C::store_two(part_of(b, kv, split, row[i]) + column, value, next);
+    });
+    TWIN_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const float sum = scan.sum_of(i);
+      if (row[i] >= 0 && b.core.warp_thread() % 4 == 0)
+        C::store_two(part_of(b, kv, split, row[i]) + HEAD_DIM, scan.most[i], sum);
+    }
+    b.core.barrier();
+  }
+}
+
+// Outputs of the heads from their parts, in the order of splits: those in which a row saw nothing
+// weigh nothing, so how many tokens the pass has changes no sum.
+template <class C>
+__device__ __forceinline__ void combine_splits(Block& b, const Stage& stage, const Pass& pass,
+                                               float* out) {
+  using Scan = typename C::Scan;
+  constexpr int PAIRS = HEAD_DIM / 2;
+  const int splits = b.plan.round_splits, columns = b.plan.heads * HEAD_DIM,
+            count = pass.tokens * b.plan.heads * PAIRS;
+  const SeenTiles<Scan> seen(b, stage, pass);
+  TWIN_ONCE
+  for (int at = b.block * b.core.threads() + b.core.thread(); at < count;
+       at += b.plan.blocks * b.core.threads()) {
+    const int pair = at % PAIRS * 2, head = at / PAIRS % b.plan.heads,
+              token = at / (PAIRS * b.plan.heads), kv = head / GROUP,
+              row = token * GROUP + head % GROUP;
+    float top = LOWEST, total = 0.0f, first = 0.0f, second = 0.0f;
+    if constexpr (Additions::SINKS) {
+      top = Scan::LOG2_E * sink_of(b, stage, head);
+      total = 1.0f;
+    }
+    constexpr int AT_ONCE = 8;  // whose loads are under way together
+    TWIN_ONCE
+    for (int begin = 0; begin < splits; begin += AT_ONCE) {
+      Pack<2> value[AT_ONCE], ends[AT_ONCE];
+      TWIN_UNROLL
+      for (int j = 0; j < AT_ONCE; ++j) {
+        value[j] = ends[j] = {};
+        ends[j].at[0] = LOWEST;
+        if (begin + j >= splits || !seen.some(begin + j)) continue;
+        const float* const part = part_of(b, kv, begin + j, row);
+        value[j] = load_pack<2, 8>(part + pair), ends[j] = load_pack<2, 8>(part + HEAD_DIM);
+      }
+      TWIN_UNROLL
+      for (int j = 0; j < AT_ONCE; ++j) {
+        const float most = ends[j].at[0] > top ? ends[j].at[0] : top,
+                    keep = Scan::power(top - most),
+                    by = ends[j].at[1] * Scan::power(ends[j].at[0] - most);
+        total = total * keep + by;
+        first = first * keep + by * value[j].at[0], second = second * keep + by * value[j].at[1];
+        top = most;
+      }
+    }
+    float by = 1.0f / total;
+    if constexpr (CACHE_SCALED) by *= cache_scales(b, stage, kv).of_value;
+    first *= by, second *= by;
+    if constexpr (Outgoing::GATED) {
+      const float* const gates = gates_of(b, stage, token) + head * HEAD_DIM + pair;
+      first *= open_of(load_shared(gates)), second *= open_of(load_shared(gates + 1));
+    }
+    C::store_pair(out, columns, token, head * HEAD_DIM + pair, first, second);
   }
 }
 

@@ -104,7 +104,7 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const S
     const int token = b.block + (done + team) * b.plan.blocks;
     const int end = team < together && token < pass.tokens ? hidden : 0;  // of this warp's columns
     float* residual = b.memory.prompt + b.plan.prompt_residual + long(token) * hidden;
-    const int id = end ? b.launch.request.chunks[pass.first + token] : 0;
+    const int id = end ? token_of(b, pass, token) : 0;
     const u8* row = b.memory.embedding + u64(id) * u64(hidden) * type_bytes(WEIGHT);
     NormedRead<Stage> read = {stage};
     if constexpr (Family::NORMS_AFTER)
@@ -142,7 +142,8 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const S
     TWIN_ONCE
     for (int i = start; i < end; i += step) {
       Pack<NORM_PACK> x = load_pack<NORM_PACK, 16>(residual + i);
-      if constexpr (Family::NORMS_BEFORE) weigh(x, scale, weight, i);
+      if (Family::NORMS_BEFORE || (b.plan.drafts && stage.kind == int(StageKind::LM_HEAD)))
+        weigh(x, scale, weight, i);
       if constexpr (Experts::ANY)
         if (stage.kind == int(StageKind::ROUTER)) {
           float* const row = Routing(b.plan, warps, sums).rows + long(team) * hidden + i;

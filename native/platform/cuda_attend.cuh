@@ -26,7 +26,8 @@ struct PassScan {
   static constexpr bool KEPT = HEAD_DIM <= facts::KEPT_HEAD;
   // positions that come together
   static constexpr int TILE = KEPT ? facts::PASS_SCAN_POSITIONS : facts::PASS_WIDE_POSITIONS;
-  static constexpr int TILES = facts::PASS_SCAN_TILES;  // one in use, the others under way
+  // one in use, the others under way
+  static constexpr int TILES = STREAMED_ROUNDS ? Few::SCAN_TILES : facts::PASS_SCAN_TILES;
   static constexpr int ROWS = 16 * CONSUMER_WARPS, TOKENS = GROUP ? ROWS / GROUP : 1;
   // of a key, or a value
   static constexpr int BYTES = HEAD_DIM * type_bytes(KV), UNITS = BYTES / 16;
@@ -39,6 +40,7 @@ struct PassScan {
   static constexpr int bytes = QUERIES + (KEPT ? 0 : ROWS * QUERY_PITCH);
   static constexpr float LOG2_E = 1.44269504f;  // scores are powers of two
   static_assert(!Plan::tensor_pass || bytes <= Plan::prompt_bytes, "the plan counts the same");
+  static_assert(!STREAMED_ROUNDS || bytes <= Few::BYTES, "the ring leaves as much");
 
   int thread;
   u32 query_at;  // where the warp's queries lie in shared memory
@@ -49,6 +51,7 @@ struct PassScan {
   __device__ __forceinline__ static float shuffle(float v, int threads) {
     return __shfl_xor_sync(0xFFFFFFFFu, v, threads);
   }
+  __device__ __forceinline__ static float power(float x) { return power_of_two(x); }
   __device__ __forceinline__ static float larger(float a, float b) { return a > b ? a : b; }
 
   // row(i): where the query of the thread's row thread / 4 + 8 * i lies, 16-bit numbers. Those that
@@ -190,14 +193,18 @@ struct PassScan {
     }
     add_values(at + PART, score);
   }
-  // put(i, column, two neighbours) of row thread / 4 + 8 * i.
-  template <class Put>
+  // The sum of weights of the thread's row i.
+  __device__ __forceinline__ float sum_of(int i) const {
+    const float sum = total[i] + shuffle(total[i], 1);
+    return sum + shuffle(sum, 2);
+  }
+  // put(i, column, two neighbours) of row thread / 4 + 8 * i. SOME: a row may have seen nothing.
+  template <bool SOME = false, class Put>
   __device__ __forceinline__ void close(Put put) const {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float sum = total[h] + shuffle(total[h], 1);
-      sum += shuffle(sum, 2);
-      const float by = 1.0f / sum;
+      const float sum = sum_of(h);
+      const float by = SOME && sum == 0.0f ? 0.0f : 1.0f / sum;
 #pragma unroll
       for (int m = 0; m < 2 * STEPS; ++m) {
         if constexpr (EIGHT_BITS)  // neighbours stand in two products' outputs

@@ -226,4 +226,25 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
   loader.drain();
 }
 
+// The same of passes that verify drafts: all stages' weights, again and again; attention looks at
+// the cache where it lies.
+__device__ void load_rounds(const Launch& launch, const RankMemory& memory, int block,
+                            Loader& loader) {
+  const Plan& plan = launch.plan;
+  const u8* const stream = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
+  for (bool more = true; more;) {
+    const u8* from = stream;
+    more = stream_stages(
+        plan, block, 0, Plan::round_stages, true,
+        [&](int bytes, bool wide) {
+          loader.wide = wide;
+          const bool filled = loader.fill(from, bytes);
+          from += bytes;
+          return filled;
+        },
+        [](const Stage&) { return true; }, [](const Stage&, const Span&) { return true; });
+  }
+  loader.drain();
+}
+
 }  // namespace twin

@@ -1,6 +1,7 @@
 // The device's entries: divide a block's shared memory and its warps, then run the monokernel's
-// steps, or, with TWIN_PASSES, a prompt's passes. The two are compiled separately: in one kernel
-// the passes' registers are spilled by steps, which took up to 9 % longer.
+// steps, or, with TWIN_PASSES, a prompt's passes, or, with TWIN_ROUNDS, the passes that verify
+// drafts. They are compiled separately: in one kernel the passes' registers are spilled by steps,
+// which took up to 9 % longer.
 #include "../monokernel/kernel.cuh"
 #include "../monokernel/start.cuh"
 
@@ -20,7 +21,10 @@ struct Shared {
 };
 static_assert(Shared::bytes <= SHARED_BYTES,
               "the plan's ring and vectors exceed a block's shared memory: use fewer ring slots");
-static_assert(Shared::bytes == TWIN_SHARED_BYTES, "the driver asks for what the kernel divides");
+// a ring of fewer slots has fewer barriers
+static_assert(STREAMED_ROUNDS ? Shared::bytes <= TWIN_SHARED_BYTES
+                              : Shared::bytes == TWIN_SHARED_BYTES,
+              "the driver asks for what the kernel divides");
 static_assert(Ring::STEP == facts::BARRIER_BYTES,
               "twin/schedule/memory.py counts the bytes of the ring's barriers");
 static_assert(sizeof(Launch) == 16 + MAX_RANKS * sizeof(RankMemory) + sizeof(Request),
@@ -28,10 +32,15 @@ static_assert(sizeof(Launch) == 16 + MAX_RANKS * sizeof(RankMemory) + sizeof(Req
 static_assert(Plan::window_slots <= Plan::ring_slots, "the window lies inside the ring");
 static_assert(2 * CONSUMER_WARPS <= facts::MEETING_FLOATS, "a number of each warp of the sampler");
 
-#ifdef TWIN_PASSES
+#if defined(TWIN_PASSES) || defined(TWIN_ROUNDS)
 constexpr bool PASSES = true;
 #else
 constexpr bool PASSES = false;
+#endif
+#ifdef TWIN_ROUNDS
+constexpr bool ROUNDS = true;
+#else
+constexpr bool ROUNDS = false;
 #endif
 
 // Is there a launch of passes before the first of steps?
@@ -98,7 +107,7 @@ __device__ __forceinline__ void begin_block(const Ring& ring, Signals& signals,
 __device__ __forceinline__ void start_together(const Launch& launch, const RankMemory& memory,
                                                int rank, int block, int first) {
   if (rank % Plan::ranks_per_gpu || block) return;
-  const bool begins = PASSES || (first == 0 && !has_passes(launch.request) &&
+  const bool begins = ROUNDS ? !has_passes(launch.request) : PASSES || (first == 0 && !has_passes(launch.request) &&
                                  (Plan::resident || kept_progress(memory, block)->step == 0));
   if (!begins) return;
   meet_gpus(launch, launch.plan, rank);
@@ -113,7 +122,10 @@ __device__ __forceinline__ void consume(Block& b, int first, int last) {
 #endif
   const Launch& launch = b.launch;
   const bool reporter = !PEERS && b.rank == 0 && b.block == 0 && threadIdx.x == 0;
-  if constexpr (PASSES) {
+  if constexpr (ROUNDS) {
+    if (reporter && !has_passes(launch.request)) store_host(&launch.control->started, now_ns());
+    run_rounds(b);
+  } else if constexpr (PASSES) {
     if (reporter) store_host(&launch.control->started, now_ns());
     // launches that are already queued do nothing
     if (!read_prompt(b) && !Plan::resident && threadIdx.x == 0)
@@ -139,13 +151,16 @@ __device__ __forceinline__ void consume(Block& b, int first, int last) {
 
 }  // namespace twin
 
-#ifdef TWIN_PASSES
+#if defined(TWIN_ROUNDS)
+#define TWIN_ENTRY twin_rounds
+#elif defined(TWIN_PASSES)
 #define TWIN_ENTRY twin_passes
 #else
 #define TWIN_ENTRY twin_kernel
 #endif
 
-// One block per SM and rank-block of this GPU. All passes of a prompt; or, resident, all steps.
+// One block per SM and rank-block of this GPU. All passes of a prompt; all rounds of drafts; or,
+// resident, all steps.
 // Else: stages first..last-1 of one step; step -1 is the one that the block has reached, so that
 // one graph serves all steps.
 extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
@@ -179,11 +194,12 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     const RankMemory& memory = launch.ranks[rank];
     if (!PASSES && threadIdx.x / 32 == SCHEDULER_WARP)
       keep_house(launch, memory, rank, block, signals, progress, first, last);
-    if (!PASSES && threadIdx.x >= 32 * LOADER_WARP &&
+    if ((!PASSES || STREAMED_ROUNDS) && threadIdx.x >= 32 * LOADER_WARP &&
         threadIdx.x < 32 * (LOADER_WARP + LOADERS) && threadIdx.x % 32 == 0) {
       const Ring ring = ring_here();
       Loader loader(ring, shared_address(&signals.left), threadIdx.x / 32 - LOADER_WARP);
-      load_weights(launch, memory, block, loader, signals, step, first, last);
+      if constexpr (STREAMED_ROUNDS) load_rounds(launch, memory, block, loader);
+      else load_weights(launch, memory, block, loader, signals, step, first, last);
     }
     if constexpr (PEERS)
       if (threadIdx.x == 32 * (LOADER_WARP + LOADERS))

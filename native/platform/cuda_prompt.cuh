@@ -19,8 +19,12 @@ constexpr int MOST_STEPS = facts::PASS_MOST_STEPS;  // in shared memory
 constexpr int ALIGNED = 1024;                       // of eight swizzled rows
 constexpr int SECTOR_ROWS = 8;                      // whose sums fill one, in FP32
 
-// Of a plan with passes; one token a pass is never read in them.
-constexpr int PASS_TOKENS = Plan::prompt_chunk > 1 ? Plan::prompt_chunk : GROUP_TOKENS;
+// Of a plan with passes; one token a pass is never read in them. Passes that verify drafts have a
+// few tokens.
+constexpr int PASS_TOKENS =
+    Plan::prompt_chunk > 1 && (!FEW_TOKENS || Plan::prompt_chunk < GROUP_TOKENS)
+        ? Plan::prompt_chunk
+        : GROUP_TOKENS;
 // of a block at a time
 constexpr int TILE_TOKENS =
     PASS_TOKENS < facts::PASS_TILE_TOKENS ? PASS_TOKENS : facts::PASS_TILE_TOKENS;
@@ -296,8 +300,9 @@ struct Chunk {
   __device__ explicit Chunk(Block& b) : stream(nullptr), me(b.core.thread()) {
     int begin = 0;
     keep_here(begin);
-    // from the ring on
+    // from the ring on, or behind it where it does not rest
     shared = reinterpret_cast<u8*>(b.input) - b.plan.ring_slots * b.plan.slot_bytes + begin;
+    if constexpr (STREAMED_ROUNDS) shared += Few::BEGIN;
     keep_here(me);
   }
 
@@ -351,7 +356,7 @@ struct Chunk {
   template <class Block>
   __device__ void open(Block& b, int tokens) {
     stream = b.memory.stream + u64(b.plan.streams_at(b.block).page) * PAGE_BYTES;
-    if (WEIGHT == Type::FP32 || me != 0) return;
+    if (WEIGHT == Type::FP32 || STREAMED_ROUNDS || me != 0) return;
     const int tiles = (tokens + together(tokens) - 1) / together(tokens),
               members = sharing(tiles, b.plan.blocks), first = b.block / members * members,
               page = b.plan.streams_at(first).page;
@@ -371,6 +376,7 @@ struct Chunk {
   template <class Block>
   __device__ void prefetch(Block& b, const Stage& stage) const {
     constexpr u32 MOST = 128 << 10;  // 16 MiB of all blocks
+    if constexpr (STREAMED_ROUNDS) return;
     const Span own = b.plan.owned_of(stage.owned, b.block);
     const u32 bytes = u32(own.hi - own.lo) * u32(stage.cols) * type_bytes(WEIGHT);
     if (me != 0 || bytes == 0) return;
@@ -901,7 +907,18 @@ struct Chunk {
   __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const float* x, int tokens,
                                            Ready ready, Emit emit) {
     keep_here(me);  // nor are they from stage to stage
-    if constexpr (WEIGHT == Type::FP32) {
+    if constexpr (STREAMED_ROUNDS) {
+      const FewProducts few(shared_address(shared), reinterpret_cast<const u8*>(x), stage.cols,
+                            tokens);
+      const int cols = stage.cols;
+      const auto at = [=](int token, int column) { return offset(cols, token, column); };
+      if (!ready()) return false;
+      b.core.barrier();  // who used the memory before has left it
+      few.bring(me, at);
+      b.core.barrier();
+      return few.run<UNIT>(b.core, stage, b.plan.owned_of(stage.owned, b.block),
+                           reinterpret_cast<float*>(shared + Few::INPUT_BYTES), at, emit);
+    } else if constexpr (WEIGHT == Type::FP32) {
       const Span own = b.plan.owned_of(stage.owned, b.block);
       const bool sliced = !CODED && stage.cols > stage.tile_cols;
       const Rows32 matrix = {CODED ? decoded(b, stage, b.block) : stream, own.hi - own.lo,

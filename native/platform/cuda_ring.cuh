@@ -24,8 +24,11 @@ constexpr u32 power_of_two(u32 least) {
 // been used, and with so many barriers or more, barrier n % BARRIERS is in the phase of tile n or
 // in that before it. They are a power of two: each tile that a warp looks for is divided by it.
 struct Ring {
-  static constexpr u32 SLOTS = u32(Plan::ring_slots), WINDOW = u32(Plan::window_slots),
-                       HEAD_WINDOW = u32(Plan::head_window_slots),
+  static constexpr u32 SLOTS = u32(STREAMED_ROUNDS ? Few::SLOTS : Plan::ring_slots),
+                       WINDOW = u32(Plan::window_slots) < SLOTS ? u32(Plan::window_slots) : SLOTS,
+                       HEAD_WINDOW = u32(Plan::head_window_slots) < SLOTS
+                                         ? u32(Plan::head_window_slots)
+                                         : SLOTS,
                        ODD = (HEAD_WINDOW < WINDOW ? WINDOW : HEAD_WINDOW) | 1u;
   static constexpr u32 TURN = 2 * u32(CONSUMER_WARPS),
                        BARRIERS = power_of_two(SLOTS + TURN + ODD);

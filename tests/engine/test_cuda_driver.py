@@ -18,7 +18,7 @@ from tests.engine.small_engine import LLAMA
 from tests.h200 import H200
 from twin.engine import choose, cuda, cuda_build
 from twin.engine.cuda import CudaEngine, DrawingLaunch
-from twin.engine.cuda_build import ARCHITECTURES, CompileReport, architecture
+from twin.engine.cuda_build import ARCHITECTURES, CompileReport, Entry, architecture, entries
 from twin.engine.driver import REPORT, open_driver
 from twin.engine.session import LOGIT_ROWS
 from twin.engine.weights import random_weights
@@ -47,9 +47,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Installs:
         monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
         return fake
 
-    def compiled(
-        plan: Plan, arch: str, *, trace: bool
-    ) -> tuple[CompileReport, CompileReport | None]:
+    def compiled(plan: Plan, arch: str, *, trace: bool) -> dict[Entry, CompileReport]:
         report = CompileReport(
             arch,
             "none",
@@ -59,7 +57,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Installs:
             shared_bytes=1024,
             cubin=b"code",
         )
-        return report, report if plan.options.prompt_chunk > 1 else None
+        return dict.fromkeys(entries(plan), report)
 
     monkeypatch.setattr(cuda, "compile_kernels", compiled)
     return use

@@ -16,7 +16,7 @@ from tests.kernel.test_on_chip import mixtral
 from tests.models.codes.names import ON_EVERY_DEVICE
 from twin.calibrate.gpu_probes import gpu_probes
 from twin.data import data_dir
-from twin.engine.cuda_build import FLAGS, HOPPER, THREADS, compile_cubin
+from twin.engine.cuda_build import FLAGS, HOPPER, THREADS, Entry, compile_cubin
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
 from twin.kernel.header import header
@@ -204,7 +204,7 @@ def test_low_bit_weights_of_lanes_and_of_experts_are_code_of_hopper(model: str, 
 def test_prompt_passes_compile_for_hopper(model: str, name: str) -> None:
     plan = planned(model, H200, **NAMES[name])
     try:
-        passes = compile_cubin(plan, passes=True)
+        passes = compile_cubin(plan, entry=Entry.PASSES)
     except ToolchainError as error:
         if "installed" not in str(error) and "loaded" not in str(error):
             raise

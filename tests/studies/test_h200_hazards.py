@@ -178,7 +178,7 @@ def test_kernels_without_source_lines_are_not_judged(
     monkeypatch.setattr(sanitizer, "find", lambda: "compute-sanitizer")
     monkeypatch.setattr(sanitizer, "run_all", lambda bench, which: [[1]])
     monkeypatch.setattr(sanitizer, "PLANS", {"protocols": lambda bench: [None]})
-    monkeypatch.setattr(sanitizer, "compile_kernels", lambda plan: (SimpleNamespace(cubin=b""),))
+    monkeypatch.setattr(sanitizer, "compile_kernels", lambda plan: {"": SimpleNamespace(cubin=b"")})
     monkeypatch.setattr(sanitizer, "read_kernel", lambda cubin: Kernel(cubin, ()))
     bench: Any = SimpleNamespace(device="cuda")
     with pytest.raises(sanitizer.NotRun, match="NVCC_APPEND_FLAGS=-lineinfo"):

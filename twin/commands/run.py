@@ -27,6 +27,7 @@ from twin.errors import ConfigError
 from twin.files import read_text
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
+from twin.plan.ranges import RANGES
 from twin.plan.types import Plan
 from twin.report.tables import count
 from twin.schedule.options import multiplies_blocks
@@ -43,6 +44,7 @@ EXAMPLES = """\
   twin run ./my-checkpoint --prompt-file question.txt --temperature 0.8 --top-p 0.95
   twin run llama-3.2-1b --random 1 --prompt-tokens 1,2,3 --max-tokens 8
   twin run ./my-checkpoint --prompt Hello --node 1xh200
+  twin run ./my-checkpoint --prompt-file code.txt --draft lookup:7
   twin run laneformer-2b --node 1xh200 --random 1 --prompt-tokens 1,2,3 --max-tokens 500
   twin run llama-3.2-1b --random 1 --prompt-tokens 1,2,3 --gpus 2 --blocks 1 --json"""
 
@@ -131,7 +133,27 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
         help="GPUs: emulated ones on this CPU, 1, 2, 4 or 8 (default 1); with --node all of the "
         "node's, instead of as many as are predicted to be worth it",
     )
-    add_engine_options(parser, without=("gpus", "context", "sampling"))
+    parser.add_argument(
+        "--draft",
+        dest="option_lookup",
+        type=_drafts,
+        default=argparse.SUPPRESS,
+        metavar="lookup:K",
+        help="draft up to K tokens, 1 to 7, from what followed the last few tokens where they "
+        "stood before, and verify them in one pass; of greedy answers, which no draft changes",
+    )
+    # drafts that are simulated only are no options here
+    add_engine_options(parser, without=("gpus", "context", "sampling", "draft", "lookup"))
+
+
+def _drafts(text: str) -> int:
+    kind, _, most = text.partition(":")
+    least, limit = RANGES["lookup"]
+    if kind != "lookup" or not most.isdecimal() or not max(1, least) <= int(most) <= limit:
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)}: lookup:K drafts up to K tokens, 1 to {limit}"
+        )
+    return int(most)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from twin.engine import peers
-from twin.engine.cuda_build import THREADS, CompileReport, architecture, compile_kernels
+from twin.engine.cuda_build import (
+    THREADS,
+    CompileReport,
+    Entry,
+    architecture,
+    compile_kernels,
+)
 from twin.engine.driver import open_driver
 from twin.engine.filling import coded_pieces
 from twin.engine.generation import Generation
@@ -31,6 +37,7 @@ from twin.kernel.header import (
     MAX_RANKS,
     SENTINEL_WORD,
     Control,
+    DraftingRequest,
     GreedyRequest,
     RankMemory,
     Request,
@@ -81,10 +88,18 @@ class DrawingLaunch(ctypes.Structure):
     _fields_ = _fields(Request)
 
 
-Launch = GreedyLaunch | DrawingLaunch
+class DraftingLaunch(ctypes.Structure):
+    """The same of a plan whose rounds verify drafts."""
+
+    _fields_ = _fields(DraftingRequest)
+
+
+Launch = GreedyLaunch | DrawingLaunch | DraftingLaunch
 
 
 def new_launch(options: Options) -> Launch:
+    if options.lookup:
+        return DraftingLaunch()
     return DrawingLaunch() if options.draws else GreedyLaunch()
 
 
@@ -148,11 +163,10 @@ class CudaEngine(Session):
         peers.check_reach(plan, self._gpus)
         self._given: dict[int, list[int]] = {}  # by the first GPU's address, those of the others
         first = self._gpus[0]
-        self.report: CompileReport
-        self._passes: CompileReport | None
-        self.report, self._passes = compile_kernels(
+        self._kernels: dict[Entry, CompileReport] = compile_kernels(
             plan, architecture(first.capability, first.name), trace=trace
         )
+        self.report: CompileReport = self._kernels[Entry.STEPS]
         try:
             self._prepare(weights, random_streams)
         except BaseException:
@@ -169,8 +183,9 @@ class CudaEngine(Session):
         for gpu in self._gpus:
             gpu.use()
             gpu.load(self.report.cubin, shape)
-            if self._passes:
-                gpu.load_passes(self._passes.cubin, shape)
+            for entry, report in self._kernels.items():
+                if entry is not Entry.STEPS:
+                    gpu.load_other(entry.value, report.cubin, shape)
             gpu.open_cuda_streams()
             self._controls.append(Control.from_address(gpu.pin(ctypes.sizeof(Control), run=0)))
         self._control = self._controls[0]  # of the GPU that hands tokens out
@@ -348,10 +363,13 @@ class CudaEngine(Session):
         for gpu, plan, first in () if resident else every:
             gpu.use()
             gpu.capture(plan, [(first, *step) for step in steps], request.steps)
-        for gpu, plan, first in every if self._passes and request.read > request.kept else ():
-            gpu.use()  # the barriers of passes, too, need all blocks at once
-            gpu.launch(plan, (first, 0, 0, 0), cooperative=True, passes=True)
-        for gpu, plan, first in every if resident else ():
+        drafts = isinstance(request, DraftingRequest) and request.drafts > 0
+        reads = Entry.PASSES in self._kernels and request.read > request.kept
+        for entry in [Entry.PASSES] * reads + [Entry.ROUNDS] * drafts:
+            for gpu, plan, first in every:
+                gpu.use()  # the barriers of passes, too, need all blocks at once
+                gpu.launch(plan, (first, 0, 0, 0), cooperative=True, name=entry.value)
+        for gpu, plan, first in every if resident and not drafts else ():
             gpu.use()
             gpu.launch(plan, (first, 0, 0, stages), cooperative=True)
         self._feed()

@@ -9,6 +9,7 @@ import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -59,15 +60,37 @@ def architecture(capability: tuple[int, int], name: str) -> str:
     )
 
 
+class Entry(Enum):
+    """A kernel of a plan, by its name in cuda_main.cu."""
+
+    STEPS = "twin_kernel"
+    PASSES = "twin_passes"
+    ROUNDS = "twin_rounds"  # the passes that verify drafts
+
+
+def entries(plan: Plan) -> list[Entry]:
+    """The kernels of a plan."""
+    passes = plan.options.prompt_chunk > 1
+    return [
+        Entry.STEPS,
+        *([Entry.PASSES] if passes else []),
+        *([Entry.ROUNDS] if plan.options.lookup else []),
+    ]
+
+
 def compile_kernels(
     plan: Plan, arch: str = HOPPER, *, trace: bool = False
-) -> tuple[CompileReport, CompileReport | None]:
-    """Device code of a plan's steps, and of its prompt passes where it has some; both at once."""
-    if plan.options.prompt_chunk == 1:
-        return compile_cubin(plan, arch, trace=trace), None
-    with ThreadPoolExecutor(2) as pool:
-        passes = pool.submit(compile_cubin, plan, arch, passes=True)
-        return compile_cubin(plan, arch, trace=trace), passes.result()
+) -> dict[Entry, CompileReport]:
+    """Device code of all of a plan's kernels, compiled at once."""
+    found = entries(plan)
+    with ThreadPoolExecutor(len(found)) as pool:
+        jobs = {
+            entry: pool.submit(
+                compile_cubin, plan, arch, trace=trace and entry is Entry.STEPS, entry=entry
+            )
+            for entry in found
+        }
+        return {entry: job.result() for entry, job in jobs.items()}
 
 
 def compile_cubin(
@@ -76,10 +99,10 @@ def compile_cubin(
     *,
     trace: bool = False,
     lines: bool = False,
-    passes: bool = False,
+    entry: Entry = Entry.STEPS,
 ) -> CompileReport:
-    """Device code of a plan's steps, or of its prompt `passes`, with its tables compiled in. Raises
-    ToolchainError when no compiler is found or it refuses.
+    """Device code of one of a plan's kernels, with its tables compiled in. Raises ToolchainError
+    when no compiler is found or it refuses.
 
     With `lines` the same code says which source line each of its instructions is from
     (studies/common/cuda_lines.py).
@@ -92,7 +115,7 @@ def compile_cubin(
         *([LINES] if lines else []),
         f"-DTWIN_SHARED_BYTES={schedule_of(plan).block_bytes}",
     ]
-    flags += ["-DTWIN_PASSES"] if passes else []
+    flags += [] if entry is Entry.STEPS else [f"-D{entry.value.upper()}"]
     version = run_compiler([nvcc, "--version"]) if nvcc else compiler_version()
     target = (
         cache_dir() / f"cuda-{content_key([version, arch, *flags, text], native_sources())}.bin"

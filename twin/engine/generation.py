@@ -9,6 +9,14 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
+class Drafting:
+    """What a request says of drafts."""
+
+    most: int | None = None  # tokens drafted at most; None: the plan's `lookup`
+    accepted: float = 0.0  # for timing: tokens a pass that count on average; 0: as the model says
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """What one run made, and how long each step took."""
 
@@ -20,6 +28,8 @@ class Generation:
     trace: NDArray[np.int64] | None = None
     # [passes] duration of each prompt pass
     pass_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    # [rounds] duration of each pass that verified drafts; none where tokens came from steps
+    round_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     kept: int = 0  # tokens of the prompt that were not read again
     reread: int = 0  # tokens read once more, because LongRoPE's factors changed behind them
 
@@ -31,6 +41,11 @@ class Generation:
         return self.prompt_ns + int(self.step_ns[:1].sum())
 
     @property
+    def tokens_per_round(self) -> float:
+        """Tokens of a pass over the weights, drafts that were accepted among them; 1 of steps."""
+        return len(self.tokens) / len(self.round_ns) if len(self.round_ns) else 1.0
+
+    @property
     def tokens_per_s(self) -> float:
         """Of the steps after the prompt; 0 when there are none."""
         total = float(self.step_ns[1:].sum())
@@ -39,12 +54,15 @@ class Generation:
     @property
     def remark(self) -> str:
         """What a user should know of it, as a clause; empty where there is nothing."""
-        if not self.reread:
-            return ""
-        return (
-            f"; {self.reread} tokens were read again with LongRoPE's long factors, since the "
-            "sequence outgrew the short ones"
-        )
+        said = ""
+        if len(self.round_ns):
+            said = f"; {self.tokens_per_round:.2f} tokens a pass, with drafts"
+        if self.reread:
+            said += (
+                f"; {self.reread} tokens were read again with LongRoPE's long factors, since the "
+                "sequence outgrew the short ones"
+            )
+        return said
 
 
 def joined(made: Generation, rest: Generation, reread: int) -> Generation:
@@ -60,6 +78,7 @@ def joined(made: Generation, rest: Generation, reread: int) -> Generation:
         if made.trace is None or rest.trace is None
         else np.concatenate([made.trace, rest.trace]),
         pass_ns=np.concatenate([made.pass_ns, rest.pass_ns]),
+        round_ns=np.concatenate([made.round_ns, rest.round_ns]),
         kept=made.kept,
         reread=reread,
     )

@@ -18,6 +18,7 @@ from twin.errors import EngineError
 
 # graph launches queued beyond the oldest that has not ended: the device never waits for the host
 STEPS_AHEAD = 16
+STEPS = "twin_kernel"  # the name of every platform's kernel that makes steps
 LEAST_BYTES = 16  # of an allocation: the driver has none of zero
 # of page-locked memory that former runs had and the next ones may take: more than any run needs
 # but for logits of whole prompts
@@ -99,6 +100,7 @@ class Gpu:
         self._allocated: list[int] = []
         self._cuda_streams: list[Any] = []
         self._modules: list[Any] = []
+        self._others: dict[str, Any] = {}  # kernels besides that of steps
         self._graph: Any = None
         self._ends: list[Any] = []
         self._steps_left = 0
@@ -166,11 +168,11 @@ class Gpu:
         """The kernel. All its blocks must run at once: one that waits for an unstarted one would
         wait forever.
         """
-        self._kernel = self._function(code, b"twin_kernel", shape)
+        self._kernel = self._function(code, STEPS.encode(), shape)
 
-    def load_passes(self, code: bytes, shape: Shape) -> None:
-        """The kernel of a prompt's passes, of the same shape."""
-        self._passes = self._function(code, b"twin_passes", shape)
+    def load_other(self, name: str, code: bytes, shape: Shape) -> None:
+        """A kernel of a launch of its own, of the same shape."""
+        self._others[name] = self._function(code, name.encode(), shape)
 
     def _function(self, code: bytes, name: bytes, shape: Shape) -> Any:
         self._shape = shape
@@ -329,10 +331,10 @@ class Gpu:
         self._call("cuStreamSynchronize", self._cuda_stream)
 
     def launch(
-        self, plan: int, numbers: Sequence[int], *, cooperative: bool, passes: bool = False
+        self, plan: int, numbers: Sequence[int], *, cooperative: bool, name: str = STEPS
     ) -> None:
-        """The kernel, or that of the prompt's passes: the address of its plan, then its other
-        arguments, all of them 32-bit integers.
+        """A kernel by its name: the address of its plan, then its other arguments, all of them
+        32-bit integers.
         """
         words = [ctypes.c_int(n) for n in numbers]
         arguments = (ctypes.c_void_p * (1 + len(words)))(
@@ -347,7 +349,7 @@ class Gpu:
             attribute.id = self._names.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             attribute.value.cooperative = 1
             config.attrs, config.numAttrs = [attribute], 1
-        kernel = self._passes if passes else self._kernel
+        kernel = self._kernel if name == STEPS else self._others[name]
         self._call("cuLaunchKernelEx", config, kernel, ctypes.addressof(arguments), 0)
 
     def capture(self, plan: int, numbers: Sequence[Sequence[int]], steps: int) -> None:

@@ -59,7 +59,7 @@ class HipEngine(CudaEngine):
         for gpu in self._gpus:
             architecture(gpu.about.arch, gpu.name)
         self.report = cached_code_object(plan, self._gpus[0].about.arch, trace=trace)
-        self._passes = None  # its kernel begins with them
+        self._kernels = {}  # its kernel begins with a prompt's passes
         self.places: list[Places] = []
         self._given = {}
         try:

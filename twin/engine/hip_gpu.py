@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.engine.gpu import LEAST_BYTES, Gpu
+from twin.engine.gpu import LEAST_BYTES, STEPS, Gpu
 from twin.engine.hip_driver import HipDriver
 from twin.errors import EngineError
 
@@ -123,7 +123,7 @@ class HipGpu(Gpu):
             self._call("hipMemsetD32Async", at, signed, words, self._cuda_stream)
 
     def launch(
-        self, plan: int, numbers: Sequence[int], *, cooperative: bool, passes: bool = False
+        self, plan: int, numbers: Sequence[int], *, cooperative: bool, name: str = STEPS
     ) -> None:
         """The kernel, all blocks at once: its plan's address, the rank of its first block, where
         blocks say on which die they run, to the host and to each other. It is resident: it needs no

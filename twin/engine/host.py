@@ -155,6 +155,7 @@ class _Arenas:
         )
         self.ranks = (RankMemory * plan.ranks)()
         self._streams, self._exchange, self._counts, self._kept = [], [], [], []
+        self.caches: list[NDArray[np.uint8]] = []  # of each rank
         self.constants: list[NDArray[np.float32]] = []  # of each rank; none without weights
         table = embedding(plan, weights) if weights is not None else np.zeros(1, np.uint8)
         self._kept.append(table)
@@ -172,7 +173,8 @@ class _Arenas:
             self._exchange.append(exchange)
             self._counts.append(counters)
             prompt = _arena(int(made.sizes["prompt_floats"]) * 4)
-            self._kept += [constants, kv, logits_buffers, prompt]
+            self._kept += [constants, logits_buffers, prompt]
+            self.caches.append(kv)
             memory.prompt = address(prompt)
             memory.stream, memory.embedding, memory.constants = (
                 address(stream),

@@ -21,10 +21,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from twin.engine.bias import Bias, GivenBias
 from twin.engine.failures import raise_failure, status_of
-from twin.engine.generation import Generation, joined
+from twin.engine.generation import Drafting, Generation, joined
 from twin.engine.sampling import SamplingParams
 from twin.errors import EngineError
-from twin.kernel.header import MAX_RANKS, Control, Request, Status
+from twin.kernel.header import MAX_RANKS, Control, DraftingRequest, Request, Status
 from twin.kernel.packing import STORAGE
 from twin.kernel.tables import layout
 from twin.plan.shards import factors_change
@@ -142,6 +142,7 @@ class Session(ABC):
         on_logits: Callable[[NDArray[np.float32]], None] | None = None,
         reuse: bool = False,
         bias: Bias | None = None,
+        drafting: Drafting = Drafting(),  # noqa: B008  # frozen
     ) -> Generation:
         """Up to `max_tokens` tokens after `prompt`. Ctrl-C returns what was generated so far.
 
@@ -155,6 +156,10 @@ class Session(ABC):
         kernel waits for who is LOGIT_ROWS tokens behind, but no longer than half its watchdog.
         `bias`: added to the logits before a token is chosen; `on_logits` gets them without it. The
         kernel waits as long for each token's, which is written after `on_token`.
+        `drafting`: of a plan with `lookup`. Tokens then come from passes that verify drafts, of a
+        greedy request without logits and bias. Passes sum in an order of their own, so a token
+        whose logit is almost that of another one may differ from a step's; which drafts there were
+        makes no difference.
 
         Raises EngineError for a wrong request, for one while another runs, and when the kernel
         hangs or finds no token to choose.
@@ -167,16 +172,18 @@ class Session(ABC):
                 len(prompt) <= self._short < len(prompt) + max_tokens - 1
             ):
                 return self._generate(
-                    prompt, max_tokens, sampling, stops, on_token, on_logits, reuse, bias
+                    prompt, max_tokens, sampling, stops, on_token, on_logits, reuse, bias, drafting
                 )
             before = self._short + 1 - len(prompt)
-            made = self._generate(prompt, before, sampling, stops, on_token, on_logits, reuse, bias)
+            made = self._generate(
+                prompt, before, sampling, stops, on_token, on_logits, reuse, bias, drafting
+            )
             if made.stop_reason != "length":
                 return made
             drawn = replace(sampling, seed=sampling.seed ^ LONG_SEED)
             whole, left = [*prompt, *made.tokens], max_tokens - before
             rest = self._generate(
-                whole, left, drawn, stops, on_token, on_logits, False, bias, made.tokens
+                whole, left, drawn, stops, on_token, on_logits, False, bias, drafting, made.tokens
             )
             return joined(made, rest, len(prompt) + before)
 
@@ -190,6 +197,7 @@ class Session(ABC):
         on_logits: Callable[[NDArray[np.float32]], None] | None,
         reuse: bool,
         bias: Bias | None,
+        drafting: Drafting,
         before: Sequence[int] = (),  # made by this request already
     ) -> Generation:
         if not sampling.greedy and self.plan.options.sampling is Sampling.GREEDY:
@@ -201,7 +209,17 @@ class Session(ABC):
         # a recurrent state cannot be taken back to where two prompts part
         kept = _agreeing(self._held, prompt[:-1]) if reuse and not self.plan.kernel_recurs else 0
         self._held = list(prompt[:kept])  # whatever comes of this request
-        request, pass_stamps = self._read_request(prompt, max_tokens, stop, kept=kept)
+        plain = on_logits is None and bias is None and sampling.greedy
+        most = self.plan.options.lookup
+        lookup = (most if drafting.most is None else min(drafting.most, most)) if plain else 0
+        request, stamps_of_passes = self._read_request(
+            prompt, max_tokens, stop, kept=kept, drafts=lookup
+        )
+        if lookup:
+            assert isinstance(request, DraftingRequest)
+            request.drafts, request.accepted = lookup, drafting.accepted
+        passes = len(stamps_of_passes) - (max_tokens if lookup else 0)
+        pass_stamps, round_stamps = np.split(stamps_of_passes, [passes])
         steps, ordinary = request.steps, request.forced - 1  # steps before that of the first token
         request.seed, request.temperature = sampling.seed, sampling.temperature
         request.top_k, request.top_p = sampling.top_k, sampling.top_p
@@ -217,6 +235,7 @@ class Session(ABC):
         made = self._control.emitted
         if made and not self.plan.kernel_recurs:  # the last token was not read
             self._held = [*prompt, *(int(token) for token in tokens[: made - 1])]
+        rounds = np.concatenate([[self._control.started], pass_stamps[-1:], round_stamps])
         times = np.concatenate(
             [[self._control.started], pass_stamps, stamps[: ordinary + made]]
         ).astype(np.int64)
@@ -229,6 +248,7 @@ class Session(ABC):
             step_ns=np.diff(times)[first:],
             prompt_ns=int(times[first] - times[0]) if made else 0,
             pass_ns=np.diff(times)[: len(pass_stamps)] if made else np.zeros(0, np.int64),
+            round_ns=np.diff(rounds[rounds > 0].astype(np.int64))[int(passes > 0) :],
             stop_reason="stop"
             if status_of(self._control) is Status.STOP
             else "cancelled"
@@ -391,27 +411,29 @@ class Session(ABC):
         stop: Iterable[int],
         most: int | None = None,
         kept: int = 0,
+        drafts: int = 0,
     ) -> tuple[Request, NDArray[Any]]:
         """A request whose prompt is read in passes but for its last token, or up to `most` tokens;
-        and the passes' time stamps.
+        and the passes' time stamps, behind them those of as many rounds as may have `drafts`.
 
         The first `kept` tokens are not read: their keys and values are there.
         """
         chunk = self.plan.options.prompt_chunk
         read = (len(prompt) - 1 if most is None else most) if chunk > 1 else kept
         request = self._request(prompt[read:], len(prompt) - read + max_tokens - 1, stop)
-        stamps = self._zeros(-(-(read - kept) // chunk), np.uint64)
+        rounds = max_tokens if drafts else 0
+        stamps = self._zeros(-(-(read - kept) // chunk) + rounds, np.uint64)
         request.read, request.kept = read, kept
-        if read > kept:
+        if read > kept or drafts:
             request.chunks, request.pass_stamps = (
-                self._give(np.array(prompt[:read], np.int32)),
+                self._give(np.array(prompt if drafts else prompt[:read], np.int32)),
                 address(stamps),
             )
         return request, stamps
 
     def _request(self, prompt: Sequence[int], steps: int, stop: Iterable[int]) -> Request:
         forced, stops = np.array(prompt, np.int32), np.array(sorted(stop), np.int32)
-        request = Request(
+        request = (DraftingRequest if self.plan.options.lookup else Request)(
             forced=len(forced),
             steps=steps,
             stop_count=len(stops),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from twin.kernel.coded import NUMBERS
 from twin.kernel.header import BIAS_GIVEN, LOGITS_TAKEN, PASS_BARRIER, SENTINEL_WORD, START_BARRIER
+from twin.kernel.prompt import CANDIDATE_FLOATS, PART_ENDS, ROUND_FIRST
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import STATE_ALIGNED
 from twin.models.formats import BLOCK_ROWS, GGUF, INT4, INT8_G32, SCALED_ROWS, UNIT_BYTES
@@ -93,6 +94,12 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "SHARE_FLOATS": (SHARE_FLOATS, "of one block of one rank"),
     "FOUND_FLOATS": (FOUND_FLOATS, "which logit is the last one kept"),
     "PROBED_FLOATS": (PROBED_FLOATS, "what threads found in the buckets wanted"),
+    "ROUND_FIRST": (ROUND_FIRST, "words of a round of drafts before its tokens"),
+    "CANDIDATE_FLOATS": (CANDIDATE_FLOATS, "that a block leaves of its logits of a token there"),
+    "FEW_COLUMNS": (pass_memory.FEW_COLUMNS, "of a warp's load in a round"),
+    "FEW_SUMS_BYTES": (pass_memory.FEW_SUMS_BYTES, "of a batch's sums there"),
+    "FEW_TOKENS": (pass_memory.FEW_TOKENS, "of a round, at most"),
+    "PART_ENDS": (PART_ENDS, "behind a part of a head's outputs in a round: maximum, sum"),
     "PASS_STEP_COLUMNS": (passes.STEP_COLUMNS, "of a step of a pass's product"),
     "PASS_TILE_TOKENS": (passes.TILE_TOKENS, "of a block at a time"),
     "PASS_BEGINS_BYTES": (pass_memory.BEGINS_BYTES, "where a thread's rows of 16 bits begin"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import textwrap
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from twin.kernel import experts
 from twin.kernel.fields import CODED_FIELDS, FIELDS, FLOATS, STAGE_EXTRAS
-from twin.kernel.prompt import OTHER_COLUMNS
+from twin.kernel.prompt import OTHER_COLUMNS, ROUND_PARTS
 from twin.kernel.runs import runs
 from twin.kernel.sizes import OTHER
 from twin.kernel.tables import Layout, layout
@@ -32,7 +33,7 @@ from twin.kernel.traits import (
 )
 from twin.models.spec import DType
 from twin.models.variant import Activation
-from twin.plan.types import HandOffKind, Parts, Plan, StageKind
+from twin.plan.types import HandOffKind, Options, Parts, Plan, Sampling, StageKind
 
 MAX_RANKS = 16
 # an exchanged word that is not yet written: a NaN that no arithmetic here produces
@@ -56,6 +57,8 @@ ABSENT_FIELDS = dict.fromkeys(STAGE_EXTRAS, -1) | dict.fromkeys(
 ABSENT_SIZES = (
     *("choice", "kept", "channels", "held", "whole", "whole_units"),
     *(f"prompt_{name}" for name in OTHER_COLUMNS),
+    *("drafts", "round_stages", "round_splits", "round_counter"),
+    *(f"round_{name}" for name in ROUND_PARTS),
     *(f"other_{name}" for name in (*OTHER, "kv_items", "scan_heads", "cache_tile", "tensor_scan")),
     *(
         f"{name}_{what}"
@@ -147,6 +150,13 @@ DRAWING_FIELDS = (
     ("float", "repetition"),  # such logits are divided by it, or multiplied if not above 0; 1: none
 )
 
+# The same for kernels that draft; in all others a constant of zero.
+DRAFTING_FIELDS = (
+    ("int", "drafts"),  # tokens drafted at most before each pass; 0: tokens come from steps
+    # for timing: so many tokens a pass count on average, whatever the model says; 0: what it says
+    ("float", "accepted"),
+)
+
 CONTROL_FIELDS = (  # what changes while it runs
     ("u64", "started"),  # ns
     ("int", "abort"),  # by the host: cancelled; by the device: failed. All blocks leave.
@@ -190,6 +200,19 @@ class Request(GreedyRequest):
     _fields_ = _mirror(DRAWING_FIELDS)
 
 
+class DraftingRequest(Request):
+    """What to generate, as kernels see it that verify drafts."""
+
+    _fields_ = _mirror(DRAFTING_FIELDS)
+
+
+def request_of(options: Options) -> type[GreedyRequest]:
+    """What a GPU's kernel of such a plan takes."""
+    if options.lookup:
+        return DraftingRequest
+    return Request if options.draws else GreedyRequest
+
+
 class Control(ctypes.Structure):
     """What changes while the kernel runs, as C++ sees it."""
 
@@ -228,7 +251,7 @@ def header(plan: Plan, *, embedded: bool = True, trace: bool = False) -> str:
         *(_shape(*shape) for shape in _shapes(plan, made, embedded).items()),
         *(_struct(made, name, table) for name, table in structs.items()),
         _memory("RankMemory", RANK_FIELDS, RankMemory),
-        _request(GreedyRequest if embedded and not plan.options.draws else Request),
+        _request(plan.options, embedded),
         _memory("Control", CONTROL_FIELDS, Control),
         _embedded(made) if embedded else _loaded(made),
         "}  // namespace twin\n",
@@ -303,11 +326,17 @@ def _struct(made: Layout, name: str, table: str) -> str:
     )
 
 
-def _request(mirror: type[GreedyRequest]) -> str:
-    draws = mirror is Request
-    more = DRAWING_FIELDS if draws else tuple(_zero(*field) for field in DRAWING_FIELDS)
-    said = ("static constexpr bool", f"DRAWS = {str(draws).lower()}")
-    return _memory("Request", (*REQUEST_FIELDS, *more, said), mirror)
+def _request(options: Options, embedded: bool) -> str:
+    """A host's kernel, which many plans share, draws."""
+    mirror = request_of(options if embedded else replace(options, sampling=Sampling.FULL))
+    said = ("static constexpr bool", f"DRAWS = {str(options.draws or not embedded).lower()}")
+    fields = (
+        *REQUEST_FIELDS,
+        *(f if issubclass(mirror, Request) else _zero(*f) for f in DRAWING_FIELDS),
+        *(f if mirror is DraftingRequest else _zero(*f) for f in DRAFTING_FIELDS),
+        said,
+    )
+    return _memory("Request", fields, mirror)
 
 
 def _zero(kind: str, name: str) -> tuple[str, str]:

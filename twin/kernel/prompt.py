@@ -20,6 +20,12 @@ from twin.schedule.types import Schedule
 # states; what is solved for before states are carried on (`Solved` in cuda_delta.cuh); what shared
 # experts make, [tokens][hidden]
 OTHER_COLUMNS = ("mixed", "solved", "shared")
+CANDIDATE_FLOATS = 2  # a logit and its token
+ROUND_FIRST = 2  # words of a round before its tokens: how many they are, the first one's position
+ROUND_PARTS = ("logits", "best", "round", "history", "parts")
+PART_ENDS = (
+    4  # floats behind a part of a head's outputs: its maximum, its sum, a filled-up 16 bytes
+)
 
 
 @frozen(kw_only=True)
@@ -48,6 +54,12 @@ class Prompt:
     router: int = 0
     entries: int = 0
     order: int = 0  # a CPU's, in a block's scratch: entries sorted by expert
+    # drafts: a round's logits, [tokens][rows of the LM head] FP32; each block's best one of each
+    # token, [tokens][blocks][logit, token]; what the next round multiplies: tokens, the position of
+    # the first, the tokens; all tokens so far, [max_context]; on tensor cores what splits of the
+    # cache make, [kv heads][splits][tokens][query heads of one][head_dim, PART_ENDS]
+    rounds: Mapping[str, int] = field(default_factory=dict)
+    round_stages: int = 0  # a pass that verifies drafts ends before this stage
     # of OTHER_COLUMNS that a plan has
     others: Mapping[str, int] = field(default_factory=dict)
     # of a GPU's memory during passes: decoded rows, and what experts and OTHER_COLUMNS take besides
@@ -89,10 +101,12 @@ def prompt_of(schedule: Schedule) -> Prompt:
         routers = up(max(rows, default=0) * size // 4, LINE_FLOATS)
     router, decoded = at, at + routers
     normed, summed = _decoded_floats(plan, passes)
+    behind = decoded + plan.blocks * (normed + summed)
+    rounds, floats = _rounds(plan, passes, behind)
     chip, order = _chip_floats(plan)
     others = {name: offsets[name] for name in OTHER_COLUMNS if name in offsets}
     return Prompt(
-        floats=decoded + plan.blocks * (normed + summed),
+        floats=floats,
         residual=offsets["residual"],
         normed=offsets["normed"],
         queries=offsets.get("queries", 0),
@@ -107,10 +121,35 @@ def prompt_of(schedule: Schedule) -> Prompt:
         entries=offsets.get("entries", 0),
         order=order,
         others=others,
+        rounds=rounds,
+        round_stages=max((one.stage.index + 1 for one in passes.rounds), default=0),
         other_bytes=4 * plan.ranks_per_gpu * _floats(columns, others, passes.chunk),
         decoded_bytes=4 * plan.ranks_per_gpu * plan.blocks * (normed + summed),
         routed_bytes=4 * plan.ranks_per_gpu * (_routed_floats(columns, passes.chunk) + routers),
     )
+
+
+def _rounds(plan: Plan, passes: Passes, at: int) -> tuple[dict[str, int], int]:
+    """(where what only rounds of drafts have lies, from float `at` on; where it ends)."""
+    if not passes.rounds:
+        return {}, at
+    tokens, head = plan.options.lookup + 1, passes.rounds[-1].stage.matrix
+    assert head is not None
+    each = {
+        "logits": tokens * up(head.rows, LINE_FLOATS),
+        "best": tokens * plan.blocks * CANDIDATE_FLOATS,
+        "round": ROUND_FIRST + tokens,
+        "history": plan.options.max_context,
+    }
+    if passes.tensor:
+        own = plan.kernel_attention()
+        rows = own.kv_heads * passes.round_splits * tokens * own.group
+        each["parts"] = rows * (own.head_dim + PART_ENDS)
+    found = {}
+    for name, floats in each.items():
+        found[name] = at
+        at += up(floats, LINE_FLOATS)
+    return found, at
 
 
 def _routed_floats(columns: Mapping[str, int], chunk: int) -> int:

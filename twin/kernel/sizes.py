@@ -8,6 +8,7 @@ from twin.models.spec import LaneHead, ModelSpec, RopeStyle
 from twin.plan.types import STAGGERED_LANES, HandOffKind, Plan, Sampling
 from twin.schedule.block import LINE_FLOATS, ROWS_AT_ONCE, up
 from twin.schedule.memory import STATE_EXTRA, Scratch, block_logits, logits_buffer_floats
+from twin.schedule.passes import Passes
 from twin.schedule.types import Schedule
 
 HANDOFFS = {kind: at for at, kind in enumerate(HandOffKind)}
@@ -109,23 +110,39 @@ def _biased(spec: ModelSpec) -> bool:
 
 def _prompt_sizes(schedule: Schedule, prompt: Prompt) -> dict[str, int]:
     plan, passes = schedule.plan, schedule.passes
+    return (
+        {
+            "prompt_chunk": plan.options.prompt_chunk if plan.spec else 1,
+            "prompt_floats": prompt.floats,
+            "prompt_residual": prompt.residual,
+            "prompt_normed": prompt.normed,
+            "prompt_stages": prompt.stages,
+            "prompt_chip_floats": prompt.chip_floats,
+            "prompt_bytes": schedule.memory.pass_bytes,
+            "prompt_queries": prompt.queries,
+            "prompt_decoded": prompt.decoded,
+            "prompt_normed_floats": prompt.normed_floats,
+            "prompt_summed_floats": prompt.summed_floats,
+            "prompt_choices": prompt.choices,
+            "prompt_router": prompt.router,
+            "prompt_entries": prompt.entries,
+            "prompt_order": prompt.order,
+            "prompt_batch": passes.batch if passes else 0,
+            "prompt_owners": passes.owners if passes else 1,
+            "tensor_pass": int(passes is not None and passes.tensor),
+        }
+        | {f"prompt_{name}": at for name, at in prompt.others.items()}
+        | _round_sizes(plan, passes, prompt)
+    )
+
+
+def _round_sizes(plan: Plan, passes: Passes | None, prompt: Prompt) -> dict[str, int]:
+    """Of a plan that verifies drafts."""
+    if passes is None or not passes.rounds:
+        return {}
+    offsets = {f"round_{name}": at for name, at in prompt.rounds.items()}
     return {
-        "prompt_chunk": plan.options.prompt_chunk if plan.spec else 1,
-        "prompt_floats": prompt.floats,
-        "prompt_residual": prompt.residual,
-        "prompt_normed": prompt.normed,
-        "prompt_stages": prompt.stages,
-        "prompt_chip_floats": prompt.chip_floats,
-        "prompt_bytes": schedule.memory.pass_bytes,
-        "prompt_queries": prompt.queries,
-        "prompt_decoded": prompt.decoded,
-        "prompt_normed_floats": prompt.normed_floats,
-        "prompt_summed_floats": prompt.summed_floats,
-        "prompt_choices": prompt.choices,
-        "prompt_router": prompt.router,
-        "prompt_entries": prompt.entries,
-        "prompt_order": prompt.order,
-        "prompt_batch": passes.batch if passes else 0,
-        "prompt_owners": passes.owners if passes else 1,
-        "tensor_pass": int(passes is not None and passes.tensor),
-    } | {f"prompt_{name}": at for name, at in prompt.others.items()}
+        "drafts": plan.options.lookup,
+        "round_stages": prompt.round_stages,
+        "round_splits": passes.round_splits,
+    } | offsets

@@ -165,6 +165,8 @@ def layout(plan: Plan) -> Layout:
         "stream_pages": weights.pages,
         "rope": vectors.get(-1, {}).get("rope", -1),
     }
+    if prompt.rounds:
+        sizes |= {"counters": counters + 4, "round_counter": counters + 3}
     behind = scratch.stages + scratch.held + scratch.whole
     sizes |= {"choice": behind} if routed else {}
     sizes |= {"kept": behind + scratch.choice} if scratch.kept else {}

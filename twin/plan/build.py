@@ -60,6 +60,7 @@ def outline(spec: ModelSpec, options: Options, limits: Limits, attend: Attend) -
     step(builder)
     if any(ROWS[stage.kind].in_pass is InPass.NO_CODE for stage in builder.stages):
         options = replace(options, prompt_chunk=1)
+    _check_lookup(spec, options)
     plan = Plan(
         name=f"{spec.name} on {options.gpus} x {options.blocks} blocks",
         spec=spec,
@@ -222,6 +223,30 @@ def _check_lanes(spec: ModelSpec, options: Options) -> None:
             f"delay={delay}: half of the {spec.layers} layers leaves no time for resets before "
             "the next step; use counters"
         )
+
+
+def _check_lookup(spec: ModelSpec, options: Options) -> None:
+    """Drafts are verified by passes, whose rejected tokens leave nothing but keys and values."""
+    if not options.lookup:
+        return
+    if options.lookup > RANGES["lookup"][1]:
+        raise PlanError(f"lookup={options.lookup}: at most {RANGES['lookup'][1]} drafted tokens")
+    reason = None
+    if spec.recurrence or spec.convolution:
+        reason = f"{spec.name} has recurrent states, which a rejected draft would leave changed"
+    elif spec.lanes:
+        reason = f"{spec.name} has lanes, whose heads passes have no code for"
+    elif options.tokens > 1:
+        reason = f"a step of batch={options.batch} and draft={options.draft} is simulated only"
+    elif not options.resident:
+        reason = f"execution={options.execution.value} ends each step on the host"
+    elif options.prompt_chunk <= options.lookup:
+        reason = (
+            f"passes verify drafts, and this plan's take {options.prompt_chunk} "
+            f"token{'s' * (options.prompt_chunk > 1)}"
+        )
+    if reason:
+        raise PlanError(f"lookup={options.lookup}: {reason}; use lookup=0")
 
 
 def _check_several(spec: ModelSpec, options: Options, ranks: int) -> None:

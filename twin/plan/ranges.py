@@ -32,6 +32,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "prompt_chunk": (1, 4096),
     "batch": (1, 1024),
     "draft": (0, 64),
+    "lookup": (0, 7),
     "expert_ranks": (1, 1024),
     "ahead_slots": (0, 2**20),
     "lane_stagger_ns": (0, MOST_STAGGER_NS),

@@ -25,6 +25,7 @@ from twin.plan.types import (
     Stage,
     StageKind,
 )
+from twin.proof.rounds import check_rounds
 from twin.proof.stored import DECODED, in_blocks, multiplied
 from twin.proof.violation import Violation
 from twin.schedule.block import LINE_FLOATS
@@ -466,6 +467,7 @@ def _laid_out(plan: Plan) -> Iterator[Violation]:
         yield Violation("kernel", THE_PLAN, str(error))
         return
     yield from _ring(plan)
+    yield from check_rounds(plan, made)
     needed, limit = plan.memory_bytes(), plan.limits.memory_bytes
     held = needed + plan.ranks_per_gpu * _extra_bytes(plan, made.sizes)
     if needed <= limit < held:  # more is refused elsewhere

@@ -55,6 +55,7 @@ OPTION_MINIMUM = {
     "prompt_chunk": 1,
     "batch": 1,
     "draft": 0,
+    "lookup": 0,
     "expert_ranks": 1,
     "ahead_slots": 0,
     "lane_stagger_ns": 0,

@@ -21,6 +21,7 @@ NEXT_STEP = {
     "reset": "give each value exactly one reset after its last reader and before its copy is "
     "used again",
     "race": "raise copies, or move the reset to where both sides are proven",
+    "drafts": "rebuild the plan with twin.plan.build, or use lookup=0",
     "budget": "lower ring_slots, slot_bytes, max_context or blocks, or choose a node with "
     "more memory",
 }

@@ -23,6 +23,8 @@ ROOM_BYTES = 192 << 10  # of steps: four of 256 weight rows and 128 tokens
 BEGINS_BYTES = 8 << 10  # where a thread's rows begin
 ROWS_BYTES = 256  # and whose rows they are
 SCAN_TILES = 4  # one in use, the others under way
+# where passes verify drafts: columns of a warp's load; bytes of a batch's sums of eight tokens
+FEW_COLUMNS, FEW_SUMS_BYTES, FEW_TOKENS = 32, 16 << 10, 8
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a pass
 # of a recurrent state on tensor cores: tokens that it is carried on by at once; rows of a product;
 # elements of a key, at most: a warp has STATE_ROWS of them; states that share a key, at most
@@ -195,12 +197,38 @@ def possible_chunks(
     return tuple(chunk for chunk in chunks if not spec.recurrence or chunk >= STATE_TOKENS)
 
 
+def _check_rounds(plan: Plan) -> None:
+    """Raises PlanError for drafts that an NVIDIA GPU does not verify."""
+    options, reason = plan.options, None
+    matrices = [m for stage in plan.stages for m in stage.matrices]
+    if plan.coded:
+        reason = "weights of fewer than 16 bits"
+    elif options.weight_dtype is DType.FP32:
+        reason = "weights of 32 bits"
+    elif plan.kernel_routed:
+        reason = "experts"
+    elif not tensor_heads(plan.kernel_attention(), options.kv_dtype.bytes):
+        reason = "heads that tensor cores do not take"
+    elif plan.kernel_attention().group * (options.lookup + 1) > SCAN_ROWS:
+        reason = f"more than {SCAN_ROWS // (options.lookup + 1)} query heads of a key"
+    elif any(m.cols % FEW_COLUMNS or m.tile_cols % FEW_COLUMNS for m in matrices):
+        reason = f"matrices of other than multiples of {FEW_COLUMNS} columns"
+    elif any(m.slices * m.tile_rows * 4 * FEW_TOKENS > FEW_SUMS_BYTES for m in matrices):
+        reason = "matrices so wide that their sums leave the ring no room"
+    if reason:
+        raise PlanError(
+            f"lookup={options.lookup}: NVIDIA GPUs verify no drafts of {reason}; use lookup=0"
+        )
+
+
 def check_tensor_cores(plan: Plan) -> None:
     """Raises PlanError for passes that an NVIDIA GPU cannot make."""
     options = plan.options
     if options.prompt_chunk == 1:
         return
     assert plan.spec is not None
+    if options.lookup:
+        _check_rounds(plan)
     chunks = possible_chunks(
         plan.spec, plan.kernel_attention(), options.weight_dtype, options.kv_dtype.bytes
     )

@@ -8,6 +8,8 @@ at a full barrier, so its numbers need neither flags nor resets.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from twin.frozen import frozen
 from twin.plan.catalogue import ROWS, InPass
 from twin.plan.types import Attention, Matrix, Plan, Routed, Span, Stage, StageKind
@@ -28,6 +30,7 @@ PAIR_BYTES = 32  # of a key that a warp loads at once
 # of an expert that a block multiplies together, and that it decodes before: so many, in 16 bits, of
 # all blocks stay in an H200's second-level cache
 ROUTED_ROWS, DECODED_ROWS = 256, 64
+ROUND_SPLITS = 16  # of a KV head's cache at most, where passes verify drafts
 EIGHT_BIT_ROWS = 128  # the same of codes of eight bits, which are decoded in shared memory
 
 
@@ -61,6 +64,17 @@ class Passes:
     # of a down projection it multiplies together
     batch: int
     owners: int
+    # of a pass that verifies drafts: all, the LM head too; none in plans without
+    rounds: tuple[PassStage, ...] = ()
+
+    @property
+    def round_splits(self) -> int:
+        """Of each KV head's cache, on tensor cores, in a pass that verifies drafts: blocks look at
+        one each. Every so manyth tile of positions belongs to a split, whatever the pass holds, so
+        sums have one order.
+        """
+        heads = self.plan.kernel_attention().kv_heads
+        return max(1, min(ROUND_SPLITS, self.plan.blocks // heads))
 
     def count(self, tokens: int) -> int:
         """Passes that read all but the last of `tokens` prompt tokens."""
@@ -92,15 +106,25 @@ def passes_of(plan: Plan, chooser: Chooser) -> Passes | None:
     decodes = chooser.decodes
     batch = batch_rows(plan) if decodes and plan.kernel_routed else 0
     owners = _owners(plan, batch) if plan.coded else 1
+
+    def made(stages: Iterable[Stage]) -> tuple[PassStage, ...]:
+        return tuple(_pass_stage(plan, stage, batch, owners) for stage in stages)
+
     return Passes(
         plan=plan,
         chunk=chunk,
-        stages=tuple(_pass_stage(plan, stage, batch, owners) for stage in stages),
+        stages=made(stages),
         decodes=decodes,
         tensor=decodes and tensor_heads(plan.kernel_attention(), plan.options.kv_dtype.bytes),
         batch=batch,
         owners=owners,
+        rounds=made(_verified(plan)) if plan.options.lookup else (),
     )
+
+
+def _verified(plan: Plan) -> list[Stage]:
+    head = next(stage.index for stage in plan.stages if stage.kind is StageKind.LM_HEAD)
+    return [s for s in plan.stages[: head + 1] if ROWS[s.kind].in_pass is InPass.RUN]
 
 
 def batch_rows(plan: Plan) -> int:

@@ -75,6 +75,7 @@ class Schedule:
             passes.batch,
             passes.owners,
             tuple((one.rows, one.batches) for one in passes.stages),
+            *((one.rows, one.batches) for one in passes.rounds),
         )
         content = (
             sorted(tiles),

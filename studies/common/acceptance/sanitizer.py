@@ -128,8 +128,8 @@ def sanitize(
         )
     expected = run_all(bench, which)
     # those that ran: the cache has them
-    reports = [report for plan in PLANS[which](bench) for report in compile_kernels(plan)]
-    kernels = [read_kernel(report.cubin) for report in reports if report]
+    reports = [report for plan in PLANS[which](bench) for report in compile_kernels(plan).values()]
+    kernels = [read_kernel(report.cubin) for report in reports]
     if "racecheck" in tools and not all(kernel.rows for kernel in kernels):
         raise NotRun(
             "the kernels have no source lines, by which racecheck's reports are judged: set "

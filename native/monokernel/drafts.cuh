@@ -1,0 +1,253 @@
+// Drafts by prompt lookup: what follows the last few tokens where they stood before. A round
+// multiplies the last token and its drafts, and keeps those that the model would have made. One
+// block decides for all; between what it reads and what it writes all blocks meet.
+#pragma once
+
+namespace twin {
+
+// A round, as the block that decides leaves it in every rank's memory: how many tokens, none at the
+// end; the position of the first; the tokens.
+constexpr int ROUND_FIRST = facts::ROUND_FIRST, CANDIDATE = facts::CANDIDATE_FLOATS;
+constexpr int LONGEST_MATCH = 4, SHORTEST_MATCH = 2;  // tokens that are looked for
+constexpr int MOST_PAUSE = 64;  // rounds without drafts, after some of which none was kept
+
+__device__ __forceinline__ int load_word(const float* at) {
+  return bits_as<int>(load_shared(at, true));
+}
+__device__ __forceinline__ void store_word(float* at, int word) {
+  store_peer(at, bits_as<float>(word));
+}
+__device__ __forceinline__ float* round_at(const Block& b, int rank) {
+  return b.launch.ranks[rank].prompt + b.plan.round_round;
+}
+
+// The token at a place of a pass.
+__device__ __forceinline__ int token_of(const Block& b, const Pass& pass, int token) {
+  if (verifies(b, pass)) return load_word(round_at(b, b.rank) + ROUND_FIRST + token);
+  return b.launch.request.chunks[pass.first + token];
+}
+
+// What the next round is; false behind the last one.
+__device__ __forceinline__ bool open_round(Block& b, Pass& pass) {
+  const float* const at = round_at(b, b.rank);
+  pass.tokens = load_word(at), pass.first = load_word(at + 1);
+  b.core.forget();
+  if (b.core.thread() == 0) b.at.step = pass.first - b.launch.request.read;
+  return pass.tokens > 0;
+}
+
+// Floats between the logits of neighbouring tokens.
+__device__ __forceinline__ int logits_pitch(const Stage& stage) {
+  return (stage.rows + facts::LINE_FLOATS - 1) / facts::LINE_FLOATS * facts::LINE_FLOATS;
+}
+
+// Where a block leaves the best of its logits of a token.
+__device__ __forceinline__ float* best_at(const Block& b, int rank, int token, int block) {
+  return b.launch.ranks[rank].prompt + b.plan.round_best +
+         (token * b.plan.blocks + block) * CANDIDATE;
+}
+
+// The best of the block's rows of the LM head, of each token.
+__device__ TWIN_LARGE void put_best(Block& b, const Stage& head, int tokens) {
+  const Span own = b.plan.owned_of(head.owned, b.block);
+  const int first = b.rank * b.plan.shard_vocab, pitch = logits_pitch(head);
+  b.core.barrier();  // all threads' sums are stored
+  TWIN_ONCE
+  for (int t = 0; t < tokens; ++t) {
+    const float* const logits = b.memory.prompt + b.plan.round_logits + long(t) * pitch;
+    Candidate mine = {-infinity(), first + own.lo};
+    TWIN_ONCE
+    TWIN_EACH(i, own.hi - own.lo) {
+      const int token = first + own.lo + i;
+      const float logit = capped_logit(load_shared(logits + own.lo + i));
+      const Candidate other = {token < b.plan.vocab ? logit : -infinity(), token};
+      if (wins(other, mine)) mine = other;
+    }
+    const Candidate best = b.core.best(mine, wins);
+    if (b.core.thread() != 0) continue;
+    float* const to = best_at(b, b.rank, t, b.block);
+    store_shared(to, best.logit), store_word(to + 1, best.index);
+  }
+}
+
+// The block that decides: all its threads together.
+struct Drafts {
+  Block& b;
+  int most;    // tokens that are drafted at most,
+  int pause;   // after so many rounds without
+  int failed;  // rounds in a row that kept none of their drafts
+  int rounds;  // so far
+
+  __device__ __forceinline__ explicit Drafts(Block& block)
+      : b(block), most(block.launch.request.drafts), pause(0), failed(0), rounds(0) {}
+  __device__ __forceinline__ bool mine() const { return b.rank == 0 && b.block == 0; }
+  // All tokens so far.
+  __device__ __forceinline__ float* history() const {
+    return b.launch.ranks[0].prompt + b.plan.round_history;
+  }
+
+  // Before the first round: the prompt.
+  __device__ TWIN_LARGE void begin() {
+    const Request& wanted = b.launch.request;
+    TWIN_ONCE
+    TWIN_EACH(i, wanted.read + 1) store_word(history() + i, TWIN_GLOBAL(wanted.chunks)[i]);
+    b.core.barrier();
+    next(wanted.read, b.core.any(b.core.thread() == 0 && load_host(wanted.abort)));
+  }
+
+  // The round behind the last token, which is at `position`.
+  __device__ TWIN_LARGE void next(int position, bool over) {
+    const Request& wanted = b.launch.request;
+    const int left = wanted.steps - (position - wanted.read);  // tokens that may still be made
+    const int room = least(most, left - 1);
+    if (pause > 0) --pause;
+    const bool forced = wanted.accepted > 0.0f;
+    const bool some = !over && pause == 0 && room > 0 && position > 0;
+    const int from = !some ? 0 : forced ? 1 : found(position);
+    const int drafted = from ? room : 0;
+    // where a match reaches the end, what follows repeats
+    TWIN_ONCE
+    TWIN_EACH(i, b.plan.ranks * (drafted + 1)) {
+      const int at = i % (drafted + 1);
+      store_word(round_at(b, i / (drafted + 1)) + ROUND_FIRST + at,
+                 load_word(history() +
+                           (at == 0 ? position : from + (at - 1) % (position + 1 - from))));
+    }
+    TWIN_EACH(rank, b.plan.ranks) {
+      float* const to = round_at(b, rank);
+      store_word(to, over ? 0 : 1 + drafted), store_word(to + 1, position);
+    }
+  }
+
+  // Behind the last place where the tokens before `position`, and it, stood before: of the longest
+  // match. 0: nowhere.
+  __device__ __forceinline__ int found(int position) const {
+    constexpr int AT_ONCE = 4;
+    int last[LONGEST_MATCH];
+    TWIN_UNROLL
+    for (int k = 0; k < LONGEST_MATCH; ++k)
+      last[k] = load_word(history() + (position > k ? position - k : 0));
+    Candidate mine = {0.0f, 0};  // a match's length, the place where it ends, counted backwards
+    const int step = b.core.threads();
+    TWIN_ONCE
+    for (int i = b.core.thread() + 1; i < position; i += AT_ONCE * step) {
+      int seen[AT_ONCE], before[AT_ONCE];
+      TWIN_UNROLL
+      for (int j = 0; j < AT_ONCE; ++j) {
+        const int at = i + j * step < position ? i + j * step : i;
+        seen[j] = load_word(history() + at), before[j] = load_word(history() + at - 1);
+      }
+      TWIN_UNROLL
+      for (int j = 0; j < AT_ONCE; ++j) {
+        const int at = i + j * step;
+        if (at >= position || seen[j] != last[0] || before[j] != last[1]) continue;
+        int length = SHORTEST_MATCH;
+        TWIN_ONCE
+        while (length < LONGEST_MATCH && at >= length &&
+               load_word(history() + at - length) == last[length])
+          ++length;
+        const Candidate other = {float(length), -at};
+        if (wins(other, mine)) mine = other;
+      }
+    }
+    const Candidate best = b.core.best(mine, wins);
+    return best.logit > 0.0f ? 1 - best.index : 0;
+  }
+
+  // Of each token of the round the one that the model makes behind it, -1 where none is finite, and
+  // the one that was drafted.
+  __device__ __forceinline__ int* choose(int tokens) const {
+    int* const to = reinterpret_cast<int*>(b.scratch);  // [tokens][2]
+    TWIN_ONCE
+    for (int t = b.core.warp(); t < tokens; t += b.core.warps()) {
+      Candidate mine = {-infinity(), 0x7FFFFFFF};
+      TWIN_ONCE
+      for (int i = b.core.warp_thread(); i < b.plan.ranks * b.plan.blocks;
+           i += b.core.warp_threads()) {
+        const float* const at = best_at(b, i / b.plan.blocks, t, i % b.plan.blocks);
+        const Candidate other = {load_shared(at, true), load_word(at + 1)};
+        if (wins(other, mine)) mine = other;
+      }
+      TWIN_UNROLL
+      for (int mask = b.core.warp_threads() / 2; mask; mask /= 2) {
+        const Candidate other = {b.core.shuffle_xor(mine.logit, mask),
+                                 b.core.shuffle_xor(mine.index, mask)};
+        if (wins(other, mine)) mine = other;
+      }
+      if (b.core.warp_thread() != 0) continue;
+      to[2 * t] = finite(mine.logit) ? mine.index : -1;
+      to[2 * t + 1] = t + 1 < tokens ? load_word(round_at(b, 0) + ROUND_FIRST + t + 1) : -1;
+    }
+    b.core.barrier();
+    return to;
+  }
+
+  // How many of a round's tokens a timed run takes for accepted.
+  __device__ __forceinline__ int forced(int tokens) {
+    const double each = b.launch.request.accepted;
+    const int count = int(each * double(rounds + 1)) - int(each * double(rounds));
+    ++rounds;
+    return count < 1 ? 1 : least(count, tokens);
+  }
+
+  __device__ __forceinline__ bool stops(int token) const {
+    const Request& wanted = b.launch.request;
+    bool found = false;
+    TWIN_ONCE
+    for (int i = 0; i < wanted.stop_count; ++i) found |= TWIN_GLOBAL(wanted.stop)[i] == token;
+    return found;
+  }
+
+  // Hands out the tokens of a round that count, and says what the next one is. False: the
+  // generation has failed.
+  __device__ TWIN_LARGE bool settle(const Pass& pass) {
+    const Request& wanted = b.launch.request;
+    const int* const made = choose(pass.tokens);
+    const int step = pass.first - wanted.read;
+    int count = 0, token = -1;
+    bool stopped = false;
+    do {  // a draft counts where the model makes it, and never behind a stop token
+      token = made[2 * count];
+      stopped = stops(token);
+      ++count;
+    } while (!stopped && token >= 0 && count < pass.tokens && made[2 * count - 1] == token);
+    if (wanted.accepted > 0.0f) count = forced(pass.tokens), stopped = false;
+    const bool failed_here = token < 0;
+    if (failed_here) --count;
+    TWIN_EACH(i, count) {
+      if (step + i + 1 < wanted.steps) store_word(history() + pass.first + i + 1, made[2 * i]);
+      TWIN_GLOBAL(wanted.stamps)[step + i] = now_ns();
+      TWIN_GLOBAL(wanted.tokens)[step + i] = made[2 * i];
+    }
+    if (b.core.thread() == 0) wanted.pass_stamps[pass.number] = now_ns();
+    host_fence();
+    b.core.barrier();
+    bool over = stopped || step + count >= wanted.steps;
+    if (b.core.thread() == 0) {
+      store_host(&b.control->emitted, step + count);
+      if (stopped) claim(&b.control->status, int(Status::RUNNING), int(Status::STOP));
+      if (failed_here) {
+        claim(&b.control->status, int(Status::RUNNING), int(Status::NO_TOKEN));
+        leave_all(b.launch);
+      }
+      over |= load_host(wanted.abort) != 0;
+    }
+    over = b.core.any(over);
+    if (failed_here) return false;
+    if (!(wanted.accepted > 0.0f)) learn(pass.tokens - 1, count - 1);
+    next(pass.first + count, over);
+    return true;
+  }
+
+  // How many tokens the next rounds draft: more while all are kept, fewer behind a draft that was
+  // not, none for a while where nothing is.
+  __device__ __forceinline__ void learn(int drafted, int kept) {
+    if (drafted == 0) return;
+    const int limit = b.launch.request.drafts;
+    failed = kept ? 0 : failed + 1;
+    most = kept == drafted ? least(limit, 2 * most) : least(limit, kept + 2);
+    pause = failed > 1 ? least(MOST_PAUSE, 1 << failed) : 0;
+  }
+};
+
+}  // namespace twin

@@ -1,0 +1,42 @@
+// The passes that verify drafts: how a block's shared memory is divided. They multiply a few tokens
+// at once, so weights come through the ring, as a step's do, and tensor cores multiply eight rows of
+// a tile with all tokens as eight columns.
+#pragma once
+
+namespace twin {
+
+#ifdef TWIN_ROUNDS
+constexpr bool FEW_TOKENS = true;
+#else
+constexpr bool FEW_TOKENS = false;
+#endif
+constexpr int MOST_FEW = facts::FEW_TOKENS;  // columns of a product
+static_assert(!FEW_TOKENS || Plan::drafts < MOST_FEW, "a round's tokens are columns of a product");
+
+// Do weights come through the ring? Experts' and low-bit ones are decoded first.
+constexpr bool STREAMED_ROUNDS =
+    FEW_TOKENS && !Experts::ANY && !CODED && WEIGHT != Type::FP32;
+
+// Bytes from a token's inputs to the next one's: four tokens' loads meet in no bank.
+__host__ __device__ constexpr int few_pitch(int cols) { return (2 * cols + 127) / 128 * 128 + 64; }
+
+// Shared memory behind the ring: a stage's inputs, where they fit; two batches' sums; while
+// attention looks at the cache, its tiles. The ring has the rest: it fills while blocks meet.
+struct Few {
+  static constexpr int INPUT_BYTES = 68 << 10, SUMS_BYTES = facts::FEW_SUMS_BYTES;
+  static constexpr int SCAN_TILES = 2;  // of cached keys and values: one in use, one under way
+  static constexpr bool KEPT = HEAD_DIM <= facts::KEPT_HEAD;
+  static constexpr int SCAN_BYTES =
+      SCAN_TILES * 2 * (KEPT ? facts::PASS_SCAN_POSITIONS : facts::PASS_WIDE_POSITIONS) *
+          (HEAD_DIM * type_bytes(KV) + 16) +
+      (KEPT ? 0 : 16 * CONSUMER_WARPS * (HEAD_DIM * 2 + 16));
+  static constexpr int PRODUCT_BYTES = INPUT_BYTES + 2 * SUMS_BYTES,
+                       BYTES = PRODUCT_BYTES > SCAN_BYTES ? PRODUCT_BYTES : SCAN_BYTES;
+  static constexpr int RING_BYTES =
+      Plan::ring_slots * Plan::slot_bytes + up16(4 * Plan::scratch_floats) - BYTES;
+  static constexpr int SLOTS = RING_BYTES / Plan::slot_bytes;
+  static_assert(!STREAMED_ROUNDS || SLOTS > 2, "a ring of a few slots is left");
+  static constexpr int BEGIN = SLOTS * Plan::slot_bytes;
+};
+
+}  // namespace twin

@@ -1,0 +1,191 @@
+"""Drafts by prompt lookup change how fast tokens come, and no token."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from studies.common.rows import cut, first_tokens
+from tests.engine.small_engine import LANED, LLAMA, QWEN2, QWEN3, SEED, TOKENS, engine, planned
+from tests.engine.test_prompt_chunks import TURNED, needs_gpu
+from twin.calibrate.node import calibrated_node
+from twin.commands.run import _drafts
+from twin.engine.choose import open_random
+from twin.engine.generation import Drafting
+from twin.engine.sampling import SamplingParams
+from twin.engine.weights import random_weights
+from twin.errors import PlanError
+from twin.models.load import load_model
+from twin.models.spec import DType, ModelSpec
+from twin.plan.types import Execution, Plan, Sampling
+from twin.reference.step import Reference
+from twin.schedule.options import plan_for
+
+# A token follows from the one before alone, so what is generated soon repeats.
+REPEATING = replace(LLAMA, name="repeating", windows=(1, 1, 1))
+MOST = 7
+
+
+def drafted(spec: ModelSpec = REPEATING, **chosen: Any) -> Plan:
+    return planned(spec, **({"prompt_chunk": 16, "lookup": MOST} | chosen))
+
+
+def referenced(plan: Plan, prompt: list[int], tokens: int) -> list[int]:
+    assert plan.spec is not None
+    weights = random_weights(plan.spec, SEED, plan.options.weight_dtype)
+    return Reference(plan, weights).generate(prompt, max_tokens=tokens)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("lookup", [1, 2, 3, MOST])
+@pytest.mark.parametrize(
+    "chosen", [{}, {"blocks": 3}, {"gpus": 2}, {"sampling": Sampling.FULL}], ids=str
+)
+def test_drafts_are_accepted_and_change_no_token(lookup: int, chosen: dict[str, Any]) -> None:
+    plan = drafted(lookup=lookup, **chosen)
+    wanted = referenced(plan, TOKENS, 50)
+    with engine(plan) as running:
+        made = running.generate(TOKENS, max_tokens=50)
+        assert made.tokens == wanted
+        assert 1.3 < made.tokens_per_round <= lookup + 1
+        assert len(running.generate(TOKENS, max_tokens=50, drafting=Drafting(0)).round_ns) == 0
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("spec", [LLAMA, QWEN2, QWEN3, TURNED], ids=lambda s: s.name)
+def test_rejected_drafts_leave_nothing_behind(spec: ModelSpec) -> None:
+    """Pairs of the prompt stand in it twice with another successor, so most drafts are wrong."""
+    plan, pairs = drafted(spec), [5, 74, 0, 33, 5, 74, 61, 9, 5, 74]
+    with engine(plan) as running:
+        for length in (1, 2, len(pairs)):
+            wanted = referenced(plan, pairs[:length], 40)
+            assert running.generate(pairs[:length], max_tokens=40).tokens == wanted
+            # seven drafts a pass, all of them rejected
+            assert (
+                running.generate(
+                    pairs[:length], max_tokens=40, drafting=Drafting(accepted=1.0)
+                ).tokens
+                == wanted
+            )
+
+
+def test_the_sum_of_a_row_does_not_depend_on_the_width_of_a_pass() -> None:
+    """Bit by bit: the keys and values that rounds of eight tokens leave, rounds of fewer do."""
+    spec = replace(LLAMA, name="attending", windows=(0, 6, 1), context=128)
+    known, found = len(TOKENS) + 79, set()
+    for lookup in (1, 2, MOST):
+        plan = drafted(spec, lookup=lookup, max_context=128, attention_splits=1)
+        own, layers = plan.kernel_attention(), spec.layers
+        with engine(plan) as running:
+            made = running.generate(TOKENS, max_tokens=80)
+            assert made.tokens_per_round > 1
+            cache = running._memory.caches[0].view(np.float32)
+        rows = cache.reshape(layers, own.items, 2, own.item_positions, own.head_dim)
+        found.add((tuple(made.tokens), rows[:, :, :, :known].tobytes()))
+    assert len(found) == 1
+
+
+def test_a_draft_never_passes_a_stop_token_or_the_end() -> None:
+    plan = drafted()
+    wanted = referenced(plan, TOKENS, 50)
+    with engine(plan) as running:
+        for length in range(1, 30, 4):
+            assert running.generate(TOKENS, max_tokens=length).tokens == wanted[:length]
+        stop = wanted[20]
+        made = running.generate(TOKENS, max_tokens=50, stop={stop})
+        assert made.tokens == wanted[: wanted.index(stop) + 1]
+        assert made.stop_reason == "stop"
+
+
+def test_the_next_request_finds_the_keys_of_accepted_tokens() -> None:
+    plan = drafted()
+    with engine(plan) as running:
+        first = running.generate(TOKENS, max_tokens=20)
+        longer = [*TOKENS, *first.tokens, 7]
+        again = running.generate(longer, max_tokens=12, reuse=True)
+        assert again.kept == len(longer) - 2
+        assert again.tokens == referenced(plan, longer, 12)
+
+
+def test_requests_that_passes_do_not_serve_come_from_steps() -> None:
+    plan = drafted(sampling=Sampling.FULL)
+    seen: list[Any] = []
+    with engine(plan) as running:
+        drawn = running.generate(TOKENS, max_tokens=8, sampling=SamplingParams(0.8, seed=3))
+        logits = running.generate(TOKENS, max_tokens=8, on_logits=seen.append)
+    assert len(drawn.round_ns) == len(logits.round_ns) == 0
+    assert len(seen) == 8
+
+
+def test_a_cancel_ends_rounds() -> None:
+    plan = drafted(max_context=4000, context=8)
+    with engine(plan) as running:
+        stop = threading.Event()
+
+        def taken(_: int) -> None:
+            if not stop.is_set():
+                stop.set()
+                running.cancel()
+
+        made = running.generate(TOKENS, max_tokens=3000, on_token=taken)
+        assert made.stop_reason == "cancelled"
+        assert len(made.tokens) < 3000
+        assert len(running.generate(TOKENS, max_tokens=5).tokens) == 5
+
+
+@pytest.mark.parametrize(
+    ("spec", "chosen", "reason"),
+    [
+        (LLAMA, {"prompt_chunk": 1}, "passes verify drafts"),
+        (LLAMA, {"execution": Execution.GRAPH}, "ends each step on the host"),
+        (LLAMA, {"lookup": 8}, "at most 7"),
+        (LANED, {"gpus": 2, "blocks": 4}, "lanes"),
+    ],
+)
+def test_what_cannot_draft_is_refused_with_a_reason(
+    spec: ModelSpec, chosen: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(PlanError, match=reason):
+        drafted(spec, **chosen)
+
+
+@pytest.mark.parametrize("text", ["lookup", "lookup:0", "lookup:8", "mtp:2", "3", "lookup:x"])
+def test_the_command_line_says_what_drafts_there_are(text: str) -> None:
+    assert _drafts("lookup:3") == 3
+    with pytest.raises(Exception, match="lookup:K"):
+        _drafts(text)
+
+
+def test_weights_of_16_bits_draft_too() -> None:
+    plan = drafted(weight_dtype=DType.BF16, kv_dtype=DType.BF16)
+    with engine(plan) as running:
+        one = running.generate(TOKENS, max_tokens=40)
+        assert one.tokens_per_round > 2
+        assert np.array_equal(one.tokens, running.generate(TOKENS, max_tokens=40).tokens)
+
+
+@pytest.mark.parametrize("accepted", [1.0, 2.7, 8.0])
+def test_a_timed_run_counts_so_many_tokens_a_pass(accepted: float) -> None:
+    with engine(drafted()) as running:
+        made = running.generate(TOKENS, max_tokens=40, drafting=Drafting(accepted=accepted))
+    assert made.tokens_per_round == pytest.approx(accepted, rel=0.1)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen3-8b", "gemma-2-2b"])
+def test_gpu_drafts_change_no_token(name: str) -> None:
+    spec = cut(load_model(name))
+    node = calibrated_node("1xh200")
+    plan = plan_for(spec, node, context=300, max_context=1024, lookup=MOST)
+    prompt = first_tokens(spec.vocab, 40)
+    with open_random(node.device, plan, SEED) as running:
+        wanted = running.generate(
+            prompt, max_tokens=96, drafting=Drafting(accepted=1.0)
+        ).tokens  # all rejected
+        for most in (1, 3, MOST):
+            assert running.generate(prompt, max_tokens=96, drafting=Drafting(most)).tokens == wanted
