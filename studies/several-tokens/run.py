@@ -20,7 +20,8 @@ from twin.engine.session import Session
 from twin.models.load import load_model
 from twin.schedule.options import plan_for
 
-HEAD = ("node", "model", "after", "tokens", "counted", "us", "step_us", "equal")
+PRODUCTS = "by the ring"
+HEAD = ("products", "node", "model", "after", "tokens", "predicted_us", "us", "step_us", "equal")
 POSITIONS, WIDTHS, LOOKUP, SKIPPED = (32, 4096), (1, 2, 4, 8), 7, 4
 ROUNDS, STEPS, COMPARED = 24, 64, 96
 
@@ -36,15 +37,15 @@ def equal(running: Session, vocab: int) -> bool:
     return all(tokens == rejected for tokens in found)
 
 
-def round_us(running: Session, prompt: list[int], tokens: int) -> tuple[float, float]:
-    """(us of a round of so many tokens, tokens that count of one)."""
+def round_us(running: Session, prompt: list[int], tokens: int) -> float:
+    """Of a round of so many tokens."""
     if tokens == 1:  # a prompt without repetition drafts next to nothing
         made = running.generate(prompt, max_tokens=ROUNDS, drafting=Drafting(1))
     else:
         made = running.generate(
             prompt, max_tokens=ROUNDS * tokens, drafting=Drafting(tokens - 1, float(tokens))
         )
-    return statistics.median(made.round_ns[SKIPPED:]) / 1e3, made.tokens_per_round
+    return statistics.median(made.round_ns[SKIPPED:]) / 1e3
 
 
 def main() -> None:
@@ -67,11 +68,9 @@ def main() -> None:
                     steps = running.generate(prompt, max_tokens=STEPS, drafting=Drafting(0)).step_ns
                     step_us = statistics.median(steps[SKIPPED:]) / 1e3
                     for tokens in WIDTHS:
-                        us, counted = round_us(running, prompt, tokens)
-                        times = (f"{us:.1f}", f"{step_us:.1f}")
-                        rows.writerow(
-                            [node.name, name, after, tokens, f"{counted:.2f}", *times, same]
-                        )
+                        us = round_us(running, prompt, tokens)
+                        place = (PRODUCTS, node.name, name, after, tokens, "")
+                        rows.writerow([*place, f"{us:.1f}", f"{step_us:.1f}", same])
                         file.flush()
                         print(name, after, tokens, round(us, 1), round(us / step_us, 3), same)
 
