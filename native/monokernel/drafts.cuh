@@ -101,7 +101,7 @@ struct Drafts {
     const int left = wanted.steps - (position - wanted.read);  // tokens that may still be made
     const int room = least(most, left - 1);
     if (pause > 0) --pause;
-    const bool forced = wanted.accepted > 0.0f;
+    const bool forced = wanted.accepted > 0.0;
     const bool some = !over && pause == 0 && room > 0 && position > 0;
     const int from = !some ? 0 : forced ? 1 : found(position);
     const int drafted = from ? room : 0;
@@ -211,7 +211,7 @@ struct Drafts {
       stopped = stops(token);
       ++count;
     } while (!stopped && token >= 0 && count < pass.tokens && made[2 * count - 1] == token);
-    if (wanted.accepted > 0.0f) count = forced(pass.tokens), stopped = false;
+    if (wanted.accepted > 0.0) count = forced(pass.tokens), stopped = false;
     const bool failed_here = token < 0;
     if (failed_here) --count;
     TWIN_EACH(i, count) {
@@ -234,7 +234,7 @@ struct Drafts {
     }
     over = b.core.any(over);
     if (failed_here) return false;
-    if (!(wanted.accepted > 0.0f)) learn(pass.tokens - 1, count - 1);
+    if (!(wanted.accepted > 0.0)) learn(pass.tokens - 1, count - 1);
     next(pass.first + count, over);
     return true;
   }

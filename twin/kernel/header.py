@@ -150,11 +150,12 @@ DRAWING_FIELDS = (
     ("float", "repetition"),  # such logits are divided by it, or multiplied if not above 0; 1: none
 )
 
-# The same for kernels that draft; in all others a constant of zero.
+# The same for kernels that draft; in all others a constant of zero. A number of eight bytes comes
+# first: C++ puts a shorter one where the fields before are filled up, ctypes behind.
 DRAFTING_FIELDS = (
-    ("int", "drafts"),  # tokens drafted at most before each pass; 0: tokens come from steps
     # for timing: so many tokens a pass count on average, whatever the model says; 0: what it says
-    ("float", "accepted"),
+    ("double", "accepted"),
+    ("int", "drafts"),  # tokens drafted at most before each pass; 0: tokens come from steps
 )
 
 CONTROL_FIELDS = (  # what changes while it runs
