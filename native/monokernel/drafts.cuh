@@ -70,6 +70,32 @@ __device__ TWIN_LARGE void put_best(Block& b, const Stage& head, int tokens) {
   }
 }
 
+// Are a request's tokens drawn?
+__device__ __forceinline__ bool draws(const Block& b) {
+  return b.plan.full && b.launch.request.temperature != 0.0f;
+}
+
+// The block's logits of one token of the round as the sampler wants them, and what it says of them,
+// where candidates lie otherwise.
+__device__ TWIN_LARGE void put_summary(Block& b, const Stage& head, const Pass& pass, int token) {
+  const Span own = b.plan.owned_of(head.owned, b.block);
+  const int first = b.rank * b.plan.shard_vocab, rows = own.hi - own.lo;
+  const float* const from =
+      b.memory.prompt + b.plan.round_logits + long(token) * logits_pitch(head) + own.lo;
+  b.core.barrier();  // all threads' sums are stored, and the room is free
+  float* const logit = head_logits(b);
+  TWIN_EACH(i, rows)
+    logit[i] = first + own.lo + i < b.plan.vocab ? capped_logit(load_shared(from + i)) : -infinity();
+  // which of the two buffers, and which random number
+  if (b.core.thread() == 0) b.at.step = pass.first + token - b.launch.request.read;
+  b.core.barrier();
+  const Pack<SUMMARY> said = summarize(b, logit, rows, first + own.lo);
+  if (b.core.thread() != 0) return;
+  TWIN_UNROLL
+  for (int i = 0; i < SUMMARY; ++i)
+    store_peer(b.memory.prompt + b.plan.round_best + b.block * SUMMARY + i, said.at[i]);
+}
+
 // The block that decides: all its threads together.
 struct Drafts {
   Block& b;
@@ -154,10 +180,54 @@ struct Drafts {
     return best.logit > 0.0f ? 1 - best.index : 0;
   }
 
+  // The tokens of a round that are drawn, one after the other: the next one is drawn where this one
+  // was drafted, with the random number of its position. So drafts change no token. What was drawn
+  // lies in the rank's memory meanwhile: the sampler has the scratch.
+  __device__ TWIN_LARGE bool draw(int token, const Pass& pass) {
+    const Request& wanted = b.launch.request;
+    Drawing drawing(b);
+    Candidate mine = {-infinity(), 0x7FFFFFFF};
+    TWIN_ONCE
+    TWIN_EACH(i, drawing.count) {
+      const float* const at = b.launch.ranks[i / b.plan.blocks].prompt + b.plan.round_best +
+                              i % b.plan.blocks * SUMMARY;
+      Pack<SUMMARY> said;
+      TWIN_UNROLL
+      for (int k = 0; k < SUMMARY; ++k) said.at[k] = load_shared(at + k, true);
+      const Candidate other = {said.at[0], int(said.at[1])};
+      if (wins(other, mine)) mine = other;
+      drawing.put(i, said);
+    }
+    const Candidate best = b.core.best(mine, wins);
+    const int made = drawing.token(best, u64(pass.first + token - wanted.read));
+    float* const at = drawn() + token;
+    const bool more = made >= 0 && !stops(made) && token + 1 < pass.tokens &&
+                      load_word(round_at(b, 0) + ROUND_FIRST + token + 1) == made;
+    if (b.core.thread() == 0) store_word(at, made);
+    TWIN_EACH(rank, b.plan.ranks) store_word(going(rank), more);
+    b.core.barrier();
+    return more;
+  }
+  // Behind the summaries: tokens of the round that were drawn; does another one follow?
+  __device__ __forceinline__ float* drawn() const {
+    return b.launch.ranks[0].prompt + b.plan.round_drawn;
+  }
+  __device__ __forceinline__ float* going(int rank) const {
+    return b.launch.ranks[rank].prompt + b.plan.round_drawn + b.plan.drafts + 1;
+  }
+
   // Of each token of the round the one that the model makes behind it, -1 where none is finite, and
   // the one that was drafted.
   __device__ __forceinline__ int* choose(int tokens) const {
     int* const to = reinterpret_cast<int*>(b.scratch);  // [tokens][2]
+    if (draws(b)) {
+      TWIN_EACH(t, tokens) {
+        to[2 * t] = load_word(drawn() + t);
+        to[2 * t + 1] = t + 1 < tokens ? load_word(round_at(b, 0) + ROUND_FIRST + t + 1) : -1;
+      }
+      b.core.barrier();
+      return to;
+    }
     TWIN_ONCE
     for (int t = b.core.warp(); t < tokens; t += b.core.warps()) {
       Candidate mine = {-infinity(), 0x7FFFFFFF};

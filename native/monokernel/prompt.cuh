@@ -248,6 +248,20 @@ __device__ __forceinline__ bool read_prompt(Block& b) {
   return true;
 }
 
+// Draws the tokens of a round, up to the first one that was not drafted.
+__device__ __forceinline__ bool draw_round(Block& b, const Stage& head, Drafts& drafts,
+                                           Pass& pass) {
+  TWIN_ONCE
+  for (int token = 0; token < pass.tokens; ++token) {
+    put_summary(b, head, pass, token);
+    if (!meet(b, b.plan.round_stages - 1, pass)) return false;
+    if (drafts.mine()) drafts.draw(token, pass);
+    if (!meet(b, b.plan.round_stages - 1, pass)) return false;
+    if (!load_word(drafts.going(b.rank))) break;
+  }
+  return true;
+}
+
 // Rounds of a generation whose prompt has been read but for its last token: each is a pass over that
 // token, or the last one made, and the drafts behind it. All of a session's rounds sum a row in one
 // order, whatever their number of tokens, so drafts change no token.
@@ -264,8 +278,12 @@ __device__ __forceinline__ void run_rounds(Block& b) {
   for (; meet(b, b.plan.round_stages - 1, pass) && open_round(b, pass); ++pass.number) {
     if (!read_chunk(b, chunk, pass)) return;
     b.core.ring.rewind();
-    put_best(b, head, pass.tokens);
-    if (!meet(b, b.plan.round_stages - 1, pass)) return;
+    if (!draws(b)) {
+      put_best(b, head, pass.tokens);
+      if (!meet(b, b.plan.round_stages - 1, pass)) return;
+    } else if (!draw_round(b, head, drafts, pass)) {
+      return;
+    }
     if (drafts.mine() && !drafts.settle(pass)) return;
   }
 }

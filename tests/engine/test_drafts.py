@@ -111,14 +111,37 @@ def test_the_next_request_finds_the_keys_of_accepted_tokens() -> None:
         assert again.tokens == referenced(plan, longer, 12)
 
 
-def test_requests_that_passes_do_not_serve_come_from_steps() -> None:
-    plan = drafted(sampling=Sampling.FULL)
+def test_requests_for_logits_come_from_steps() -> None:
     seen: list[Any] = []
-    with engine(plan) as running:
-        drawn = running.generate(TOKENS, max_tokens=8, sampling=SamplingParams(0.8, seed=3))
-        logits = running.generate(TOKENS, max_tokens=8, on_logits=seen.append)
-    assert len(drawn.round_ns) == len(logits.round_ns) == 0
+    with engine(drafted(sampling=Sampling.FULL)) as running:
+        made = running.generate(TOKENS, max_tokens=8, on_logits=seen.append)
+    assert len(made.round_ns) == 0
     assert len(seen) == 8
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("chosen", [{}, {"gpus": 2}, {"blocks": 3}], ids=str)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(0.05, seed=3),
+        SamplingParams(0.6, top_k=5, seed=9),
+        SamplingParams(1.0, top_p=0.7, seed=4),
+    ],
+    ids=str,
+)
+def test_drafts_change_no_token_that_is_drawn(
+    sampling: SamplingParams, chosen: dict[str, Any]
+) -> None:
+    with engine(drafted(sampling=Sampling.FULL, **chosen)) as running:
+        wanted = running.generate(TOKENS, max_tokens=50, sampling=sampling, drafting=Drafting(0))
+        found = [
+            running.generate(TOKENS, max_tokens=50, sampling=sampling, drafting=Drafting(most))
+            for most in (1, 3, MOST)
+        ]
+    assert len(wanted.round_ns) == 0
+    assert all(made.tokens == wanted.tokens for made in found)
+    assert sampling.temperature > 0.1 or found[-1].tokens_per_round > 1.3
 
 
 def test_a_cancel_ends_rounds() -> None:

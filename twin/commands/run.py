@@ -140,7 +140,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         metavar="lookup:K",
         help="draft up to K tokens, 1 to 7, from what followed the last few tokens where they "
-        "stood before, and verify them in one pass; of greedy answers, which no draft changes",
+        "stood before, and verify them in one pass; no draft changes an answer",
     )
     # drafts that are simulated only are no options here
     add_engine_options(parser, without=("gpus", "context", "sampling", "draft", "lookup"))

@@ -148,6 +148,7 @@ class CudaEngine(Session):
         """
         super().__init__(plan, trace=trace, watchdog_s=watchdog_s)
         self.gives_logits = plan.options.draws
+        self.drafts_drawn = False  # the kernel draws them, but no GPU has been seen to
         collective = plan.options.collective
         if plan.options.gpus > 1 and collective is not CollectiveKind.PUSH:
             raise EngineError(

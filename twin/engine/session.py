@@ -58,6 +58,7 @@ class Session(ABC):
     _watchdog_ns: int
     _control: Control
     gives_logits = False  # while the kernel runs
+    drafts_drawn = True  # are drafts of requests with a temperature verified, too?
 
     def __init__(self, plan: Plan, *, trace: bool, watchdog_s: float) -> None:
         if reason := plan.simulation_only():
@@ -157,9 +158,9 @@ class Session(ABC):
         `bias`: added to the logits before a token is chosen; `on_logits` gets them without it. The
         kernel waits as long for each token's, which is written after `on_token`.
         `drafting`: of a plan with `lookup`. Tokens then come from passes that verify drafts, of a
-        greedy request without logits and bias. Passes sum in an order of their own, so a token
-        whose logit is almost that of another one may differ from a step's; which drafts there were
-        makes no difference.
+        request without logits and bias. Passes sum in an order of their own, so a token whose logit
+        is almost that of another one may differ from a step's; which drafts there were makes no
+        difference.
 
         Raises EngineError for a wrong request, for one while another runs, and when the kernel
         hangs or finds no token to choose.
@@ -209,7 +210,7 @@ class Session(ABC):
         # a recurrent state cannot be taken back to where two prompts part
         kept = _agreeing(self._held, prompt[:-1]) if reuse and not self.plan.kernel_recurs else 0
         self._held = list(prompt[:kept])  # whatever comes of this request
-        plain = on_logits is None and bias is None and sampling.greedy
+        plain = on_logits is None and bias is None and (sampling.greedy or self.drafts_drawn)
         most = self.plan.options.lookup
         lookup = (most if drafting.most is None else min(drafting.most, most)) if plain else 0
         request, stamps_of_passes = self._read_request(
@@ -235,7 +236,9 @@ class Session(ABC):
         made = self._control.emitted
         if made and not self.plan.kernel_recurs:  # the last token was not read
             self._held = [*prompt, *(int(token) for token in tokens[: made - 1])]
-        rounds = np.concatenate([[self._control.started], pass_stamps[-1:], round_stamps])
+        rounds = np.concatenate(
+            [[self._control.started], pass_stamps[-1:], round_stamps[round_stamps > 0]]
+        ).astype(np.int64)
         times = np.concatenate(
             [[self._control.started], pass_stamps, stamps[: ordinary + made]]
         ).astype(np.int64)
@@ -248,7 +251,7 @@ class Session(ABC):
             step_ns=np.diff(times)[first:],
             prompt_ns=int(times[first] - times[0]) if made else 0,
             pass_ns=np.diff(times)[: len(pass_stamps)] if made else np.zeros(0, np.int64),
-            round_ns=np.diff(rounds[rounds > 0].astype(np.int64))[int(passes > 0) :],
+            round_ns=np.diff(rounds)[int(passes > 0) :],
             stop_reason="stop"
             if status_of(self._control) is Status.STOP
             else "cancelled"

@@ -12,6 +12,7 @@ from twin.models.mixers import Mamba2
 from twin.plan.catalogue import ROWS
 from twin.plan.types import MOST_WARPS, Plan, Stage, StageKind
 from twin.schedule.block import LINE_FLOATS, up
+from twin.schedule.memory import SUMMARY_FLOATS
 from twin.schedule.pass_memory import STATE_TOKENS, attention_bytes, routing_floats
 from twin.schedule.passes import Passes, eight_bits
 from twin.schedule.types import Schedule
@@ -22,7 +23,7 @@ from twin.schedule.types import Schedule
 OTHER_COLUMNS = ("mixed", "solved", "shared")
 CANDIDATE_FLOATS = 2  # a logit and its token
 ROUND_FIRST = 2  # words of a round before its tokens: how many they are, the first one's position
-ROUND_PARTS = ("logits", "best", "round", "history", "parts")
+ROUND_PARTS = ("logits", "best", "round", "drawn", "history", "parts")
 PART_ENDS = (
     4  # floats behind a part of a head's outputs: its maximum, its sum, a filled-up 16 bytes
 )
@@ -56,7 +57,8 @@ class Prompt:
     order: int = 0  # a CPU's, in a block's scratch: entries sorted by expert
     # drafts: a round's logits, [tokens][rows of the LM head] FP32; each block's best one of each
     # token, [tokens][blocks][logit, token]; what the next round multiplies: tokens, the position of
-    # the first, the tokens; all tokens so far, [max_context]; on tensor cores what splits of the
+    # the first, the tokens; those that were drawn, and whether another one is; all tokens so far,
+    # [max_context]; on tensor cores what splits of the
     # cache make, [kv heads][splits][tokens][query heads of one][head_dim, PART_ENDS]
     rounds: Mapping[str, int] = field(default_factory=dict)
     round_stages: int = 0  # a pass that verifies drafts ends before this stage
@@ -137,8 +139,10 @@ def _rounds(plan: Plan, passes: Passes, at: int) -> tuple[dict[str, int], int]:
     assert head is not None
     each = {
         "logits": tokens * up(head.rows, LINE_FLOATS),
-        "best": tokens * plan.blocks * CANDIDATE_FLOATS,
+        # or of one token the sampler's summaries
+        "best": plan.blocks * max(tokens * CANDIDATE_FLOATS, SUMMARY_FLOATS),
         "round": ROUND_FIRST + tokens,
+        "drawn": tokens + 1,
         "history": plan.options.max_context,
     }
     if passes.tensor:

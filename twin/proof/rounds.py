@@ -89,8 +89,9 @@ def _memory(plan: Plan, made: Layout) -> Iterator[Violation]:
     assert head is not None
     needed = {
         "round_logits": tokens * head.rows,
-        "round_best": 2 * tokens * plan.blocks,
+        "round_best": max(2 * tokens, 4) * plan.blocks,
         "round_round": 2 + tokens,
+        "round_drawn": tokens + 1,
         "round_history": plan.options.max_context,
     }
     if sizes["tensor_pass"]:
