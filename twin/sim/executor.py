@@ -86,6 +86,16 @@ def run_first_gpu(
     return machine
 
 
+def can_compile() -> bool:
+    """Has this computer a compiler for the simulator, or what one has made?"""
+    if not _missing:
+        try:
+            compiled.load()
+        except ToolchainError as error:
+            _missing.append(str(error))
+    return not _missing
+
+
 def run_representative(
     plan: Plan, node: Node, steps: int, prepared: Prepared, room: Room
 ) -> Machine:

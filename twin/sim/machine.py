@@ -348,10 +348,15 @@ def _answers(jitter: int) -> NDArray[np.int64] | None:
 
 
 def one_stands_for_all(plan: Plan, node: Node, program: Program) -> bool:
-    """May all GPUs do the same at the same times? Each has one rank and its own memory, and all
-    ranks the same work, or that of the busiest. Whether they do is decided while one of them runs
+    """May all GPUs do the same at the same times? They are alike, and all ranks have the same work,
+    or that of the busiest. Whether they do is decided while one of them runs
     (native/simulator/mirror.h).
     """
+    return gpus_alike(plan, node) and (not program.drawn or program.busiest)
+
+
+def gpus_alike(plan: Plan, node: Node) -> bool:
+    """Has each GPU of several one rank and its own memory, and polls words?"""
     options = plan.options
     separate = (
         options.gpus > 1
@@ -359,8 +364,7 @@ def one_stands_for_all(plan: Plan, node: Node, program: Program) -> bool:
         and node.link is not None
         and node.link.topology != "memory"
     )
-    alike = not program.drawn or program.busiest
-    return options.polled and separate and node.device.sharing is None and alike
+    return options.polled and separate and node.device.sharing is None
 
 
 def check(plan: Plan, node: Node) -> None:

@@ -3,8 +3,10 @@ computes alike, where the residual lies, how experts are dealt, splits of the ca
 
 Floors first: a number of GPUs, or a format, whose bytes alone take longer than the best step so far
 is not simulated. What is left is searched by coordinate descent: all single changes of a plan, then
-the best ones together, until nothing helps. Plans are compared by a few layers of a deep model
-(twin/study/depth.py). How far that ends from trying everything: studies/best-plans.
+the best ones together, until nothing helps. Plans are compared coarsely: by a few layers of a deep
+model (twin/study/depth.py), by one GPU that stands for all, by few steps where steps are drawn. The
+closest are compared by all layers, and the best one is simulated as `twin simulate` does. How far
+that ends from trying everything: studies/best-plans.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ FAR = 0.15
 # Plans so close to the best are simulated with all layers, the fastest ones: a few layers say no
 # more than that of plans whose steps differ by their routing.
 CLOSE, MOST_CLOSE = 0.015, 3
+DRAWN = 5  # steps that plans are compared by where steps differ by their routing: all draw the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +124,58 @@ def searched(point: Point) -> bool:
     return point.on_node().gpus > 1 and not dict(point.options).keys() & {*SEARCHED, *OF_SPLITS}
 
 
-def search(point: Point, *, formats: Sequence[str] = (), gpus: bool = True) -> Steps[Found]:
+def together(searches: Sequence[Steps[T]], runner: Runner, what: str) -> list[T | TwinError]:
+    """Searches side by side: their points are computed in common batches, so that no core waits.
+    A search's mistake stands in place of what it finds.
+    """
+    answers: dict[int, T | TwinError] = {}
+    wanted = {at: _sent(answers, at, steps, None) for at, steps in enumerate(searches)}
+    while len(answers) < len(searches):
+        left = [at for at in wanted if at not in answers]
+        rows = iter(runner.rows([point for at in left for point in wanted[at]], what))
+        for at in left:
+            some = [next(rows) for _ in wanted[at]]
+            wanted[at] = _sent(answers, at, searches[at], some)
+    return [answers[at] for at in range(len(searches))]
+
+
+def _sent(
+    answers: dict[int, T | TwinError], at: int, steps: Steps[T], rows: Sequence[Row] | None
+) -> Sequence[Point]:
+    """The points that a search needs next, or none after its answer."""
+    try:
+        return next(steps) if rows is None else steps.send(rows)
+    except StopIteration as end:
+        answers[at] = end.value
+    except TwinError as error:
+        answers[at] = error
+    return ()
+
+
+def search(
+    point: Point,
+    *,
+    formats: Sequence[str] = (),
+    gpus: bool = True,
+    starts: Sequence[Value] = (),
+    confirm: bool = True,
+) -> Steps[Found]:
     """The best way to run the point's model on its node. Options that the point names stay.
 
     `formats` are searched besides the model's own. Without `gpus` all of the node's are used.
-    Raises the TwinError of the standard plan where no way can be planned.
+    `starts`: options that are best elsewhere, tried first. Without `confirm` the best plan's step
+    is left as plans are compared. Raises the TwinError of the standard plan where no way can be
+    planned.
     """
-    made = Search(point)
+    made = Search(point, starts)
     node = point.on_node()
     counts = [n for n in reversed(GPUS) if n < node.gpus] if gpus else []
     for form in ("", *formats):
         for count in (node.gpus, *counts):
             yield from made.descend(count, form)
     yield from made.settle()
+    if confirm:
+        yield from made.confirm(Way(node.gpus))
     return made.found(Way(node.gpus))
 
 
@@ -229,13 +271,15 @@ def _joined(values: Sequence[Value]) -> Value:
 class Search:
     """Owns the steps that are known, and the best of them."""
 
-    def __init__(self, point: Point) -> None:
+    def __init__(self, point: Point, starts: Sequence[Value] = ()) -> None:
         self._point = replace(point, steps=STEPS)
+        self._starts = starts
         self._steps: dict[Way, float] = {}  # seconds; infinite without a plan
         self._problem = ""
         self._left_out: list[str] = []
         self._deep: dict[Way, float] = {}  # of the deeper short model
-        self._whole: dict[Way, Row] = {}  # of all layers
+        self._whole: set[Way] = set()  # simulated with all layers
+        self._confirmed: Way | None = None  # with all GPUs too: the answer
         self._centres: set[Way] = set()  # whose single changes have been tried
 
     def descend(self, gpus: int, form: str) -> Steps[None]:
@@ -246,12 +290,13 @@ class Search:
             return
         each = axes(standard.of(self._point))
         best = self._best()
-        yield from self.time([standard])  # first: others of drawn steps are compared with it
-        start = replace(standard, options=_carried(best.options, each) if best else STANDARD)
-        yield from self.time([start])
-        if best is not None and self._steps[start] > self._steps[best] * (1 + FAR):
+        yield from self.time([standard])  # first: others are compared with it
+        likely = [best.options] if best else self._starts
+        starts = [replace(standard, options=_carried(options, each)) for options in likely]
+        yield from self.time(starts)
+        at = min((standard, *starts), key=self._steps.__getitem__)
+        if best is not None and self._steps[at] > self._steps[best] * (1 + FAR):
             return
-        at = min((start, standard), key=self._steps.__getitem__)
         for _ in range(ROUNDS):
             self._centres.add(at)
             further = yield from self._round(at, each)
@@ -265,7 +310,7 @@ class Search:
         """
         for _ in range(ROUNDS):
             yield from self.close()
-            best = min(self._whole, key=self._steps.__getitem__, default=None)
+            best = min(sorted(self._whole, key=str), key=self._steps.__getitem__, default=None)
             if best is None or best in self._centres:
                 return
             self._centres.add(best)
@@ -295,43 +340,48 @@ class Search:
     def time(self, some: Sequence[Way]) -> Steps[None]:
         """Steps of ways that are not known yet."""
         new = [way for way in dict.fromkeys(some) if way not in self._steps]
-        points = [way.of(self._point) for way in new]
-        short = [self._short(way, point) for way, point in zip(new, points, strict=True)]
+        short = [self._short(way) for way in new]
         rows = iter((yield [one for each in short for one in each]))
-        for way, point, each in zip(new, points, short, strict=True):
+        for way, each in zip(new, short, strict=True):
             found = [next(rows) for _ in each]
             problem = next((row.problem for row in found if row.problem), "")
             self._problem = self._problem or problem
-            self._steps[way] = float("inf") if problem else self._whole_s(way, point, found)
+            self._steps[way] = float("inf") if problem else self._whole_s(way, found)
 
-    def _short(self, way: Way, point: Point) -> tuple[Point, ...]:
-        """What is simulated to know a way's step. Of drawn steps only the deeper model: a
-        difference of two would be that of two draws.
+    def _coarse(self, way: Way) -> Point:
+        """What plans are compared by, with all layers."""
+        point = way.of(self._point)
+        return replace(point, steps=min(point.steps, DRAWN), representative=True)
+
+    def _short(self, way: Way) -> tuple[Point, ...]:
+        """What is simulated to know a way's step: two depths of the standard plan of its GPUs and
+        format, and the deeper one of all others. A difference of two would be that of two draws
+        where steps are drawn.
         """
+        point = self._coarse(way)
         depths = repeating(point.spec())
         if depths is None:
             return (point,)
-        return depths.short(point)[-1:] if self._by_standard(way, point) else depths.short(point)
-
-    def _by_standard(self, way: Way, point: Point) -> bool:
-        return point.steps > STEPS and self._standard(way) in self._deep
+        return depths.short(point)[-1:] if self._standard(way) in self._deep else depths.short(point)
 
     def _standard(self, way: Way) -> Way:
         return replace(way, options=STANDARD)
 
-    def _whole_s(self, way: Way, point: Point, rows: Sequence[Row]) -> float:
-        """A step of all layers."""
+    def _whole_s(self, way: Way, rows: Sequence[Row]) -> float:
+        """A step of all layers: what a deep model gains in a few of them it gains in all."""
+        point = self._coarse(way)
         depths, spec = repeating(point.spec()), point.spec()
-        times = [mean(row.step_times_s or (row.step_s,)) for row in rows]
+        times = [_mean_s(row) for row in rows]
         self._deep[way] = times[-1]
         if depths is None or spec.layers <= depths.deep:
             return times[-1]
         if len(times) == 2:
             return depths.line(spec.layers, *times)
         standard = self._standard(way)
-        shares = [_routed(spec, layers) for layers in (spec.layers, depths.deep)]
-        more = times[-1] - self._deep[standard]
-        return self._steps[standard] + more * shares[0] / shares[1]
+        share = spec.layers / depths.deep
+        if point.steps > STEPS:
+            share = _routed(spec, spec.layers) / _routed(spec, depths.deep)
+        return self._steps[standard] + (times[-1] - self._deep[standard]) * share
 
     def close(self) -> Steps[None]:
         """All layers of the few ways that may be the best."""
@@ -341,10 +391,16 @@ class Search:
             return
         most = min(self._steps.values()) * (1 + CLOSE)
         near = [way for way in ordered if self._steps[way] <= most < float("inf")]
-        rows = yield [way.of(self._point) for way in near]
+        rows = yield [self._coarse(way) for way in near]
         for way, row in zip(near, rows, strict=True):
-            self._whole[way] = row
-            self._steps[way] = float("inf") if row.problem else row.step_s
+            self._whole.add(way)
+            self._steps[way] = float("inf") if row.problem else _mean_s(row)
+
+    def confirm(self, standard: Way) -> Steps[None]:
+        """The best way with all GPUs and steps, as `twin simulate` takes it."""
+        best = self.found(standard).best.way
+        (row,) = yield [best.of(self._point)]
+        self._steps[best], self._confirmed = row.step_s, best
 
     def found(self, standard: Way) -> Found:
         """All that can be run, the fastest first but for ties."""
@@ -361,6 +417,8 @@ class Search:
         most = tried[0].step_s * (1 + TIE)
         equal = [one for one in tried if one.whole and one.step_s <= most]
         equal.sort(key=lambda one: (bool(one.only_simulated), len(one.way.options), one.step_s))
+        if self._confirmed is not None:
+            equal = [one for one in tried if one.way == self._confirmed]
         rest = [one for one in tried if one not in equal]
         return Found((*equal, *rest), standard, len(self._steps), tuple(self._left_out))
 
@@ -393,6 +451,10 @@ class Search:
 
     def _only_simulated(self, way: Way) -> str:
         return _few_layers(way.of(self._point)).simulation_only() or ""
+
+
+def _mean_s(row: Row) -> float:
+    return mean(row.step_times_s or (row.step_s,))
 
 
 def _routed(spec: ModelSpec, layers: int) -> int:

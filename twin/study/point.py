@@ -62,6 +62,8 @@ class Point:
     options: tuple[tuple[str, Plain], ...] = ()
     settings: tuple[Setting, ...] = ()
     steps: int = 2
+    # one GPU of several is simulated and stands for all (`simulate`): for searches and for ratios
+    representative: bool = False
 
     def with_options(self, **options: Plain) -> Point:
         return dataclasses.replace(
@@ -191,7 +193,7 @@ def key_of(point: Point) -> str:
         {k: plain(v) for k, v in case.chosen.items()},
         point.steps,
     ]
-    content += [plain(point.routing()), plain(point.speculation())]
+    content += [plain(point.routing()), plain(point.speculation()), point.representative]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:40]
 
 
@@ -220,6 +222,7 @@ def _row(key: str, point: Point) -> Row:
         steps=point.steps,
         routing=point.routing(),
         speculation=point.speculation(),
+        representative=point.representative,
     )
     kinds: dict[str, dict[str, float]] = {kind.value: {} for kind in StageKind}
     for stage in result.stages:

@@ -23,7 +23,7 @@ from twin.study.depth import Depths, times
 from twin.study.fields import MOST_NUMBER, Head, percent
 from twin.study.grid import MODEL, NODE, Cell, Grid, GridFields
 from twin.study.interval import Draws, Interval
-from twin.study.optimise import found_by, search, searched
+from twin.study.optimise import Found, Value, search, searched, together
 from twin.study.options import Plain
 from twin.study.outcome import Outcome
 from twin.study.point import Point, Row
@@ -36,6 +36,7 @@ REFUSE: Final = "refuse"
 SHOW: Final = "show"
 FIXED: Final = "fixed"
 BEST: Final = "best"
+BEST_OF_ALL_GPUS: Final = "best-of-all-gpus"
 MOST_POINTS = 1_000_000  # cells and their draws
 
 
@@ -51,12 +52,14 @@ class Projection:
     closely: tuple[tuple[str, str], ...]  # (model, node) whose steps are looked into
     machines: tuple[str, ...]  # with weights on chip, for comparison
     impossible: str  # REFUSE or SHOW cells that cannot be planned
-    plans: str = FIXED  # or BEST: of every cell on several GPUs whose plan the study does not name
+    # FIXED; BEST of every cell on several GPUs whose plan the study does not name; BEST_OF_ALL_GPUS:
+    # fewer GPUs than the node has are not among them
+    plans: str = FIXED
 
     def run(self, runner: Runner) -> Outcome:
         cells = list(self.grid.cells())
         self._check(cells, runner)
-        cells = [self._planned(cell, runner) for cell in cells]
+        cells = self._planned(cells, runner)
         close = [cell for cell in cells if (cell.model, cell.node) in self.closely]
         _check_tables(close)
         ladders = [ladder.rungs(cell.point) for cell in close]
@@ -107,17 +110,31 @@ class Projection:
                     "show such cells as empty"
                 )
 
-    def _planned(self, cell: Cell, runner: Runner) -> Cell:
-        """With the plan that is taken."""
-        if self.plans == FIXED or not searched(cell.point):
-            return cell
-        try:
-            found = found_by(search(cell.point), runner, f"plans of {cell}")
-        except TwinError:  # shown as a cell that is not possible
-            return cell
-        best = found.best
-        mark = " (simulator only)" if best.only_simulated else ""
-        return dataclasses.replace(cell, point=best.way.of(cell.point), plan=f"{best.way}{mark}")
+    def _planned(self, cells: Sequence[Cell], runner: Runner) -> list[Cell]:
+        """With the plans that are taken: node by node, so that the search of a model begins with
+        the plans found for it on earlier nodes.
+        """
+        if self.plans == FIXED:
+            return list(cells)
+        taken: dict[Cell, Found] = {}
+        for node in self.grid.nodes:
+            some = [cell for cell in cells if cell.node == node and searched(cell.point)]
+            searches = [
+                search(
+                    cell.point,
+                    gpus=self.plans == BEST,
+                    starts=_starts(cell, taken),
+                    confirm=False,
+                )
+                for cell in some
+            ]
+            answers = together(searches, runner, f"plans on {node}")
+            taken |= {
+                cell: found
+                for cell, found in zip(some, answers, strict=True)
+                if isinstance(found, Found)  # else it is shown as a cell that is not possible
+            }
+        return [_with_plan(cell, taken[cell]) if cell in taken else cell for cell in cells]
 
     def _compute_all(
         self,
@@ -139,13 +156,9 @@ class Projection:
         """The hardware as it is on file, then every draw; none where held-out runs say more."""
         if self.draws is None or known_error(cell.point.on_node(), cell.point.spec()):
             return []
-        return [
-            cell.point,
-            *(
-                cell.point.with_settings(*one)
-                for one in interval.settings(cell.point.on_node(), self.draws)
-            ),
-        ]
+        point = dataclasses.replace(cell.point, representative=True)
+        drawn = interval.settings(cell.point.on_node(), self.draws)
+        return [point, *(point.with_settings(*one) for one in drawn)]
 
     @property
     def _depths(self) -> Depths | None:
@@ -168,6 +181,25 @@ class Projection:
                 found = self._interval(cell, row, self.draws, runner)
         published = tuple(figure for figure in self.published if figure.of(cell))
         return Answer(cell, row, found, published)
+
+
+def _starts(cell: Cell, taken: Mapping[Cell, Found]) -> list[Value]:
+    """Options of the plans found for the cell's model elsewhere."""
+    found = (answer.best.way.options for one, answer in taken.items() if one.model == cell.model)
+    return list(dict.fromkeys(found))
+
+
+def _with_plan(cell: Cell, found: Found) -> Cell:
+    """The cell by the best plan. One that deals experts to ranks is simulated by one GPU for all:
+    all of eight take minutes (`simulate` says how close that is).
+    """
+    best = found.best
+    point = best.way.of(cell.point)
+    dealt = dict(best.way.options).get("expert_ranks", 1) != 1
+    mark = " (simulator only)" if best.only_simulated else ""
+    return dataclasses.replace(
+        cell, point=dataclasses.replace(point, representative=dealt), plan=f"{best.way}{mark}"
+    )
 
 
 def _check_tables(close: Sequence[Cell]) -> None:
@@ -231,7 +263,7 @@ class File(Head, GridFields):
     closely: tuple[Pair, ...] = ()
     machines: tuple[Annotated[str, Check(load_machine)], ...] = ()
     impossible: Literal["refuse", "show"] = REFUSE
-    plans: Literal["fixed", "best"] = FIXED
+    plans: Literal["fixed", "best", "best-of-all-gpus"] = FIXED
 
     def asks(self, reader: Reader, folder: Path) -> Projection:
         grid, draws = self.grid(reader), self.intervals

@@ -2,6 +2,7 @@
 arrays. SimPy stays the reference.
 """
 
+from twin.sim.compiled.library import load
 from twin.sim.compiled.outcome import run
 
-__all__ = ["run"]
+__all__ = ["load", "run"]

@@ -28,13 +28,13 @@ FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared")
 def run(state: State) -> None:
     """Raises ToolchainError where there is no compiler."""
     table = (ctypes.c_void_p * len(state))(*(array.ctypes.data for array in state))
-    _library().simulate(table)
+    load().simulate(table)
 
 
 @lru_cache(maxsize=1)
-def _library() -> Any:
-    """Loaded, so that its file may go: where no cache can be written, every process builds its own
-    (1.3 s).
+def load() -> Any:
+    """Its code, loaded, so that its file may go: where no cache can be written, every process
+    builds its own (1.3 s). Raises ToolchainError where there is no compiler.
     """
     with tempfile.TemporaryDirectory() as instead:
         library = ctypes.CDLL(str(build(Path(instead))))
