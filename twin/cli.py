@@ -36,6 +36,7 @@ COMMANDS = (
     "diff",
     "fit-for",
     "inverse",
+    "surrogate",
     "probe-plan",
     "explore",
     "project",

@@ -17,6 +17,7 @@ from twin.hardware.number import Kind
 from twin.models.load import load_model
 from twin.reading import FieldError, Reader, one_of
 from twin.study.fields import ModelName, NodeName, Rate, check_context
+from twin.study.optimise import Found, Way, search, searched, together
 from twin.study.point import Point
 from twin.study.runner import Runner
 
@@ -103,22 +104,18 @@ def engines_of(entries: Sequence[Entry], context: int, reader: Reader) -> tuple[
 
 
 def speeds(engines: Sequence[Engine], runner: Runner) -> list[Speed]:
-    """In order; what can be simulated goes through the runner."""
-    resident = [engine for engine in engines if engine.stack == RESIDENT]
-    rows = dict(
-        zip(
-            resident,
-            runner.rows([e.point() for e in resident], "resident kernels") if resident else [],
-            strict=True,
-        )
-    )
+    """In order; what can be simulated goes through the runner, on several GPUs by the best plan."""
+    plans = _plans([engine for engine in engines if engine.stack == RESIDENT], runner)
+    points = [way.of(engine.point()) if way else engine.point() for engine, way in plans.items()]
+    rows = dict(zip(plans, runner.rows(points, "resident kernels"), strict=True))
     found = []
     for engine in engines:
         if engine.tokens_per_s:
             found.append(Speed(engine, engine.tokens_per_s, engine.kind, engine.source))
         elif engine in rows:
             row = rows[engine]
-            source = f"simulated: {engine.model} on {engine.node}"
+            way = plans[engine]
+            source = f"simulated: {engine.model} on {engine.node}{f', {way}' if way else ''}"
             found.append(
                 Speed(
                     engine,
@@ -131,6 +128,18 @@ def speeds(engines: Sequence[Engine], runner: Runner) -> list[Speed]:
         else:
             found.append(_ordinary(engine))
     return found
+
+
+def _plans(engines: Sequence[Engine], runner: Runner) -> dict[Engine, Way | None]:
+    """The best way to run each; None: by default options."""
+    wanted = [engine for engine in engines if searched(engine.point())]
+    answers = together([search(engine.point()) for engine in wanted], runner, "plans")
+    found = {
+        engine: answer.best.way
+        for engine, answer in zip(wanted, answers, strict=True)
+        if isinstance(answer, Found)
+    }
+    return {engine: found.get(engine) for engine in engines}
 
 
 def _ordinary(engine: Engine) -> Speed:

@@ -15,6 +15,7 @@ from twin.explore import answers, tables
 from twin.explore.answers import Answer, Part
 from twin.explore.choices import choices, hardware
 from twin.explore.desk import Desk, Job
+from twin.explore.pareto import pareto
 from twin.explore.reports import report, reports
 from twin.explore.rows import Rows
 from twin.explore.view import MOST_QUERY, View, read_view
@@ -64,6 +65,7 @@ class App(Application):
             "/answer": self._answer,
             "/sweep": self._sweep,
             "/stages": self._stages,
+            "/pareto": self._pareto,
             "/csv": self._csv,
             "/reports": self._reports,
         }
@@ -141,6 +143,10 @@ class App(Application):
     async def _stages(self, exchange: Exchange) -> None:
         view = self._view(exchange)
         await self._stream(exchange, lambda: answers.stages(view))
+
+    async def _pareto(self, exchange: Exchange) -> None:
+        view = self._view(exchange)
+        await self._stream(exchange, lambda: pareto(view.cases[0], self.rows))
 
     async def _csv(self, exchange: Exchange) -> None:
         name = _parameter(exchange, TABLE)

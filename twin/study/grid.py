@@ -52,6 +52,7 @@ class Cell:
     at: tuple[tuple[str, Plain], ...]
     point: Point
     plan: str = ""  # that was found for it; empty: default options and the study's
+    default: Point | None = None  # by default options, where a plan was found
 
     def value(self, axis: str) -> Plain:
         """Its place on an axis; `model` and `node` are axes too."""

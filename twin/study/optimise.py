@@ -362,7 +362,9 @@ class Search:
         depths = repeating(point.spec())
         if depths is None:
             return (point,)
-        return depths.short(point)[-1:] if self._standard(way) in self._deep else depths.short(point)
+        return (
+            depths.short(point)[-1:] if self._standard(way) in self._deep else depths.short(point)
+        )
 
     def _standard(self, way: Way) -> Way:
         return replace(way, options=STANDARD)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -60,6 +60,14 @@ def read(file: Path, keys: Collection[str], columns: Sequence[str]) -> list[dict
 
 def write(rows: Sequence[dict[str, Any]], file: IO[bytes]) -> None:
     pq.write_table(pa.Table.from_pylist(list(rows), schema=SCHEMA), file)
+
+
+def write_columns(columns: Mapping[str, Any], file: Path) -> None:
+    """Arrays of equal length, by the names of their columns."""
+    with pa.OSFile(str(file), "wb") as place:
+        pq.write_table(
+            pa.table({name: pa.array(values) for name, values in columns.items()}), place
+        )
 
 
 def count(file: Path) -> int:

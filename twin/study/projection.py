@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from twin.calibrate.known_error import first_error, known_error
 from twin.data import did_you_mean
-from twin.errors import ConfigError, OutputError, PlanError, TwinError
+from twin.errors import ConfigError, OutputError, PlanError
 from twin.files import check_stems
 from twin.machines.load import load_machine
 from twin.reading import Check, FieldError, Parse, Reader, one_of, quantity
@@ -52,8 +52,8 @@ class Projection:
     closely: tuple[tuple[str, str], ...]  # (model, node) whose steps are looked into
     machines: tuple[str, ...]  # with weights on chip, for comparison
     impossible: str  # REFUSE or SHOW cells that cannot be planned
-    # FIXED; BEST of every cell on several GPUs whose plan the study does not name; BEST_OF_ALL_GPUS:
-    # fewer GPUs than the node has are not among them
+    # FIXED; BEST of every cell on several GPUs whose plan the study does not name; the same without
+    # fewer GPUs than the node has
     plans: str = FIXED
 
     def run(self, runner: Runner) -> Outcome:
@@ -145,10 +145,11 @@ class Projection:
         runner: Runner,
     ) -> None:
         """Everything else in one go, so that no core waits between the parts."""
+        defaults = [cell.default for cell in cells if cell.default]
         varied = [trial.ways[0][1] for trial_list in tried for trial in trial_list]
         varied += [point for cell in cells if not rows[cell].problem for point in self._drawn(cell)]
         depths = self._depths
-        points = [point for rungs in ladders for _, point in rungs]
+        points = defaults + [point for rungs in ladders for _, point in rungs]
         points += [short for point in varied for short in depths.short(point)] if depths else varied
         runner.rows(points, "intervals and details")
 
@@ -180,7 +181,8 @@ class Projection:
             elif self.draws:
                 found = self._interval(cell, row, self.draws, runner)
         published = tuple(figure for figure in self.published if figure.of(cell))
-        return Answer(cell, row, found, published)
+        default = runner.rows([cell.default])[0].tokens_per_s if cell.default else None
+        return Answer(cell, row, found, published, default)
 
 
 def _starts(cell: Cell, taken: Mapping[Cell, Found]) -> list[Value]:
@@ -198,7 +200,10 @@ def _with_plan(cell: Cell, found: Found) -> Cell:
     dealt = dict(best.way.options).get("expert_ranks", 1) != 1
     mark = " (simulator only)" if best.only_simulated else ""
     return dataclasses.replace(
-        cell, point=dataclasses.replace(point, representative=dealt), plan=f"{best.way}{mark}"
+        cell,
+        point=dataclasses.replace(point, representative=dealt),
+        plan=f"{best.way}{mark}",
+        default=dataclasses.replace(found.standard.of(cell.point), representative=True),
     )
 
 

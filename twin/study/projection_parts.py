@@ -97,6 +97,7 @@ class Answer:
     row: Row
     interval: Interval | None
     published: tuple[Published, ...]
+    default: float | None = None  # tokens/s by default options, where a plan was found
 
     @property
     def possible(self) -> bool:
@@ -220,6 +221,7 @@ def _cells(answers: Sequence[Answer], roofline: Roofline | None) -> Part:
         columns[Column(name, Shown.TEXT)] = lambda a, at=at: _spoken(a.cell.at[at][1])  # type: ignore[misc]
     if any(answer.cell.plan for answer in answers):
         columns[Column("plan", Shown.TEXT)] = lambda a: a.cell.plan or "default options"
+        columns[Column("by default options, tokens/s")] = lambda a: a.default
     columns[Column("tokens/s, predicted")] = _if_possible(lambda row: row.tokens_per_s)
     if any(answer.interval for answer in answers):
         columns |= ENDS

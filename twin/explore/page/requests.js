@@ -171,6 +171,10 @@ function go(remember = true) {
   if (remember && made !== location.search) history.pushState(null, "", made);
   if (state.look >= state.cases.length) state.look = 0;
   state.stages = null;
+  if (state.pareto && state.pareto.wanted !== query(state.cases.slice(0, 1), [])) {
+    stop("pareto");
+    state.pareto = null;
+  }
   editor();
   fetchCases();
   fetchSweep();

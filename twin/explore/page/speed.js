@@ -20,6 +20,7 @@ function render() {
   renderLadder();
   renderCost();
   renderSweep();
+  renderPareto();
   renderDiff(all);
   renderRests();
   renderLinks();

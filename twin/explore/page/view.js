@@ -29,6 +29,7 @@ const state = {
   running: new Map(),
   sweep: null,
   stages: null,
+  pareto: null,
 };
 const escape = text => String(text).replace(/[&<>"']/g, c => `&#${c.charCodeAt(0)};`);
 const spoken = cause => cause.replace(/_/g, "-");
