@@ -2,10 +2,11 @@
 logarithm of a step over the logarithms of the numbers that change.
 
 Three sets of machines are simulated, each drawn by the seed. The process is fitted to the first
-(`trained`). The second says how many of the process' own standard deviations an error takes, which
-makes a bound for every machine (a conformal one). The third, simulated with all layers and GPUs,
-was seen by neither: it says how good speeds and bounds are. A machine whose bound exceeds WITHIN is
-where the surrogate does not hold.
+(`trained`), by a few layers of a deep model and one GPU that stands for all. The second (`bounded`)
+has all layers and GPUs: a linear correction is fitted to it, and what that leaves of each machine,
+fitted without it, says how many of the process' own standard deviations an error takes. So every
+machine has a bound (a conformal one). The third (`checked`), whole as well, was seen by neither: it
+says how good speeds and bounds are. Where a bound exceeds WITHIN the surrogate does not hold.
 """
 
 from __future__ import annotations
@@ -61,15 +62,18 @@ class Checked:
 class Surrogate:
     """Tokens per second of any machine within the bounds, and how far off at most."""
 
-    def __init__(self, varied: Sequence[Varied], process: _Process, scale: float, sigmas: float):
+    def __init__(
+        self, varied: Sequence[Varied], process: _Process, correction: Floats, sigmas: float
+    ) -> None:
         self.varied = tuple(varied)
-        self._process, self._scale, self._sigmas = process, scale, sigmas
+        self._process, self._correction, self._sigmas = process, correction, sigmas
 
     def speeds(self, machines: Floats) -> tuple[Floats, Floats]:
         """([n] tokens/s, [n] relative bounds) of [n, numbers] doublings."""
         unit = machines / np.array([one.limit for one in self.varied])
         mean, deviation = self._process.at(unit)
-        return self._scale / np.exp(mean), np.expm1(self._sigmas * deviation)
+        whole = mean + _linear(unit) @ self._correction
+        return np.exp(-whole), np.expm1(self._sigmas * deviation)
 
     def drawn(self, count: int, seed: int) -> Iterator[tuple[Floats, Floats, Floats]]:
         """Machines evenly over the bounds, in chunks, with `speeds`."""
@@ -86,39 +90,50 @@ def surrogate(
     point: Point, varied: Sequence[Varied], sizes: Sizes, seed: int, runner: Runner
 ) -> tuple[Surrogate, list[Checked]]:
     """Fitted, and checked. Raises ConfigError where a machine cannot be simulated."""
-    (base,) = runner.rows([point], "as it is")
-    if base.problem:
-        raise ConfigError(base.problem)
-    drawn = [
+    trained, bounded, checked = (
         _evenly(count, varied, (seed, at))
         for at, count in enumerate((sizes.trained, sizes.bounded, sizes.checked))
-    ]
-    depths = repeating(point.spec())
-    short = replace(point, representative=True)
-    machines = np.vstack((np.zeros((1, len(varied))), drawn[0], drawn[1]))
-    some = [short.with_settings(*settings_of(varied, one)) for one in machines]
-    found = times(some, runner, depths, "machines")
-    for one in found:
-        if one.problem:
-            raise ConfigError(f"{one.problem}; give a nearer bound, NAME=x2")
-    seconds = np.log([one.step_s for one in found])
-    unit = machines / np.array([one.limit for one in varied])
-    trained = sizes.trained + 1
-    process = _Process(unit[:trained], seconds[:trained])
-    mean, deviation = process.at(unit[trained:])
-    sigmas = _quantile(np.abs(mean - seconds[trained:]) / deviation, CERTAIN)
-    # a few layers of one GPU, made those of all: as it is, both are known
-    scale = base.tokens_per_s * math.exp(seconds[0])
-    made = Surrogate(varied, process, scale, sigmas)
-    rows = runner.rows(
-        [point.with_settings(*settings_of(varied, one)) for one in drawn[2]], "checked machines"
     )
-    guessed, bounds = made.speeds(drawn[2])
+    limits = np.array([one.limit for one in varied])
+    short = replace(point, representative=True)
+    few = times(_machines(short, varied, trained), runner, repeating(point.spec()), "machines")
+    rows = runner.rows(_machines(point, varied, np.vstack((bounded, checked))), "whole machines")
+    if problem := next((one.problem for one in (*few, *rows) if one.problem), ""):
+        raise ConfigError(f"{problem}; give a nearer bound, NAME=x2")
+    process = _Process(trained / limits, np.log([one.step_s for one in few]))
+    # what a token of one sequence takes, as the speeds say it
+    whole = -np.log([row.tokens_per_s for row in rows])
+    places = bounded / limits
+    mean, deviation = process.at(places)
+    correction, left = _corrected(places, whole[: sizes.bounded] - mean)
+    sigmas = _quantile(np.abs(left) / deviation, CERTAIN)
+    made = Surrogate(varied, process, correction, sigmas)
+    guessed, bounds = made.speeds(checked)
     return made, [
         Checked(tuple(change), row.tokens_per_s, float(speed), float(bound))
-        for change, row, speed, bound in zip(drawn[2].tolist(), rows, guessed, bounds, strict=True)
-        if not row.problem
+        for change, row, speed, bound in zip(
+            checked.tolist(), rows[sizes.bounded :], guessed, bounds, strict=True
+        )
     ]
+
+
+def _machines(point: Point, varied: Sequence[Varied], machines: Floats) -> list[Point]:
+    return [point.with_settings(*settings_of(varied, one)) for one in machines]
+
+
+def _corrected(places: Floats, errors: Floats) -> tuple[Floats, Floats]:
+    """A linear correction by least squares, and what it leaves of each place when fitted to all the
+    others.
+    """
+    terms = _linear(places)
+    correction = np.linalg.lstsq(terms, errors, rcond=None)[0]
+    own = np.sum(terms * np.linalg.pinv(terms).T, axis=1)
+    return correction, (errors - terms @ correction) / (1 - own)
+
+
+def _linear(places: Floats) -> Floats:
+    """[n, terms]: 1, and each number."""
+    return np.column_stack((np.ones(len(places)), places))
 
 
 def settings_of(varied: Sequence[Varied], change: Sequence[float] | Floats) -> tuple[Setting, ...]:
