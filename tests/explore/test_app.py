@@ -21,6 +21,7 @@ from tests.patience import PATIENCE_S
 from twin.explore import answers
 from twin.explore.answers import LONG_S, Answer, _whole_s
 from twin.explore.desk import Desk, Work
+from twin.explore.pareto import Choice, front, rounding
 from twin.explore.processes import Processes
 from twin.explore.tables import TABLES
 from twin.study.depth import Depths
@@ -101,6 +102,36 @@ def test_a_sweep_and_stages_side_by_side(live: Running) -> None:
     assert two["sides"] == 2
     assert {one["kind"] for one in two["stages"]} >= {"qkv", "lm_head"}
     assert all(len(one["us"]) == 2 for one in two["stages"])
+
+
+def test_no_machine_of_the_front_is_beaten_by_another() -> None:
+    fast, cheap, both, slow = (
+        Choice("n", "", speed, usd, 1.0, 0.0)
+        for speed, usd in ((9.0, 5.0), (5.0, 1.0), (9.0, 6.0), (4.0, 2.0))
+    )
+    assert front([slow, cheap, both, fast]) == [fast, cheap]
+    assert front([fast, fast]) == [fast, fast]
+
+
+def test_rounding_grows_as_bits_go() -> None:
+    found = [rounding(form) for form in ("bf16", "fp8-128x128", "int4-g128")]
+    assert found == sorted(found)
+    assert found[0] == 0 < found[1]
+
+
+@pytest.mark.slow
+def test_machines_for_a_case_have_a_front(live: Running) -> None:
+    (part,) = (
+        one
+        for one in live.parts("pareto", case="llama-3.2-1b 1xh200 layers=1 blocks=8")
+        if one["part"] == "pareto"
+    )
+    best = [one for one in part["choices"] if one["front"]]
+    assert max(one["tokens_per_s"] for one in best) == max(
+        one["tokens_per_s"] for one in part["choices"]
+    )
+    assert min(one["usd"] for one in best) == min(one["usd"] for one in part["choices"])
+    assert {one["format"] for one in part["choices"]} > {"its own", "fp8-128x128"}
 
 
 @pytest.mark.few(2)

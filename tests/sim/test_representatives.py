@@ -16,8 +16,7 @@ from twin.models.depth import first_layers
 from twin.models.load import load_model
 from twin.plan.types import Plan
 from twin.schedule.options import plan_for
-from twin.sim.compiled.room import Room
-from twin.sim.executor import Executor, run_representative
+from twin.sim.executor import Executor
 from twin.sim.prepare import prepare
 from twin.sim.run import simulate
 
@@ -32,12 +31,7 @@ def plan_of(model: str, node: str, **chosen: Any) -> Plan:
 
 def represented_ps(plan: Plan, node: str, steps: int) -> int:
     """The last step, or where steps differ the median of those after the first."""
-    known = calibrated_node(node)
-    prepared = prepare(plan, known.device, None, steps, busiest=True)
-    machine = run_representative(plan, known, steps, prepared, Room())
-    ends = [max(block.ended[step] for block in machine.blocks) for step in range(steps)]
-    times = sorted(ends[step] - ends[step - 1] for step in range(1, steps))
-    return times[(len(times) - 1) // 2]
+    return simulate(plan, calibrated_node(node), steps=steps, representative=True).step_ps
 
 
 @pytest.mark.few(2)

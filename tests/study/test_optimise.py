@@ -22,6 +22,7 @@ from twin.study.optimise import (
     found_by,
     search,
     searched,
+    together,
     ways,
 )
 from twin.study.point import Point, Row
@@ -107,6 +108,21 @@ def test_of_equal_plans_the_one_that_the_engine_runs_is_taken_with_the_fewest_op
 def test_a_model_without_any_plan_is_refused_as_its_default_plan_is() -> None:
     with pytest.raises(PlanError, match="too few"):
         found(Point("llama-3.1-405b", "2xh200"))
+
+
+def test_searches_side_by_side_find_what_each_finds_and_a_mistake_stands_in_its_place(
+    dense: Point, answer: Found
+) -> None:
+    hopeless = Point("llama-3.1-405b", "2xh200")
+    found, mistake = together([search(dense), search(hopeless)], Runner.inline(), "plans")
+    assert isinstance(found, Found)
+    assert found.best == answer.best
+    assert isinstance(mistake, PlanError)
+
+
+def test_a_search_that_begins_with_the_best_plan_ends_with_it(dense: Point, answer: Found) -> None:
+    again = found_by(search(dense, starts=[answer.best.way.options]), Runner.inline(), "plans")
+    assert again.best.step_s <= answer.best.step_s * (1 + TIE)
 
 
 @pytest.mark.few(4)

@@ -316,3 +316,4 @@ def test_a_table_by_the_best_plans_names_them_and_is_nowhere_slower(
     speed = "tokens/s, predicted"
     assert all(b[speed] >= f[speed] * 0.997 for b, f in zip(best, fixed, strict=True))
     assert "plan" not in cells(plans="best", options={"residual": "replicated"})[1]
+    assert cells(plans="best-of-all-gpus")[1]["plan"].startswith("2 GPUs")

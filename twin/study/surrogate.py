@@ -98,7 +98,8 @@ def surrogate(
     short = replace(point, representative=True)
     few = times(_machines(short, varied, trained), runner, repeating(point.spec()), "machines")
     rows = runner.rows(_machines(point, varied, np.vstack((bounded, checked))), "whole machines")
-    if problem := next((one.problem for one in (*few, *rows) if one.problem), ""):
+    problems = (*(one.problem for one in few), *(row.problem for row in rows))
+    if problem := next(filter(None, problems), ""):
         raise ConfigError(f"{problem}; give a nearer bound, NAME=x2")
     process = _Process(trained / limits, np.log([one.step_s for one in few]))
     # what a token of one sequence takes, as the speeds say it
@@ -126,9 +127,14 @@ def _corrected(places: Floats, errors: Floats) -> tuple[Floats, Floats]:
     others.
     """
     terms = _linear(places)
-    correction = np.linalg.lstsq(terms, errors, rcond=None)[0]
+    correction = _least_squares(terms, errors)
     own = np.sum(terms * np.linalg.pinv(terms).T, axis=1)
     return correction, (errors - terms @ correction) / (1 - own)
+
+
+def _least_squares(terms: Floats, values: Floats) -> Floats:
+    """[terms] weights."""
+    return np.asarray(np.linalg.lstsq(terms, values, rcond=None)[0], dtype=np.float64)
 
 
 def _linear(places: Floats) -> Floats:
@@ -175,7 +181,7 @@ class _Process:
         from scipy.optimize import minimize
 
         self._places = places
-        self._mean: Floats = np.linalg.lstsq(_quadratic(places), values, rcond=None)[0]
+        self._mean = _least_squares(_quadratic(places), values)
         self._left = values - _quadratic(places) @ self._mean
         self._size = float(np.std(self._left)) or 1.0
         self._left = self._left / self._size
