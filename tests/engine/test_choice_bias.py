@@ -22,7 +22,7 @@ from twin.reference.experts import chosen
 FEED = ExpertFeed(experts=8, top_k=3, width=40, scoring=Scoring.SIGMOID, choice_bias=True)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("feed", "more"),
     [

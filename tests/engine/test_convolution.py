@@ -117,7 +117,7 @@ def test_the_engine_opens_no_convolution_that_does_not_look_back() -> None:
     assert spec.runnable_reason() is not None
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "more",
     [

@@ -15,6 +15,7 @@ from tests.engine.small_engine import TOKENS, engine, error, expected, planned
 from tests.engine.test_convolution import convolved
 from tests.engine.test_experts import SHARED, routed
 from tests.engine.test_mamba import mixed
+from tests.engine.test_prompt_chunks import CHUNK
 from tests.engine.test_recurrent import recurrent
 from twin.models.spec import ModelSpec
 from twin.proof.prove import prove
@@ -62,7 +63,7 @@ def test_logits_do_not_depend_on_the_plan(name: str, plan: str) -> None:
 
 @pytest.mark.parametrize("name", ["recurrent", "convolved", "mamba"])
 def test_a_request_begins_with_nothing_of_the_one_before(name: str) -> None:
-    plan = planned(MODELS[name].spec, blocks=5)
+    plan = planned(MODELS[name].spec, blocks=5, prompt_chunk=CHUNK)
     wanted = expected(plan, TOKENS)
     with engine(plan) as running:
         first = running.logits(TOKENS)

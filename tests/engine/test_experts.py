@@ -164,7 +164,7 @@ class Widened:
         return np.pad(made, ((0, 0), (0, self.more))) if leaf == "shared_down" else made
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("feed", "more"),
     [

@@ -111,7 +111,7 @@ def test_a_layer_has_the_stages_of_what_it_has() -> None:
     assert kinds == [states, experts, states, attends, dense]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "more",
     [

@@ -44,7 +44,7 @@ def difference(one: Plan, table: Any, other: Any) -> float:
         return float(np.abs(running.logits(words) - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("options", "changes"),
     [

@@ -160,6 +160,7 @@ def test_logits_after_a_prompt_need_no_passes() -> None:
     assert error(planned(), (3, 20)) < 1e-5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
 def test_the_host_computes_stored_types_in_fp32(dtype: DType) -> None:
     # as one of test_host_engine.py, so that it is compiled once

@@ -130,7 +130,7 @@ def widened(layer: Layer) -> Layer:
 
 def test_nothing_is_kept_of_a_request_for_the_next_one() -> None:
     """Of a recurrent state there is no way back to where two prompts part."""
-    plan = planned(recurrent(), blocks=4)
+    plan = planned(recurrent(), blocks=4, prompt_chunk=CHUNK)
     with engine(plan) as fresh, engine(plan) as running:
         first = running.generate(TOKENS, max_tokens=4, reuse=True)
         second = [*TOKENS, *first.tokens, 7, 8]
@@ -139,7 +139,7 @@ def test_nothing_is_kept_of_a_request_for_the_next_one() -> None:
         assert again.tokens == fresh.generate(second, max_tokens=4).tokens
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "more",
     [
@@ -184,7 +184,7 @@ def test_a_wrong_weight_of_a_state_is_noticed(name: str) -> None:
             made = self.random[wanted]
             return np.roll(made, 1, axis=-1) if wanted == f"layers.1.{name}" else made
 
-    plan = planned(recurrent(), blocks=3)
+    plan = planned(recurrent(), blocks=3, prompt_chunk=CHUNK)
     wanted = expected(plan, TOKENS)
     with HostEngine(plan, Turned(recurrent())) as running:
         assert np.abs(running.logits(TOKENS) - wanted).max() > 1e-3 * np.abs(wanted).max()
@@ -202,7 +202,7 @@ def test_attention_without_its_gate_is_noticed() -> None:
                 made.reshape(8, 2, 8, -1)[:, 1] = 0
             return made
 
-    plan = planned(recurrent(), blocks=3)
+    plan = planned(recurrent(), blocks=3, prompt_chunk=CHUNK)
     wanted = expected(plan, TOKENS)
     with HostEngine(plan, Open(recurrent())) as running:
         assert np.abs(running.logits(TOKENS) - wanted).max() > 1e-3 * np.abs(wanted).max()

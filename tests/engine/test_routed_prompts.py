@@ -126,7 +126,7 @@ PLANS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize(
     "more", PLANS, ids=lambda v: "-".join(str(getattr(x, "value", x)) for x in v.values())
@@ -204,7 +204,7 @@ def test_a_router_without_numbers_ends_the_run_with_a_message() -> None:
         running.generate(PROMPT[:20], max_tokens=3)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_run_gives_the_same_bits_and_the_references_tokens(name: str) -> None:
     spec = FAMILIES[name]
