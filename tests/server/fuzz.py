@@ -3,8 +3,8 @@
     python -m tests.server.fuzz --requests 5000
 
 Laws: each request is answered by a success or by an error as OpenAI's API has them, or its
-connection ends where no whole request was sent; the server's log has no traceback; no stream waits
-100 ms for its next piece beyond what the kernel took for it and the reader itself stood still.
+connection ends where no whole request was sent; the server's log has no traceback; the server takes
+at most 1 GiB of memory; no stream waits 100 ms for its next piece beyond what the kernel took for it and the reader itself stood still.
 
 Request n of a seed is drawn from both numbers alone: `--case SEED:N` sends it again.
 """
@@ -35,6 +35,7 @@ import numpy as np
 
 from tests.command_line import TINY
 from tests.patience import PATIENCE_S
+from tests.server import fuzz_schemas
 from tests.server.serving import TEMPLATE, running
 from twin.server import wire
 from twin.server.limits import Limits
@@ -42,6 +43,7 @@ from twin.server.limits import Limits
 CONTEXT = 8192  # so that a megabyte of text is legal
 STREAM_TOKENS = 1500
 ANSWER_S = 300.0  # for an answer, on a busy computer and behind the streams
+MOST_BYTES = 2**30  # of memory that the server takes
 GAP_S = 0.1  # between two pieces of a stream
 BEAT_S = 0.002
 ALONE_S = 10.0
@@ -303,6 +305,10 @@ def whole(draw: random.Random, port: int) -> str:
     return _answer(port, posted(path, body))
 
 
+def constrained(draw: random.Random, port: int) -> str:
+    return _answer(port, posted(*fuzz_schemas.constrained(draw)))
+
+
 def no_json(draw: random.Random, port: int) -> str:
     path = draw.choice([*KINDS])
     return _answer(port, posted(path, broken(draw, path)))
@@ -429,6 +435,7 @@ def _answer(port: int, sent: bytes, method: bytes = b"POST") -> str:
 
 ATTACKS: dict[Callable[[random.Random, int], str], float] = {
     whole: 40,
+    constrained: 20,
     no_json: 12,
     heavy: 3,
     odd_head: 14,
@@ -442,10 +449,12 @@ ATTACKS: dict[Callable[[random.Random, int], str], float] = {
 }
 
 
-def attack(seed: int, number: int, port: int) -> str:
+def attack(seed: int, number: int, port: int, only: str | None = None) -> str:
     """What came of one request: its kind and outcome. Raises Defect."""
     draw = random.Random(f"{seed}:{number}")
     kind = draw.choices([*ATTACKS], [*ATTACKS.values()])[0]
+    if only is not None:
+        kind = next(one for one in ATTACKS if one.__name__ == only)
     try:
         return f"{kind.__name__} {kind(draw, port)}"
     except Defect as defect:
@@ -635,12 +644,20 @@ def process(*words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
             made.stdin.close()
 
 
+def _peak_bytes(pid: int) -> int:
+    """The most memory that a process has had."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+
+
 @contextmanager
 def served(log: Path) -> Iterator[int]:
-    """The port of a server in a process of its own."""
+    """The port of a server in a process of its own. Raises Defect where it took too much memory."""
     with process("--serve", log=log) as made:
         assert made.stdout is not None
         yield int(made.stdout.readline())
+        if (peak := _peak_bytes(made.pid)) > MOST_BYTES:
+            raise Defect(f"the server took {peak / 2**20:.0f} MiB; at most {MOST_BYTES >> 20}")
     made.wait(PATIENCE_S)
 
 
@@ -658,7 +675,13 @@ def streaming(port: int, readers: int, log: Path) -> Iterator[Streams]:
 
 
 def run(
-    requests: Sequence[int] | None, seed: int, *, clients: int, readers: int, log: Path
+    requests: Sequence[int] | None,
+    seed: int,
+    *,
+    clients: int,
+    readers: int,
+    log: Path,
+    only: str | None = None,
 ) -> tuple[Counter[str], list[str], Streams]:
     """Outcomes, defects, and what streams saw meanwhile; without requests for ten seconds."""
     outcomes, defects = Counter[str](), list[str]()
@@ -676,7 +699,7 @@ def run(
 
         def one(number: int) -> None:
             try:
-                outcomes[attack(seed, number, port)] += 1
+                outcomes[attack(seed, number, port, only)] += 1
             except Defect as defect:
                 defects.append(str(defect))
 
@@ -700,6 +723,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=4, help="that send at the same time")
     parser.add_argument("--readers", type=int, default=2, help="of streams")
+    parser.add_argument("--only", choices=[one.__name__ for one in ATTACKS])
     parser.add_argument("--case", help="SEED:NUMBER of one request")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--read", type=int, help=argparse.SUPPRESS)
@@ -720,7 +744,12 @@ def main() -> int:
             _, _, alone = run(None, args.seed, clients=1, readers=args.readers, log=log)
             print("streams alone:", alone.summary(), flush=True)
         outcomes, defects, streams = run(
-            numbers, args.seed, clients=args.clients, readers=args.readers, log=log
+            numbers,
+            args.seed,
+            clients=args.clients,
+            readers=args.readers,
+            log=log,
+            only=args.only,
         )
     took_s = time.monotonic() - begun
     print(f"{len(numbers)} requests, {took_s:.0f} s: {dict(sorted(outcomes.items()))}")

@@ -24,7 +24,7 @@ KEY = "MONOTWIN_API_KEY"
 MOST_KEY_BYTES = 4096
 MOST_PORT, MOST_WAITING = 65535, 10_000
 MOST_NAME = 200  # characters
-NEEDED = ("h11", "jinja2", "uvicorn")
+NEEDED = ("h11", "jinja2", "llguidance", "uvicorn")
 EXAMPLES = """\
   twin serve ./my-checkpoint
   twin serve ./my-checkpoint --node 1xh200 --port 8080 --max-context 32768
@@ -181,7 +181,7 @@ def check_libraries() -> None:
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise ConfigError(
             f"this needs {', '.join(missing)}: install the extra monotwin[serve], or run "
-            "`pip install jinja2 uvicorn`"
+            "`pip install jinja2 llguidance uvicorn`"
         )
 
 

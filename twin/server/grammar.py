@@ -89,7 +89,7 @@ class Allowed:
 
 
 class Grammars:
-    """Of one vocabulary, which is read at first use."""
+    """Of one vocabulary, which `prepare` or the first use reads."""
 
     def __init__(self, tokenizer: Tokenizer, vocab: int, ends: frozenset[int]) -> None:
         self._tokenizer, self._vocab = tokenizer, vocab
@@ -98,6 +98,16 @@ class Grammars:
         self._words: Any = None
         # at their beginnings, by their texts: making one takes 3 ms, and an agent's tools stay
         self._matchers: OrderedDict[str, Any] = OrderedDict()
+
+    def prepare(self) -> None:
+        """Reads the vocabulary: the library holds Python's lock for a second meanwhile, in which no
+        stream moves.
+        """
+        with self._turn:
+            if self._words is None and self._ends:
+                from llguidance import LLTokenizer
+
+                self._words = LLTokenizer(_words(self._tokenizer, self._vocab, self._ends))
 
     def matcher(self, lark: str, param: str) -> Any:
         """Raises Problem for what cannot be a grammar; `param`: the field that wants it."""
@@ -120,15 +130,14 @@ class Grammars:
                 f"{param}: no token ends this model's answers, so that none can be complete",
                 param=param,
             )
-        with self._turn:
-            if self._words is None:
-                self._words = llguidance.LLTokenizer(
-                    _words(self._tokenizer, self._vocab, self._ends)
-                )
+        self.prepare()
         grammar = llguidance.LLMatcher.grammar_from_lark(lark)
         made = llguidance.LLMatcher(self._words, grammar, log_level=0)
-        if made.is_error():
-            raise Problem(f"{param} cannot be followed: {said(made.get_error())}", param=param)
+        tried = made.deep_copy()
+        if not made.is_error():
+            tried.compute_bitmask()  # what is too much for the library fails here, not on the way
+        if tried.is_error():
+            raise Problem(f"{param} cannot be followed: {said(tried.get_error())}", param=param)
         return made
 
     def allowed(self, matcher: Any) -> Allowed:

@@ -58,6 +58,8 @@ def make_app(
     """Starts the worker, which the application closes when it has to shut down."""
     predicted = Expectation()
     metrics = Metrics(model.name, predicted)
+    if not model.greedy:
+        model.grammars.prepare()
     worker = Worker(session, model.tokenizer, metrics, waiting=limits.waiting)
     return App(
         served=model,

@@ -24,6 +24,7 @@ from twin.server.grammar import Grammars, calls_grammar, schema_grammar, schema_
 from twin.server.limits import Limits
 from twin.server.parsing import Parser
 from twin.server.problem import Problem
+from twin.server.schemas import check_schemas
 from twin.server.template import Template
 from twin.server.tools import Wanted, tools_of
 from twin.server.wire import Chat, Completion, Message, Tokenize, Whole, prompts, within
@@ -291,6 +292,7 @@ class Served:
             return None
         form = PLAIN if self.conversation is None or turn is None else self.conversation.format
         thinking, param = form.begun(prompt), "tools" if calls else "response_format"
+        check_schemas(turn.tools.schemas.values() if turn and calls else [schema or {}], param)
         try:
             if turn is not None and calls:
                 text = calls_grammar(turn.tools, form, self.grammars.mark, thinking=thinking)
