@@ -279,6 +279,9 @@ def check_error(text: bytes) -> None:
 def check_stream(text: bytes) -> None:
     """Chunks of JSON, each choice's end, then the end; or an error."""
     parts = [part for part in text.split(b"\n\n") if part and not part.startswith(b": ")]
+    if parts and parts[0].startswith(b"event: "):
+        check_events(parts)
+        return
     if not all(part.startswith(b"data: ") for part in parts):
         raise Defect(f"no stream of events: {text[-300:]!r}")
     if parts[-1] != b"data: [DONE]":
@@ -290,6 +293,15 @@ def check_stream(text: bytes) -> None:
     ended = [one["index"] for one in choices if one["finish_reason"]]
     if sorted(ended) != sorted(begun):
         raise Defect(f"choices {sorted(begun)} began and {ended} ended")
+
+
+def check_events(parts: Sequence[bytes]) -> None:
+    """Of `/v1/responses`: numbered, and the last one ends the response."""
+    found = [parsed(part.partition(b"\ndata: ")[2]) for part in parts]
+    if [one["sequence_number"] for one in found] != list(range(len(found))):
+        raise Defect(f"events out of order: {parts[-1][-300:]!r}")
+    if found[-1]["type"] not in ("response.completed", "response.incomplete", "error"):
+        raise Defect(f"events without an end: {parts[-1][-300:]!r}")
 
 
 # ---- one request ---------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Requests that constrain their answers: schemas and tools of every kind, also those that are made to
-take time or memory, for `tests.server.fuzz`.
+"""Requests that constrain their answers, for `tests.server.fuzz`: schemas and tools of every kind,
+also those that are made to take time or memory.
 """
 
 from __future__ import annotations
