@@ -4,7 +4,8 @@
 
 Laws: each request is answered by a success or by an error as OpenAI's API has them, or its
 connection ends where no whole request was sent; the server's log has no traceback; the server takes
-at most 1 GiB of memory; no stream waits 100 ms for its next piece beyond what the kernel took for it and the reader itself stood still.
+at most 1 GiB of memory; no stream waits 100 ms for its next piece beyond what the kernel took for
+it and the reader itself stood still.
 
 Request n of a seed is drawn from both numbers alone: `--case SEED:N` sends it again.
 """
