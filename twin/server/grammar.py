@@ -137,7 +137,7 @@ class Grammars:
         if not made.is_error():
             tried.compute_bitmask()  # what is too much for the library fails here, not on the way
         if tried.is_error():
-            raise Problem(f"{param} cannot be followed: {said(tried.get_error())}", param=param)
+            raise Problem(f"{param} cannot be followed: {_why(tried.get_error())}", param=param)
         return made
 
     def allowed(self, matcher: Any) -> Allowed:
@@ -148,6 +148,11 @@ class Grammars:
         """A format's mark in a grammar: a special token by its number, other text by itself."""
         special = self._tokenizer.special.get(text)
         return json.dumps(text) if special is None else f"<[{special}]>"
+
+
+def _why(error: str) -> str:
+    """The library's reason without the grammar's own lines, which no client wrote."""
+    return said(error.partition("\n")[0].rpartition("failed to compile JSON schema: ")[2])
 
 
 def _words(tokenizer: Tokenizer, vocab: int, ends: list[int]) -> Any:
