@@ -221,8 +221,9 @@ class Formats:
         return dict(self.layers[layer]).get(name) if self.layers else None
 
     def turned(self, plain: Format, *, on_gpus: bool = False) -> Formats | None:
-        """The same with GGUF's blocks turned into `plain`, or `on_gpus` into what ON_GPUS says;
-        None where all is in `plain` then.
+        """The same with GGUF's blocks turned into `plain`, or `on_gpus` into what ON_GPUS says but
+        for the LM head's, which no GPU has multiplied in few bits; None where all is in `plain`
+        then.
         """
 
         def made(form: Format) -> Format | None:
@@ -231,7 +232,11 @@ class Formats:
             name = ON_GPUS.get(form.name) if on_gpus else None
             return STORED[name] if name else None
 
-        kept = tuple((role, found) for role, form in self.chosen if (found := made(form)))
+        kept = tuple(
+            (role, found)
+            for role, form in self.chosen
+            if (found := made(form)) and not (form in GGUF and role is Role.HEAD)
+        )
         layers = tuple(
             tuple((name, found) for name, form in layer if (found := made(form)))
             for layer in self.layers
