@@ -25,6 +25,16 @@ def test_whatever_is_sent_answers_are_valid_and_streams_go_on(tmp_path: Path) ->
     assert {"whole 200", "whole 400"} <= {*outcomes}
 
 
+@pytest.mark.slow
+def test_whatever_schemas_and_tools_are_sent_time_and_memory_are_bounded(tmp_path: Path) -> None:
+    outcomes, defects, streams = fuzz.run(
+        range(5000), SEED, clients=6, readers=1, log=tmp_path / "log", only="constrained"
+    )
+    assert not defects, "\n".join(defects)
+    assert streams.count
+    assert {"constrained 200", "constrained 400"} <= {*outcomes}
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from twin.server.formats import FORMATS
 from twin.server.grammar import Allowed, Grammars, calls_grammar, schema_grammar, schema_of
 from twin.server.parsing import Format, Parser
 from twin.server.problem import Problem
+from twin.server.schemas import check_schemas
 from twin.server.tools import tools_of
 from twin.server.wire import Unread
 
@@ -218,3 +219,28 @@ def test_a_token_that_is_not_allowed_ends_the_generation_with_an_error() -> None
     allowed.write(row, [])
     with pytest.raises(EngineError, match="grammar"):
         allowed.write(row, [ord("x")])
+
+
+LARGE: dict[str, Any] = {
+    "objects": {"anyOf": [{"const": n} for n in range(5000)]},
+    "properties": {"properties": {f"p{n}": {} for n in range(513)}},
+    "nested deeper": reduce(lambda inner, _: {"items": inner}, range(70), {}),
+    "multiples of": {"multipleOf": 999_983},
+    "together": {"anyOf": [{"multipleOf": n} for n in (97, 89, 83)]},
+}
+
+
+@pytest.mark.parametrize("said", LARGE)
+def test_a_schema_that_takes_long_is_refused_before_it_is_compiled(said: str) -> None:
+    with pytest.raises(Problem, match=said) as error:
+        check_schemas([LARGE[said]], "tools")
+    assert error.value.param == "tools"
+
+
+def test_schemas_as_people_write_them_are_within_bounds() -> None:
+    usual = {
+        "type": "object",
+        "properties": {"a": {"multipleOf": 0.01}, "b": {"multipleOf": 25}, "c": {"enum": [1e300]}},
+        "multipleOf": "no number",
+    }
+    check_schemas([usual, {"const": {"multipleOf": True}}], "tools")
