@@ -448,7 +448,7 @@ def _answer(port: int, sent: bytes, method: bytes = b"POST") -> str:
 
 ATTACKS: dict[Callable[[random.Random, int], str], float] = {
     whole: 40,
-    constrained: 20,
+    constrained: 6,
     no_json: 12,
     heavy: 3,
     odd_head: 14,
