@@ -10,10 +10,24 @@ import numpy as np
 import pytest
 
 from studies.common.rows import cut, first_tokens
-from tests.engine.small_engine import LANED, LLAMA, QWEN2, QWEN3, SEED, TOKENS, engine, planned
+from tests.engine.families import AROUND, TOGETHER
+from tests.engine.small_engine import (
+    LANED,
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    SEED,
+    TOKENS,
+    engine,
+    planned,
+    sanitized,
+)
 from tests.engine.test_prompt_chunks import TURNED, needs_gpu
+from tests.engine.test_routed_prompts import FAMILIES
+from tests.native.test_warps import build_warps
 from twin.calibrate.node import calibrated_node
 from twin.commands.run import _drafts
+from twin.engine import host
 from twin.engine.choose import open_random
 from twin.engine.generation import Drafting
 from twin.engine.sampling import SamplingParams
@@ -56,7 +70,9 @@ def test_drafts_are_accepted_and_change_no_token(lookup: int, chosen: dict[str, 
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("spec", [LLAMA, QWEN2, QWEN3, TURNED], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "spec", [LLAMA, AROUND, QWEN2, QWEN3, TURNED, TOGETHER], ids=lambda s: s.name
+)
 def test_rejected_drafts_leave_nothing_behind(spec: ModelSpec) -> None:
     """Pairs of the prompt stand in it twice with another successor, so most drafts are wrong."""
     plan, pairs = drafted(spec), [5, 74, 0, 33, 5, 74, 61, 9, 5, 74]
@@ -212,3 +228,51 @@ def test_gpu_drafts_change_no_token(name: str) -> None:
         ).tokens  # all rejected
         for most in (1, 3, MOST):
             assert running.generate(prompt, max_tokens=96, drafting=Drafting(most)).tokens == wanted
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_experts_of_several_tokens_are_those_of_each(name: str) -> None:
+    spec = replace(FAMILIES[name], windows=(1,) * FAMILIES[name].layers)
+    with engine(drafted(spec)) as running:
+        rejected = running.generate(TOKENS, max_tokens=40, drafting=Drafting(accepted=1.0))
+        made = running.generate(TOKENS, max_tokens=40)
+        alone = running.generate(TOKENS, max_tokens=40, drafting=Drafting(0))
+    assert made.tokens == rejected.tokens == alone.tokens
+    assert made.tokens_per_round > 1
+
+
+def test_blocks_of_many_warps_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "build_host", build_warps)
+    plan = drafted(slot_bytes=512, prompt_chunk=4, lookup=3)
+    with engine(plan) as running:
+        made = running.generate(TOKENS[:9], max_tokens=24)
+    assert made.tokens == referenced(plan, TOKENS[:9], 24)
+    assert made.tokens_per_round > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
+def test_the_sanitizers_find_nothing(sanitize: str) -> None:
+    sanitized(SCRIPT, sanitize)
+
+
+SCRIPT = """
+from tests.engine.small_engine import TOKENS, small_weights
+from tests.engine.test_drafts import REPEATING, drafted
+from twin.engine.generation import Drafting
+from twin.engine.host import HostEngine
+from twin.engine.sampling import SamplingParams
+from twin.plan.types import Sampling
+
+plan = drafted(gpus=2, sampling=Sampling.FULL)
+weights = small_weights(REPEATING, plan.options.weight_dtype)
+with HostEngine(plan, weights, sanitize=SANITIZE, watchdog_s=300) as running:
+    for sampling in (SamplingParams(), SamplingParams(0.5, top_p=0.9, seed=2)):
+        for accepted in (0.0, 1.0):
+            made = running.generate(
+                TOKENS, max_tokens=24, sampling=sampling, drafting=Drafting(accepted=accepted)
+            )
+            assert len(made.tokens) == 24 and len(made.round_ns)
+print("clean")
+"""

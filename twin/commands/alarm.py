@@ -17,11 +17,11 @@ def predicted_for(
     plan: Plan, node: Node, chosen: Mapping[str, Any], prompt: int, made: Generation
 ) -> dict[str, Any] | None:
     """What the twin says of the positions that a run went through; None where it has no interval:
-    no fit with held-out runs, or too few tokens for a rate.
+    no fit with held-out runs, too few tokens for a rate, or tokens of passes that verified drafts.
 
     `prompt`: tokens before the generated ones.
     """
-    if known_error(node) is None or plan.spec is None:
+    if known_error(node) is None or plan.spec is None or len(made.round_ns):
         return None
     try:
         from twin.server.expected import FEWEST, expect

@@ -290,6 +290,7 @@ def to_json(plan: Plan, prompt: list[int], ended: Completion) -> dict[str, Any]:
         "stop_reason": ended.stop.value,
         "tokens_per_s": made.tokens_per_s,
         "prompt_s": made.prompt_ns / 1e9,
+        "tokens_per_round": made.tokens_per_round,
         "stream_bytes_per_s": plan.weight_bytes() * made.tokens_per_s,
         "gpus": plan.options.gpus,
         "blocks_per_gpu": plan.options.blocks,

@@ -134,6 +134,7 @@ class Metrics:
             "prefix_cache_hits_total": 0.0,
         }
         self._finished = dict.fromkeys([*REASONS.values(), "error"], 0)
+        self._rounds = self._accepted = 0  # passes that verified drafts; drafts that counted
         self._saved_s = 0.0
         self._token_s = 0.0  # least time of a prompt's token so far, in requests that kept nothing
         self.refused = 0
@@ -162,7 +163,12 @@ class Metrics:
         now["e2e_request_latency_seconds"].add(job.age_s)
         if job.first_s is not None:
             now["time_to_first_token_seconds"].add(job.first_s - job.born_s)
-        self._predicted.measured(times, prompt + tokens / 2)
+        rounds = len(made.round_ns)
+        if rounds:  # the twin predicts steps
+            self._rounds += rounds
+            self._accepted += len(made.tokens) - rounds
+        else:
+            self._predicted.measured(times, prompt + tokens / 2)
         return saved_s
 
     def _saved(self, prompt: int, completion: Completion) -> float:
@@ -198,6 +204,9 @@ class Metrics:
             yield from (f"# TYPE vllm:{name} counter", f"vllm:{name}{{{label}}} {value:.0f}")
         yield "# TYPE monotwin:prefix_saved_seconds_total counter"
         yield f"monotwin:prefix_saved_seconds_total{{{label}}} {self._saved_s:.9g}"
+        for name, value in (("rounds", self._rounds), ("drafts_accepted", self._accepted)):
+            yield f"# TYPE monotwin:{name}_total counter"
+            yield f"monotwin:{name}_total{{{label}}} {value}"
         yield "# TYPE monotwin:requests_refused_total counter"
         yield f"monotwin:requests_refused_total{{{label}}} {self.refused}"
         yield "# TYPE monotwin:predictions_parted_total counter"
