@@ -252,6 +252,9 @@ def judge(folder: Path) -> None:
     rows: list[tuple[Any, ...]] = []
     choices: list[tuple[Any, ...]] = []
     for name, seen in json.loads((folder / "runs.json").read_text(encoding="utf-8")).items():
+        if "failed" in seen:
+            print(name, seen["failed"], flush=True)
+            continue
         made = np.load(folder / f"{name}.npz")
         plan = plan_of(name, seen["node"], seen["tokens_soaked"])
         found, compared = _judged(name, plan, made), _compared(plan, made)

@@ -38,3 +38,4 @@ FACTORS = replace(
     rope=Rope(10000.0, rotated=6),
     variant=Variant(embedding=12.0, residual=0.22, score=0.3, logit=0.5),
 )
+TURNED = replace(LLAMA, name="turned", qk_norm=True, variant=Variant(norms_turned=True))

@@ -15,6 +15,7 @@ import pytest
 
 from tests.engine import test_cuda_engine as on_gpu
 from tests.engine import test_prompt_chunks
+from tests.engine.families import TURNED
 from tests.engine.small_engine import LLAMA, QWEN3, SEED, TOKENS, engine, error, planned
 from tests.engine.test_coded_checkpoints import Stored, opened
 from tests.engine.test_gpt_oss import model
@@ -128,8 +129,9 @@ OSS = replace(model(), cache_scales=SCALES)
         (replace(SCALED, ffn=128), {"gpus": 8, "blocks": 1}),  # two ranks share a KV head
         pytest.param(OSS, {"blocks": 3, "attention_splits": 2}, marks=pytest.mark.slow),
         pytest.param(QWEN3, {}, marks=pytest.mark.slow),
+        pytest.param(replace(TURNED, cache_scales=SCALES), {}, marks=pytest.mark.slow),
     ],
-    ids=["llama", "scaled", "ranks", "shared heads", "oss", "qwen3"],
+    ids=["llama", "scaled", "ranks", "shared heads", "oss", "qwen3", "turned"],
 )
 def test_the_engine_gives_the_references_numbers(spec: ModelSpec, chosen: dict[str, Any]) -> None:
     plan = planned(spec, kv_dtype=DType.FP8, **chosen)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.families import AROUND, FACTORS, TOGETHER
+from tests.engine.families import AROUND, FACTORS, TOGETHER, TURNED
 from tests.engine.small_engine import engine, expected
 from tests.engine.test_host_engine import error, planned
 from tests.engine.test_prompt_chunks import PROMPT as PASSED
@@ -38,6 +38,7 @@ from twin.proof.prove import prove
         (TOGETHER, {"handoff": HandOffKind.GRID, "sampling": Sampling.FULL}),
         (TOGETHER, {"execution": Execution.GRAPH}),
         (FACTORS, {"gpus": 2, "blocks": 3}),
+        (TURNED, {"gpus": 2, "blocks": 3, "attention_splits": 2}),
     ],
     ids=lambda v: (
         getattr(v, "name", None) or "-".join(str(getattr(x, "value", x)) for x in v.values())
@@ -62,7 +63,7 @@ def test_blocks_of_many_warps_and_threads(spec: ModelSpec, monkeypatch: pytest.M
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("spec", [AROUND, TOGETHER, FACTORS], ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", [AROUND, TOGETHER, FACTORS, TURNED], ids=lambda s: s.name)
 @pytest.mark.parametrize("chosen", [{}, {"blocks": 3, "attention_splits": 2}], ids=["", "3"])
 def test_passes_fill_the_cache_as_steps_do(spec: ModelSpec, chosen: dict[str, Any]) -> None:
     plan = planned(spec, prompt_chunk=16, **chosen)

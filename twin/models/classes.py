@@ -30,6 +30,7 @@ CLASSES: dict[str, tuple[str, ...]] = {  # by model_type
     "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM",),
     "hunyuan_v1_dense": ("HunYuanDenseV1ForCausalLM",),
     "hunyuan_v1_moe": ("HunYuanMoEV1ForCausalLM",),
+    "granitemoehybrid": ("GraniteMoeHybridForCausalLM",),
     "lfm2": ("Lfm2ForCausalLM",),
     "lfm2_moe": ("Lfm2MoeForCausalLM",),
     "gemma": ("GemmaForCausalLM",),

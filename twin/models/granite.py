@@ -22,16 +22,20 @@ def from_config(fields: Config) -> ModelSpec:
         (False,),
         "biases in the attention of this family are not supported",
     )
-    variant = Variant(
-        embedding=fields.real("embedding_multiplier", 1.0),
-        residual=fields.real("residual_multiplier", 1.0),
-        score=fields.real("attention_multiplier", 1.0),
-        logit=1.0 / fields.real("logits_scaling", 1.0),
-    )
     return dense(
         fields,
         family="granite",
         rope=rope(fields, theta=_THETA),
         windows=no_windows(fields),
-        variant=variant,
+        variant=factors(fields),
+    )
+
+
+def factors(config: Config) -> Variant:
+    """Those of the embeddings, of what modules add, of the scores and of the logits."""
+    return Variant(
+        embedding=config.real("embedding_multiplier", 1.0),
+        residual=config.real("residual_multiplier", 1.0),
+        score=config.real("attention_multiplier", 1.0),
+        logit=1.0 / config.real("logits_scaling", 1.0),
     )

@@ -22,6 +22,16 @@ LOADED = 4  # elements of a head that a thread loads at once
 TAPS, DECAY, STEP, NORM = "conv", "decay", "step_bias", "gated_norm"
 # of Mamba-2 also what the convolution adds, and the factors of x in the outputs
 TAPS_BIAS, SKIP = "conv_bias", "skip"
+MAMBA_TENSORS = {  # canonical name -> name, below the module of a layer of Mamba-2
+    "state_in": "in_proj.weight",
+    "o": "out_proj.weight",
+    TAPS: "conv1d.weight",
+    TAPS_BIAS: "conv1d.bias",
+    DECAY: "A_log",
+    STEP: "dt_bias",
+    SKIP: "D",
+    NORM: "norm.weight",
+}
 
 
 def recurrence_of(layout: Sequence[Layer]) -> Recurring | None:

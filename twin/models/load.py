@@ -88,6 +88,7 @@ _FAMILIES = {  # by model_type
     "laneformer_tp": _Family("laneformer"),
     "phi3": _Family("phi3"),
     "granite": _Family("granite"),
+    "granitemoehybrid": _Family("granite4"),
     "smollm3": _Family("smollm3"),
     "internlm3": _Family("internlm3"),
     "olmo2": _Family("olmo2"),

@@ -110,6 +110,16 @@ NEMOTRON_H: Table = {
     **{f"experts.{key}": f"mixer.experts.{{}}.{key}_proj" for key in ("up", "down")},
     **{f"shared_{key}": f"mixer.shared_experts.{key}_proj" for key in ("up", "down")},
 }
+# gates and ups are one module, and so are all experts
+GRANITE4: Table = {
+    **{key: DENSE[key] for key in "qkvo"},
+    "mamba.state_in": "mamba.in_proj",
+    "mamba.o": "mamba.out_proj",
+    **dict.fromkeys(("gate", "up", "shared_gate", "shared_up"), "shared_mlp.input_linear"),
+    **dict.fromkeys(("down", "shared_down"), "shared_mlp.output_linear"),
+    **dict.fromkeys(("experts.gate", "experts.up"), "block_sparse_moe.input_linear"),
+    "experts.down": "block_sparse_moe.output_linear",
+}
 # its experts are one module
 GPT_OSS: Table = {
     **DENSE,

@@ -41,16 +41,6 @@ _NAMES = Names(
     shared="mixer.shared_experts",
     choice_bias="mixer.gate.e_score_correction_bias",
 )
-_STATES = {  # canonical name -> name, of a layer of Mamba-2
-    "state_in": "in_proj.weight",
-    "o": "out_proj.weight",
-    linear.TAPS: "conv1d.weight",
-    linear.TAPS_BIAS: "conv1d.bias",
-    linear.DECAY: "A_log",
-    linear.STEP: "dt_bias",
-    linear.SKIP: "D",
-    linear.NORM: "norm.weight",
-}
 
 
 def from_config(fields: Config) -> ModelSpec:
@@ -140,7 +130,7 @@ _LETTERS = f"{_MAMBA} (Mamba-2), {_EXPERTS} (experts), {_FULL} (attention) and {
 def _mamba(config: Config) -> Mamba2:
     heads, groups = config.count("mamba_num_heads"), config.count("n_groups")
     config.divides("mamba_num_heads", heads, "n_groups", groups)
-    least, most = _step_limit(config)
+    least, most = step_limit(config)
     return Mamba2(
         key_heads=groups,
         key_dim=config.count("ssm_state_size"),
@@ -153,7 +143,7 @@ def _mamba(config: Config) -> Mamba2:
     )
 
 
-def _step_limit(config: Config) -> tuple[float, float | None]:
+def step_limit(config: Config) -> tuple[float, float | None]:
     """`time_step_limit`, whose end may be infinite: transformers 5 writes that as a mapping, others
     as more than FP32 has.
 
@@ -225,7 +215,7 @@ def _layer(spec: ModelSpec, layer: int) -> dict[str, tuple[str, tuple[int, ...]]
     norm = "ffn_norm" if isinstance(mixer, NoMixer) else "attn_norm"
     names: dict[str, str] = {}
     if isinstance(mixer, Mamba2):
-        names = {name: f"mixer.{stored_as}" for name, stored_as in _STATES.items()}
+        names = {name: f"mixer.{stored_as}" for name, stored_as in linear.MAMBA_TENSORS.items()}
         if not mixer.conv_bias:
             del names[linear.TAPS_BIAS]
     elif isinstance(mixer, GroupedAttention):
