@@ -565,7 +565,10 @@ def as_stored(table: Table) -> dict[str, Array]:
 
 def plans(config: dict[str, Any]) -> list[tuple[int, int, int, int, Sampling]]:
     """Those of PLANS that the family can have."""
-    together = from_config(config, "case").whole_qk_norm
+    spec = from_config(config, "case")
+    states = spec.recurrence
+    # heads that are normed together, or states that share one key, are not divided
+    together = spec.whole_qk_norm or (states is not None and states.key_heads == 1)
     return [options for options in PLANS if options[0] == 1 or not together]
 
 
