@@ -205,8 +205,8 @@ __device__ __forceinline__ void carry_states(Block& b, const S& stage, const Pas
   }
 }
 
-// Outputs normed and gated, or of Mamba-2 gated and normed, as the output projection multiplies them:
-// those of a token that one norm is over by a warp, several under way together.
+// Outputs normed and gated, or of Mamba-2 gated and normed, as the output projection multiplies
+// them: those of a token that one norm is over by a warp, several under way together.
 template <class S>
 __device__ __forceinline__ void norm_states(Block& b, const S& stage, const Pass& pass) {
   constexpr int ALL = Delta::VALUE_HEADS * Delta::VALUE_DIM, DIM = Delta::NORMED, NORMS = ALL / DIM,

@@ -1,6 +1,6 @@
-// Gated DeltaNet or Mamba-2 of a prompt pass on the tensor cores, 64 tokens at once. Of a state S before them,
-// with keys k, queries q, values v, write strengths w, and the logarithm g of the decay from there
-// to a token, itself included, what tokens write, u, solves
+// Gated DeltaNet or Mamba-2 of a prompt pass on the tensor cores, 64 tokens at once. Of a state S
+// before them, with keys k, queries q, values v, write strengths w, and the logarithm g of the decay
+// from there to a token, itself included, what tokens write, u, solves
 //
 //   u_i + sum over j < i of w_i exp(g_i - g_j) (k_i.k_j) u_j = w_i v_i - w_i exp(g_i) S^T k_i
 //
@@ -11,8 +11,8 @@
 //   out_i = exp(g_i) S^T q_i + sum over j <= i of exp(g_i - g_j) (q_i.k_j) u_j
 //   S = exp(g_last) S + sum over j of exp(g_last - g_j) k_j u_j^T
 //
-// Of Mamba-2, whose B are keys, C queries and x values, with time steps t and a factor D of the head,
-// there is nothing to solve for:
+// Of Mamba-2, whose B are keys, C queries and x values, with time steps t and a factor D of the
+// head, there is nothing to solve for:
 //
 //   out_i = exp(g_i) S^T q_i + sum over j <= i of exp(g_i - g_j) (q_i.k_j) t_j x_j + D x_i
 //   S = exp(g_last) S + sum over j of exp(g_last - g_j) k_j (t_j x_j)^T
@@ -58,8 +58,8 @@ struct PassStates {
                        DIAGONAL = ROWS + 4, SIDE = COLUMNS + 8,
                        SOLVED = (VALUES + KEYS + 31) / 32 * 32 + 8;
   // where a block has what, in floats
-  static constexpr int STEERING = (PER_KEY > 4 ? 2 * PER_KEY : 8) * TOKENS, FIRST = STEERING, SECOND = FIRST + TOKENS * PITCH,
-                       THIRD = SECOND + TOKENS * PITCH;
+  static constexpr int STEERING = (PER_KEY > 4 ? 2 * PER_KEY : 8) * TOKENS, FIRST = STEERING,
+                       SECOND = FIRST + TOKENS * PITCH, THIRD = SECOND + TOKENS * PITCH;
   static constexpr int SYSTEM = THIRD, INVERSE = SYSTEM + TOKENS * SQUARE,
                        SIDES = INVERSE + TOKENS * DIAGONAL, SOLVING = SIDES + TOKENS * SOLVED;
   static constexpr int SCORES = THIRD + TOKENS * TURNED, HELD = SCORES + TOKENS * SQUARE,
@@ -73,7 +73,7 @@ struct PassStates {
   struct Memory {
     const float *rows, *steering;  // [tokens] queries, keys and values; strengths and decays
     int width, steering_width;     // of a token
-    const float *taps, *decays;    // [PAST + 1][ALL], biases behind them; [2][HEADS], or [3][HEADS]
+    const float *taps, *decays;    // [PAST + 1][ALL], biases behind them; [2 or 3][HEADS]
     float* states;                 // [items][FLOATS]
     float* outputs;                // [tokens][HEADS][VALUES]: U, of Mamba-2 x, then outputs
     // [tokens][KEY_HEADS][KEYS] normed; [tokens][HEADS][KEYS] W; [tokens][HEADS][TOKENS] products of
