@@ -24,7 +24,7 @@ from twin.cost.prompt import prompt_time
 from twin.engine import host
 from twin.engine.cuda import CudaEngine
 from twin.engine.cuda_build import compile_cubin
-from twin.engine.hip_build import compile_code_object
+from twin.engine.hip_build import cached_code_object
 from twin.engine.session import Session
 from twin.engine.weights import random_weights
 from twin.errors import PlanError, ToolchainError
@@ -282,7 +282,7 @@ def test_what_the_tensor_cores_do_not_take_is_refused() -> None:
     with pytest.raises(PlanError, match="prompt_chunk=0: must be at least 1"):
         on_gpu.planned(prompt_chunk=0)
     with pytest.raises(ToolchainError, match="prompt_chunk=16: HIP reads prompts token by token"):
-        compile_code_object(on_gpu.planned(prompt_chunk=16))
+        cached_code_object(on_gpu.planned(prompt_chunk=16), "gfx942")
 
 
 def test_a_gpu_reads_as_many_tokens_a_pass_as_fit_and_a_cpu_16() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.gfx942.code import MI300X, Code, code_of, compiled
 from tests.gfx942.small import SPEC, STRIPS, small, strips
-from twin.engine.hip_build import compile_code_object
+from twin.engine.hip_build import cached_code_object
 from twin.errors import ToolchainError
 from twin.models.spec import DType
 from twin.plan.types import CollectiveKind, HandOffKind, Placement, Sampling
@@ -191,4 +191,4 @@ def test_the_published_models_kernel_fits() -> None:
 def test_a_plan_whose_vectors_exceed_local_memory_is_refused() -> None:
     plan = small(replace(SPEC, ffn=16384))
     with pytest.raises(ToolchainError, match="exceed a compute unit's local data share"):
-        compile_code_object(plan)
+        cached_code_object(plan, "gfx942")

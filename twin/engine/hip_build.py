@@ -10,7 +10,6 @@ import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from twin.data import data_dir
 from twin.errors import EngineError, ToolchainError
@@ -127,15 +126,8 @@ def check_runs(plan: Plan) -> None:
         )
 
 
-def compile_code_object(plan: Plan, arch: str = "gfx942", *, trace: bool = False) -> HipReport:
-    """Code object of a resident plan, with its tables compiled in."""
-    check_runs(plan)
-    with TemporaryDirectory() as name:
-        return _compiled(Path(name), header(plan, trace=trace), arch, definitions(plan))
-
-
 def cached_code_object(plan: Plan, arch: str, *, trace: bool = False) -> HipReport:
-    """The same, compiled unless the cache has it."""
+    """Code object of a resident plan, with its tables compiled in, unless the cache has it."""
     check_runs(plan)
     text = header(plan, trace=trace)
     defined = definitions(plan)

@@ -143,21 +143,6 @@ def units_for(machine: Machine, spec: ModelSpec, context: int) -> int:
     return int(machine.units.value) if machine.units else needed
 
 
-def fitted_step_s(machine: Machine, row: Published) -> float:
-    """The step_s with which the prediction equals a published speed. Raises HardwareError when
-    reading alone takes longer.
-    """
-    spec = _as_stored(machine, load_model(row.model))
-    found = terms(machine, spec, row.context)
-    left = 1 / row.tokens_per_s - (found.total_s - found.steps_s)
-    if left <= 0:
-        raise HardwareError(
-            f"{machine.name}: {row.model} at {row.tokens_per_s:g} tokens/s is faster than its "
-            "weights are read; correct a number"
-        )
-    return left / dependent_steps(spec)
-
-
 def error(machine: Machine, row: Published) -> float:
     """Relative error of the prediction against a published speed: +0.1 is 10 % too fast."""
     return cell(machine, row.model, row.context).tokens_per_s / row.tokens_per_s - 1
