@@ -47,7 +47,8 @@ class Spares:
 
     @staticmethod
     def rounded(size: int) -> int:
-        return 1 << max(LEAST_BYTES, size - 1).bit_length()
+        """To a power of two; what is too large to be kept stays what it is."""
+        return size if size > MOST_SPARE_BYTES else 1 << max(LEAST_BYTES, size - 1).bit_length()
 
     def take(self, size: int) -> int | None:
         """One of `rounded(size)` bytes, if there is one."""

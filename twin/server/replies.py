@@ -29,10 +29,10 @@ def _written(delta: Delta) -> dict[str, Any]:
         return {"tool_calls": [call]}
     if delta.call >= 0:
         return {"tool_calls": [{"index": delta.call, "function": {"arguments": delta.arguments}}]}
-    return _reasoned(delta.reasoning) if delta.reasoning else {"content": delta.content}
+    return _thought(delta.reasoning) if delta.reasoning else {"content": delta.content}
 
 
-def _reasoned(text: str) -> dict[str, str]:
+def _thought(text: str) -> dict[str, str]:
     """By DeepSeek's and llama.cpp's name, and by that of vLLM and OpenRouter: clients know one."""
     return {"reasoning_content": text, "reasoning": text}
 
@@ -145,7 +145,7 @@ class Reply:
         said["content"] = content if content or not parser.calls else None
         reasoning = "".join(delta.reasoning for delta in deltas)
         if reasoning and self.reasoning:
-            said |= _reasoned(reasoning)
+            said |= _thought(reasoning)
         if any(delta.begins for delta in deltas):
             said["tool_calls"] = _calls(deltas)
         return said
