@@ -100,6 +100,8 @@ WRONG: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "name that breaks lines": (("--served-name", "a\nb"), ("--served-name", "printed")),
     "name without end": (("--served-name", "n" * 201), ("at most 200",)),
     "template": (("--chat-template", "gone.jinja"), ("gone.jinja",)),
+    "values": (("--chat-template-kwargs", "[1]"), ("must be a JSON object",)),
+    "own values": (("--chat-template-kwargs", '{"messages": []}'), ("messages", "leave it out")),
     "model": ((), ("nowhere",)),
 }
 

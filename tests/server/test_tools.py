@@ -145,6 +145,10 @@ def test_a_request_s_values_reach_the_template() -> None:
     text = conversation.text(ask, Turn(more={"enable_thinking": True}), MOST).plain
     assert text.endswith("<think>\n")
     assert not conversation.text(ask, Turn(), MOST).plain.endswith("<think>\n")
+    usual = Conversation(template, Limits(), {"enable_thinking": True})
+    assert usual.text(ask, Turn(), MOST).plain.endswith("<think>\n")
+    never = Turn(more={"enable_thinking": False})
+    assert not usual.text(ask, never, MOST).plain.endswith("<think>\n"), "a request's come first"
     template.close()
 
 
