@@ -53,6 +53,7 @@ class Spellings:
     """Of one tokenizer's special tokens."""
 
     tokenizer: Tokenizer
+    reuse: bool = True  # what the last text was encoded to: times could show what it was
     _secret: str = field(default_factory=lambda: secrets.token_hex(8))
     _plain: Resumed = field(init=False)
 
@@ -89,7 +90,8 @@ class Spellings:
     def encode(self, text: Marked) -> list[int]:
         """As `Tokenizer.encode_plain`, but for the spellings. Raises ConfigError."""
         if not text.sign:
-            return self._plain.encode(text.marked)
+            plain = self._plain if self.reuse else self.tokenizer
+            return plain.encode_plain(text.marked)
         special = self.tokenizer.special
         named, count = self._pattern.subn(lambda f: self._alias(special[f[0]]), text.marked)
         written = unsigned(named, text.sign)

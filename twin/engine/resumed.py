@@ -51,8 +51,8 @@ class Resumed:
         longest_first = sorted((token.content for token in added), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)))
 
-    def encode(self, text: str) -> list[int]:
-        """As `Tokenizer.encode_plain`. Raises ConfigError."""
+    def encode_plain(self, text: str) -> list[int]:
+        """As the tokenizer does. Raises ConfigError."""
         if self._pattern is None or len(text) < FEWEST:
             return self.tokenizer.encode_plain(text)
         last = self._last

@@ -91,7 +91,11 @@ class Allowed:
 class Grammars:
     """Of one vocabulary, which `prepare` or the first use reads."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab: int, ends: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab: int, ends: frozenset[int], kept: int = MOST_KEPT
+    ) -> None:
+        """`kept`: grammars of former requests."""
+        self._kept = kept
         self._tokenizer, self._vocab = tokenizer, vocab
         self._ends = sorted(end for end in ends if end < vocab)
         self._turn = threading.Lock()
@@ -118,7 +122,7 @@ class Grammars:
         made = self._made(lark, param)
         with self._turn:
             self._matchers[lark] = made
-            if len(self._matchers) > MOST_KEPT:
+            if len(self._matchers) > self._kept:
                 self._matchers.popitem(last=False)
         return made
 

@@ -20,7 +20,7 @@ from twin.plan.types import Plan, Sampling
 from twin.server.bias import adjustment, together
 from twin.server.conversation import OWN, Conversation, Turn
 from twin.server.formats import PLAIN
-from twin.server.grammar import Grammars, calls_grammar, schema_grammar, schema_of
+from twin.server.grammar import MOST_KEPT, Grammars, calls_grammar, schema_grammar, schema_of
 from twin.server.limits import Limits
 from twin.server.parsing import Parser
 from twin.server.problem import Problem
@@ -393,7 +393,7 @@ def served(
     named = {token.content: number for number, token in words.added.items()}
     mark = made.end_mark(named) if made else None
     ends = words.stop if mark is None else words.stop | {named[mark]}
-    spellings = Spellings(words)
+    spellings = Spellings(words, reuse=reuse)
     if made:
         spellings.prepare()
     return Served(
@@ -404,7 +404,7 @@ def served(
         greedy=plan.options.sampling is Sampling.GREEDY,
         conversation=None if made is None else Conversation(made, Limits(), values, spellings),
         ends=ends,
-        grammars=Grammars(words, source.spec.vocab, ends),
+        grammars=Grammars(words, source.spec.vocab, ends, kept=MOST_KEPT if reuse else 0),
         spellings=spellings,
         reuse=reuse,
     )
