@@ -244,3 +244,17 @@ def test_schemas_as_people_write_them_are_within_bounds() -> None:
         "multipleOf": "no number",
     }
     check_schemas([usual, {"const": {"multipleOf": True}}], "tools")
+
+
+def test_a_text_that_a_schema_spells_is_no_special_token() -> None:
+    """The library makes tokens of what must come by itself: it wanted an end amid a text."""
+    grammars = words(special=True)
+    lark = schema_grammar({"const": "a<end>b"}, BY_NAME["hermes"], grammars.mark, thinking=False)
+    allowed = grammars.allowed(grammars.matcher(lark, "response_format"))
+    row, made = np.zeros(grammars._vocab, np.float32), list[int]()
+    for wanted in b'"a<end>b"':
+        allowed.write(row, made)
+        assert row[wanted] == 0
+        made.append(wanted)
+    allowed.write(row, made)
+    assert set(np.flatnonzero(row == 0)) == set(grammars._ends)

@@ -95,7 +95,7 @@ class Spellings:
         special = self.tokenizer.special
         named, count = self._pattern.subn(lambda f: self._alias(special[f[0]]), text.marked)
         written = unsigned(named, text.sign)
-        tokens = [self._numbers.get(one, one) for one in self._literal.encode_plain(written)]
+        tokens = self.as_text(written)
         numbers = set(special.values())
         if sum(token in numbers for token in tokens) != count:
             raise ConfigError(
@@ -103,6 +103,10 @@ class Spellings:
                 "write it in another way"
             )
         return tokens
+
+    def as_text(self, text: str) -> list[int]:
+        """Tokens of a text none of which is special, whatever it spells. Raises ConfigError."""
+        return [self._numbers.get(one, one) for one in self._literal.encode_plain(text)]
 
     def _alias(self, token: int) -> str:
         return f"\U000f0000{self._secret}{token}\U000f0001"

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.engine.literal import Spellings
 from twin.engine.logprobs import Spelling
 from twin.engine.tokenizer import Tokenizer
 from twin.errors import EngineError
@@ -163,7 +164,7 @@ def _words(tokenizer: Tokenizer, vocab: int, ends: list[int]) -> Any:
     """The vocabulary as llguidance reads it."""
     from llguidance import TokenizerWrapper
 
-    spelling = Spelling(tokenizer)
+    spelling, literal = Spelling(tokenizer), Spellings(tokenizer)
 
     class Vocabulary:
         eos_token_id = ends[0]
@@ -172,7 +173,7 @@ def _words(tokenizer: Tokenizer, vocab: int, ends: list[int]) -> Any:
         special_token_ids = sorted(tokenizer.special.values())
 
         def __call__(self, text: str) -> list[int]:
-            return tokenizer.encode_plain(text)
+            return literal.as_text(text)  # what a schema spells is no special token
 
     return TokenizerWrapper(Vocabulary())
 
