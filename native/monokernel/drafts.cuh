@@ -9,7 +9,9 @@ namespace twin {
 // end; the position of the first; the tokens.
 constexpr int ROUND_FIRST = facts::ROUND_FIRST, CANDIDATE = facts::CANDIDATE_FLOATS;
 constexpr int LONGEST_MATCH = 4, SHORTEST_MATCH = 2;  // tokens that are looked for
-constexpr int MOST_PAUSE = 64;  // rounds without drafts, after some of which none was kept
+// rounds in a row that kept none of their drafts, as far as they are counted: 2 to that power without
+// drafts follow
+constexpr int MOST_FAILED = 6;
 
 __device__ __forceinline__ int load_word(const float* at) {
   return bits_as<int>(load_shared(at, true));
@@ -286,10 +288,13 @@ struct Drafts {
     if (failed_here) --count;
     TWIN_EACH(i, count) {
       if (step + i + 1 < wanted.steps) store_word(history() + pass.first + i + 1, made[2 * i]);
-      TWIN_GLOBAL(wanted.stamps)[step + i] = now_ns();
       TWIN_GLOBAL(wanted.tokens)[step + i] = made[2 * i];
     }
-    if (b.core.thread() == 0) wanted.pass_stamps[pass.number] = now_ns();
+    if (b.core.thread() == 0) {  // one time for all of them: threads' clocks are read in any order
+      const u64 now = now_ns();
+      for (int i = 0; i < count; ++i) TWIN_GLOBAL(wanted.stamps)[step + i] = now;
+      TWIN_GLOBAL(wanted.pass_stamps)[pass.number] = now;
+    }
     host_fence();
     b.core.barrier();
     bool over = stopped || step + count >= wanted.steps;
@@ -314,9 +319,9 @@ struct Drafts {
   __device__ __forceinline__ void learn(int drafted, int kept) {
     if (drafted == 0) return;
     const int limit = b.launch.request.drafts;
-    failed = kept ? 0 : failed + 1;
+    failed = kept ? 0 : least(failed + 1, MOST_FAILED);
     most = kept == drafted ? least(limit, 2 * most) : least(limit, kept + 2);
-    pause = failed > 1 ? least(MOST_PAUSE, 1 << failed) : 0;
+    pause = failed > 1 ? 1 << failed : 0;
   }
 };
 

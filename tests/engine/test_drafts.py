@@ -65,6 +65,9 @@ def test_drafts_are_accepted_and_change_no_token(lookup: int, chosen: dict[str, 
     with engine(plan) as running:
         made = running.generate(TOKENS, max_tokens=50)
         assert made.tokens == wanted
+        # tokens of a round come together
+        assert np.count_nonzero(made.step_ns) == len(made.round_ns)
+        assert made.step_ns.sum() == made.round_ns.sum()
         assert 1.3 < made.tokens_per_round <= lookup + 1
         assert len(running.generate(TOKENS, max_tokens=50, drafting=Drafting(0)).round_ns) == 0
 
@@ -276,3 +279,14 @@ with HostEngine(plan, weights, sanitize=SANITIZE, watchdog_s=300) as running:
             assert len(made.tokens) == 24 and len(made.round_ns)
 print("clean")
 """
+
+
+def test_drafting_goes_on_after_many_rounds_that_kept_nothing() -> None:
+    """Each pair of the prompt has two successors, so what was found is wrong about every time."""
+    spec = replace(REPEATING, name="long", context=4096)
+    plan = drafted(spec, max_context=2048, attention_splits=1)
+    pairs = [int(t) for t in np.random.default_rng(5).integers(0, 4, 400)]
+    with engine(plan) as running:
+        made = running.generate(pairs, max_tokens=600)
+    assert made.tokens == referenced(plan, pairs, 60) + made.tokens[60:]
+    assert made.tokens_per_round > 2
