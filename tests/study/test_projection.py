@@ -300,8 +300,8 @@ def test_a_table_by_the_best_plans_names_them_and_is_nowhere_slower(
 ) -> None:
     """One GPU has one plan, and a cell whose plan the study names keeps it."""
 
-    def cells(**changes: Any) -> list[dict[str, Any]]:
-        grid = {"models": [str(checkpoint)], "nodes": ["1xh200", "2xh200"]}
+    def cells(other: str = "1xh200", **changes: Any) -> list[dict[str, Any]]:
+        grid = {"models": [str(checkpoint)], "nodes": [other, "2xh200"]}
         options = {"context": 64, "blocks": 8} | changes.pop("options", {})
         projection = read_study(study(tmp_path, **grid, options=options, **changes)).body
         outcome = projection.run(Runner.inline())
@@ -317,3 +317,6 @@ def test_a_table_by_the_best_plans_names_them_and_is_nowhere_slower(
     assert all(b[speed] >= f[speed] * 0.997 for b, f in zip(best, fixed, strict=True))
     assert "plan" not in cells(plans="best", options={"residual": "replicated"})[1]
     assert cells(plans="best-of-all-gpus")[1]["plan"].startswith("2 GPUs")
+    elsewhere = cells("2xb200", plans="best", searched=["2xh200"])
+    assert elsewhere[0]["plan"] in ("2 GPUs", best[1]["plan"])
+    assert elsewhere[1] == best[1]

@@ -179,6 +179,17 @@ def search(
     return made.found(Way(node.gpus))
 
 
+def among(point: Point, some: Sequence[Way]) -> Steps[Found]:
+    """The best of a few ways, such as those that are best on other nodes, and of default options.
+    Raises the TwinError of the standard plan where none can be planned.
+    """
+    made, standard = Search(point), Way(point.on_node().gpus)
+    for way in dict.fromkeys((standard, *some)):
+        yield from made.try_one(way)
+    yield from made.close()
+    return made.found(standard)
+
+
 def ways(point: Point, *, formats: Sequence[str] = (), gpus: bool = True) -> Iterator[Way]:
     """All of those that `search` chooses from."""
     node = point.on_node()
@@ -303,6 +314,13 @@ class Search:
             if further == at:
                 return
             at = further
+
+    def try_one(self, way: Way) -> Steps[None]:
+        """A way by itself, next to the standard plan of its GPUs and format."""
+        standard = self._standard(way)
+        if not self.hopeless(standard) and not (yield from self._refused(standard)):
+            yield from self.time([standard])
+            yield from self.time([way])
 
     def settle(self) -> Steps[None]:
         """The closest plans by all layers, and the changes of the best of them: where all layers

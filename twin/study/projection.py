@@ -23,7 +23,7 @@ from twin.study.depth import Depths, times
 from twin.study.fields import MOST_NUMBER, Head, percent
 from twin.study.grid import MODEL, NODE, Cell, Grid, GridFields
 from twin.study.interval import Draws, Interval
-from twin.study.optimise import Found, Value, search, searched, together
+from twin.study.optimise import Found, Steps, among, search, searched, together
 from twin.study.options import Plain
 from twin.study.outcome import Outcome
 from twin.study.point import Point, Row
@@ -37,6 +37,7 @@ SHOW: Final = "show"
 FIXED: Final = "fixed"
 BEST: Final = "best"
 BEST_OF_ALL_GPUS: Final = "best-of-all-gpus"
+RATIO_STEPS = 3  # the first is cold
 MOST_POINTS = 1_000_000  # cells and their draws
 
 
@@ -55,6 +56,7 @@ class Projection:
     # FIXED; BEST of every cell on several GPUs whose plan the study does not name; the same without
     # fewer GPUs than the node has
     plans: str = FIXED
+    searched: tuple[str, ...] = ()  # nodes; elsewhere the plans found there are compared
 
     def run(self, runner: Runner) -> Outcome:
         cells = list(self.grid.cells())
@@ -63,7 +65,7 @@ class Projection:
         close = [cell for cell in cells if (cell.model, cell.node) in self.closely]
         _check_tables(close)
         ladders = [ladder.rungs(cell.point) for cell in close]
-        tried = [trials(cell.point) for cell in close]
+        tried = [trials(_for_ratios(cell.point)) for cell in close]
         rows = dict(zip(cells, runner.rows([cell.point for cell in cells], "cells"), strict=True))
         self._compute_all(cells, rows, ladders, tried, runner)
         answers = [self._answer(cell, rows[cell], runner) for cell in cells]
@@ -77,7 +79,7 @@ class Projection:
                     )
                     if not row.problem
                 ],
-                effects(cell.point, trial, runner, self._depths),
+                effects(_for_ratios(cell.point), trial, runner, self._depths),
             )
             for cell, rungs, trial in zip(close, ladders, tried, strict=True)
         ]
@@ -111,30 +113,30 @@ class Projection:
                 )
 
     def _planned(self, cells: Sequence[Cell], runner: Runner) -> list[Cell]:
-        """With the plans that are taken: node by node, so that the search of a model begins with
-        the plans found for it on earlier nodes.
+        """With the plans that are taken: node by node, so that a model's search begins with the
+        plans found on earlier nodes. Nodes that are not `searched` compare these alone.
         """
         if self.plans == FIXED:
             return list(cells)
         taken: dict[Cell, Found] = {}
-        for node in self.grid.nodes:
+        for node in sorted(self.grid.nodes, key=lambda node: node not in self.searched):
             some = [cell for cell in cells if cell.node == node and searched(cell.point)]
-            searches = [
-                search(
-                    cell.point,
-                    gpus=self.plans == BEST,
-                    starts=_starts(cell, taken),
-                    confirm=False,
-                )
-                for cell in some
-            ]
-            answers = together(searches, runner, f"plans on {node}")
+            answers = together(
+                [self._search(cell, taken) for cell in some], runner, f"plans on {node}"
+            )
             taken |= {
                 cell: found
                 for cell, found in zip(some, answers, strict=True)
                 if isinstance(found, Found)  # else it is shown as a cell that is not possible
             }
         return [_with_plan(cell, taken[cell]) if cell in taken else cell for cell in cells]
+
+    def _search(self, cell: Cell, taken: Mapping[Cell, Found]) -> Steps[Found]:
+        elsewhere = [found.best.way for one, found in taken.items() if one.model == cell.model]
+        if self.searched and cell.node not in self.searched:
+            return among(cell.point, elsewhere)
+        starts = list(dict.fromkeys(way.options for way in elsewhere))
+        return search(cell.point, gpus=self.plans == BEST, starts=starts, confirm=False)
 
     def _compute_all(
         self,
@@ -157,7 +159,7 @@ class Projection:
         """The hardware as it is on file, then every draw; none where held-out runs say more."""
         if self.draws is None or known_error(cell.point.on_node(), cell.point.spec()):
             return []
-        point = dataclasses.replace(cell.point, representative=True)
+        point = _for_ratios(cell.point)
         drawn = interval.settings(cell.point.on_node(), self.draws)
         return [point, *(point.with_settings(*one) for one in drawn)]
 
@@ -185,10 +187,11 @@ class Projection:
         return Answer(cell, row, found, published, default)
 
 
-def _starts(cell: Cell, taken: Mapping[Cell, Found]) -> list[Value]:
-    """Options of the plans found for the cell's model elsewhere."""
-    found = (answer.best.way.options for one, answer in taken.items() if one.model == cell.model)
-    return list(dict.fromkeys(found))
+def _for_ratios(point: Point) -> Point:
+    """The point where only the ratio to another one counts, whose steps draw the same experts: by
+    one GPU for all, and few steps.
+    """
+    return dataclasses.replace(point, representative=True, steps=min(point.steps, RATIO_STEPS))
 
 
 def _with_plan(cell: Cell, found: Found) -> Cell:
@@ -269,6 +272,7 @@ class File(Head, GridFields):
     machines: tuple[Annotated[str, Check(load_machine)], ...] = ()
     impossible: Literal["refuse", "show"] = REFUSE
     plans: Literal["fixed", "best", "best-of-all-gpus"] = FIXED
+    searched: tuple[str, ...] = ()
 
     def asks(self, reader: Reader, folder: Path) -> Projection:
         grid, draws = self.grid(reader), self.intervals
@@ -291,6 +295,9 @@ class File(Head, GridFields):
             _check_places({MODEL: one.model, NODE: one.node}, axes, reader, where)
             if isinstance(one, Figure):
                 _check_places(one.at, axes, reader, f"{where}.at")
+        for index, node in enumerate(self.searched):
+            with reader.at(f"searched[{index}]"):
+                one_of(lambda: grid.nodes).call(node)
         for node in rates:
             if node not in grid.nodes:
                 with reader.at(f"roofline.bytes_per_s.{node}"):
@@ -305,6 +312,7 @@ class File(Head, GridFields):
             self.machines,
             self.impossible,
             self.plans,
+            self.searched,
         )
 
 

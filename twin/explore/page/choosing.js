@@ -203,7 +203,6 @@ at("usd").addEventListener("change", () => {
 });
 
 at("stages-button").addEventListener("click", fetchStages);
-at("pareto-button").addEventListener("click", fetchPareto);
 document.addEventListener("click", event => {
   const b = event.target.closest("button");
   if (b && b.dataset.copy) {

@@ -115,3 +115,5 @@ function fetchPareto() {
     renderPareto();
   });
 }
+
+at("pareto-button").addEventListener("click", fetchPareto);
