@@ -14,7 +14,7 @@ from studies.common.study_page import errors_chart, write_page
 from twin.study.outcome import Bars
 
 HERE = Path(__file__).resolve().parent
-CASES = HERE / "results" / "cases.csv"
+CASES, TABLES = (HERE / "results" / f"{name}.csv" for name in ("cases", "tables"))
 FIT = "2026-11-27"  # of an H200
 WITHIN = 0.01
 SHOWN = 12
@@ -24,12 +24,16 @@ Case = dict[str, str]
 
 
 def cases() -> list[Case]:
-    with CASES.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return _lines(CASES)
+
+
+def _lines(file: Path) -> list[Case]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
 
 
 def stamp() -> Stamp:
-    return Stamp(FIT, files_digest([CASES]))
+    return Stamp(FIT, files_digest([CASES, TABLES]))
 
 
 def loss(case: Case) -> float:
@@ -84,6 +88,29 @@ def table() -> str:
     return markdown_table(HEAD, rows)
 
 
+def tables() -> str:
+    """The cells of other studies by their best plans."""
+    rows = []
+    for line in _lines(TABLES):
+        default, best = float(line["default"]), float(line["best"])
+        plan = line["plan"].replace("_", r"\_")
+        speeds = (f"{default:,.0f}", f"{best:,.0f}", f"{100 * (best / default - 1):+.0f} %")
+        rows.append((line["model"], line["node"], *speeds, plan, line["runs"]))
+    head = ("model", "node", "default", "best", "gain", "best plan", "runs in")
+    return markdown_table(head, rows)
+
+
+def amd() -> str:
+    """How far eight MI300X are from eight H200, by default options and by the best plans."""
+    by = {(line["model"], line["node"]): line for line in _lines(TABLES)}
+    rows = []
+    for model in dict.fromkeys(model for model, _ in by):
+        h200, mi300x = by[model, "8xh200"], by[model, "8xmi300x"]
+        changes = (float(mi300x[name]) / float(h200[name]) - 1 for name in ("default", "best"))
+        rows.append((model, *(f"{100 * change:+.1f} %" for change in changes)))
+    return markdown_table(("MI300X against H200", "default options", "best plans"), rows)
+
+
 def chart() -> Bars:
     ordered = sorted(cases(), key=gain, reverse=True)[:SHOWN]
     names = [f"{case['model']}, {case['node']}, {case['context']}" for case in ordered]
@@ -91,7 +118,8 @@ def chart() -> Bars:
 
 
 def main() -> None:
-    write_page(HERE, stamp(), {"summary": summary(), "gains": table()}, chart())
+    bodies = {"summary": summary(), "gains": table(), "tables": tables(), "amd": amd()}
+    write_page(HERE, stamp(), bodies, chart())
 
 
 if __name__ == "__main__":
