@@ -1,4 +1,4 @@
-"""The table and the figure of README.md, from rows.csv: `python studies/hybrids/page.py`. Nothing
+"""The tables and the figure of README.md, from CSV files: `python studies/hybrids/page.py`. Nothing
 is simulated.
 """
 
@@ -14,7 +14,12 @@ from twin.study.outcome import Bars
 
 HERE = Path(__file__).resolve().parent
 ROWS, CHOICES = HERE / "rows.csv", HERE / "choices.csv"
+FAMILIES = HERE / "families.csv"
 FIT = "2026-11-27"  # of an H200, by which the rows were predicted
+FAMILIES_HEAD = (
+    *("family", "on", "tokens in a row", "equal runs", "KL, engine", "KL, transformers in BF16"),
+    *("decided tokens", "of them other ones", "off the reference", "choices followed"),
+)
 CHOICES_HEAD = ("family", "on", "token", "layer", "margin", "off before", "off after")
 HEAD = ("model", "after", "predicted, tokens/s", "p10 to p90", "measured", "off by", "floor")
 
@@ -25,7 +30,7 @@ def rows(file: Path = ROWS) -> list[dict[str, str]]:
 
 
 def stamp() -> Stamp:
-    return Stamp(FIT, files_digest([ROWS, CHOICES]))
+    return Stamp(FIT, files_digest([ROWS, CHOICES, FAMILIES]))
 
 
 def table() -> str:
@@ -39,6 +44,25 @@ def table() -> str:
         floor = f"{float(row['floor']):,.4g}" if row["floor"] else None
         lines.append((row["model"], row["after"], f"{predicted:,.4g}", span, measured, off, floor))
     return markdown_table(HEAD, lines)
+
+
+def families_table() -> str:
+    lines = [
+        (
+            row["family"],
+            row["node"],
+            f"{int(row['tokens_soaked']):,}",
+            row["equal_runs"],
+            f"{float(row['kl_engine']):.1e}",
+            f"{float(row['kl_transformers']):.1e}",
+            row["decided"],
+            row["mismatches"],
+            f"{100 * float(row['difference']):.2f} %",
+            row["choices"],
+        )
+        for row in rows(FAMILIES)
+    ]
+    return markdown_table(FAMILIES_HEAD, lines)
 
 
 def choices_table() -> str:
@@ -62,7 +86,12 @@ def chart() -> Bars:
 
 
 def main() -> None:
-    write_page(HERE, stamp(), {"rows": table(), "choices": choices_table()}, chart())
+    write_page(
+        HERE,
+        stamp(),
+        {"rows": table(), "families": families_table(), "choices": choices_table()},
+        chart(),
+    )
 
 
 if __name__ == "__main__":
