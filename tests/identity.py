@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,8 @@ def _simulated(words: tuple[str, ...], folder: Path) -> dict[str, str]:
         raise SystemExit(f"twin simulate {' '.join(words)} ended with {code}")
     result = json.loads(said.getvalue())
     for name in ("trace", "trace_file", "wall_s", *os.environ.get(WITHOUT, "").split(",")):
-        result.pop(name, None)
+        *path, last = name.split(".")
+        reduce(dict.__getitem__, path, result).pop(last, None)
     made = {
         "prediction": digest(json.dumps(result, sort_keys=True).encode()),
         "trace": digest(trace.read_bytes()),
@@ -223,7 +225,7 @@ def main() -> int:
     parser.add_argument(
         "--without",
         metavar="FIELDS",
-        help="of a prediction, that were meant to change, such as floor_s,stream_fraction",
+        help="of a prediction, that were meant to change, such as floor_s,options.lookup",
     )
     parser.add_argument("--digest", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
