@@ -103,8 +103,12 @@ __device__ __forceinline__ bool route(Block& b, int index, const Stage& stage) {
     const ChosenBy by(b, stage);
     const ExpertScales scales(b, stage);
     scales.put(b);
-    if (!gather_parts(b, index, b.plan.reads_at(stage.first_read), b.scratch)) return false;
-    begin(b, index, stage);
+    if constexpr (Scores::ANY) {
+      if (!read_scores(b, index, stage)) return false;
+    } else {
+      if (!gather_parts(b, index, b.plan.reads_at(stage.first_read), b.scratch)) return false;
+      begin(b, index, stage);
+    }
     const Choice choice = choice_of(b.plan, b.scratch);
     choose(b, choice, by);
     b.core.barrier();
@@ -193,6 +197,7 @@ __device__ __forceinline__ bool compute_experts(Block& b, int index, const Stage
   }
   if constexpr (Experts::ANY) {
     switch (StageKind(stage.kind)) {
+      case StageKind::ROUTER: return Scores::ANY;  // the output projection before did it
       case StageKind::ROUTE: return route(b, index, stage);
       case StageKind::ROUTED_DOWN: return routed_down(b, index, stage);
       default: return false;

@@ -89,10 +89,11 @@ __device__ __forceinline__ bool multiply(Block& b, const Stage& stage, const Wor
 // Walks the tiles of stages first..last-1 in the order in which they are consumed, for a platform
 // whose loader fills the ring: fill(bytes, late) for each tile of a matrix, `late` where the LM
 // head's own window counts; cached(stage) for what a stage reads of the cache, experts(stage, rows)
-// for what it multiplies of experts. Ends early when one says so.
-template <class Fill, class Cached, class Chosen>
+// for what it multiplies of experts; passed(bytes) of what passes alone multiply. Ends early when
+// one says so.
+template <class Fill, class Cached, class Chosen, class Passed>
 __device__ bool stream_stages(const Plan& plan, int block, int first, int last, bool with_head,
-                              Fill fill, Cached cached, Chosen experts) {
+                              Fill fill, Cached cached, Chosen experts, Passed passed) {
   for (int s = first; s < last; ++s) {
     const Stage& stage = plan.stages_at(s);
     if (stage.kind == int(StageKind::ATTENTION) && !cached(stage)) return false;
@@ -108,11 +109,12 @@ __device__ bool stream_stages(const Plan& plan, int block, int first, int last, 
     for (int row = own.lo; row < own.hi; row += high) {
       const bool late = head && row >= own.lo + plan.head_rows;
       const int rows = least(high, own.hi - row);
-      for (int left = cols; left > 0; left -= most)
-        if (!fill(CODED ? coded_bytes(stage, rows, left >= most)
-                        : rows * (left < most ? left * type_bytes(WEIGHT) : wide),
-                  late))
-          return false;
+      for (int left = cols; left > 0; left -= most) {
+        const int bytes = CODED ? coded_bytes(stage, rows, left >= most)
+                                : rows * (left < most ? left * type_bytes(WEIGHT) : wide);
+        const bool by_passes = Scores::ANY && stage.kind == int(StageKind::ROUTER);
+        if (!(by_passes ? passed(bytes) : fill(bytes, late))) return false;
+      }
     }
   }
   return true;

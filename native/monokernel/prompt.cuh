@@ -153,7 +153,7 @@ __device__ __forceinline__ bool multiply_chunk(Block& b, Chunk& chunk, const Sta
 
 // The stage that chooses experts by the logits of the router at `index`.
 __device__ __forceinline__ const Stage& route_of(const Block& b, int index) {
-  if constexpr (Experts::CHOICE_BIASED)
+  if constexpr (Experts::CHOICE_BIASED || Scores::ANY)
     while (StageKind(b.plan.stages_at(index).kind) != StageKind::ROUTE) ++index;
   return b.plan.stages_at(index);
 }

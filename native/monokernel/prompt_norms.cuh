@@ -94,6 +94,10 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const S
   const int hidden = b.plan.hidden, warps = b.core.warps(),
             tokens = (pass.tokens - b.block + b.plan.blocks - 1) / b.plan.blocks;
   const float* weight = b.memory.constants + stage.norm;
+  // where steps add logits up, ROUTE reads the residual first
+  const bool summed = Scores::ANY && stage.kind == int(StageKind::ROUTER);
+  const Stage& reader = summed ? route : stage;
+  const int reads = summed ? 1 : stage.reads;
   // tokens at once, warps of each
   const int together = least(warps, tokens), group = together > 0 ? warps / together : 1;
   const int team = b.core.warp() / group, step = group * b.core.warp_threads() * NORM_PACK;
@@ -113,7 +117,7 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const S
     TWIN_ONCE
     for (int i = start; i < end; i += step) {
       Pack<NORM_PACK> x;
-      if (stage.reads == 0) {
+      if (reads == 0) {
         TWIN_UNROLL
         for (int j = 0; j < NORM_PACK; ++j)
           x.at[j] = embedded(load_element<WEIGHT>(row + (i + j) * type_bytes(WEIGHT)));
@@ -124,7 +128,7 @@ __device__ __forceinline__ void norm_chunk(Block& b, const Stage& stage, const S
         read.add(b, token, i, x);
       } else {
         TWIN_ONCE
-        for (int r = stage.first_read; r < stage.first_read + stage.reads; ++r)
+        for (int r = reader.first_read; r < reader.first_read + reads; ++r)
           add_read(b, b.plan.reads_at(r), token, i, x);
       }
       TWIN_UNROLL

@@ -6,6 +6,7 @@
 #include "delta.cuh"
 #include "logits.cuh"
 #include "sampling.cuh"
+#include "scores.cuh"
 
 namespace twin {
 
@@ -189,7 +190,7 @@ __device__ __forceinline__ StageKind way_of(int kind) {
   }
   if constexpr (Experts::ANY) {
     switch (StageKind(kind)) {
-      case StageKind::ROUTER:
+      case StageKind::ROUTER: return Scores::ANY ? StageKind::ROUTER : StageKind::QKV;
       case StageKind::ROUTED_UP: return StageKind::QKV;
       default: break;
     }
@@ -246,7 +247,8 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
   // known to all warps when their sums are: the norm's factor comes last
   const auto squares = residual.begin_squares(b.core);
   const auto factor = [&] {
-    return unnormed ? 1.0f : norm_factor(b, Core::Hidden::end_squares(b.core, squares));
+    return unnormed ? 1.0f
+                    : kept_factor(b, norm_factor(b, Core::Hidden::end_squares(b.core, squares)));
   };
   const auto put = [&](int row, float sum, float up) {
     if (head) {
@@ -375,11 +377,15 @@ __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) 
   const Work work = work_of(b, stage, 1);
   auto ahead = b.core.template prefetch<Heads>(stage, work.own, true);
   const OutputBias<Additions::OUTPUT_BIAS> bias(b, stage, work.own);
+  OwnScores<Scores::ANY> scores(b, index, work.own);
   if (!take_heads<S>(b, index, stage, x)) return false;
   begin(b, index, stage);
-  return multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) {
-    publish(b, work.out, row, bias.added(row, sum));
+  const bool done = multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) {
+    const float made = bias.added(row, sum);
+    publish(b, work.out, row, made);
+    scores.put(row, made);
   });
+  return scores.add(b, index, done);
 }
 
 __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) {

@@ -274,6 +274,20 @@ struct Core {
     }
   }
 
+  // Numbers that blocks add up in memory: the order does not matter.
+  __device__ static __forceinline__ void add_sum(float* at, u64 part) {
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(at), "l"(part) : "memory");
+  }
+  // Two numbers of the weight type.
+  __device__ static __forceinline__ void halves(u32 word, float& low, float& high) {
+    unpack<WEIGHT>(word, low, high);
+  }
+  __device__ static __forceinline__ u64 load_sum(const float* at) {
+    u64 sum;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(sum) : "l"(at) : "memory");
+    return sum;
+  }
+
   // polls take the stream's place on the way to the second-level cache
   __device__ static void relax(u32) { __nanosleep(100); }
   __device__ static void published() {}

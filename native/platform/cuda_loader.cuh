@@ -205,18 +205,22 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
     from += bytes;
     return filled;
   };
+  const auto passed = [&](int bytes) {
+    from += bytes;
+    return true;
+  };
   if (!Plan::resident) {
     if (step < 0) step = kept_progress(memory, block)->step;
     from += u64(plan.starts_at(first * Plan::blocks + block).units) * UNIT_BYTES;
     stream_stages(
         plan, block, first, last, head_needed(launch.request, step), fill,
-        [&](const Stage& stage) { return cache(stage, step, false); }, chosen);
+        [&](const Stage& stage) { return cache(stage, step, false); }, chosen, passed);
   }
   bool more = Plan::resident;
   for (step = Plan::resident ? 0 : step; more && step < launch.request.steps; ++step) {
     more = stream_stages(
         plan, block, 0, Plan::stage_count, head_needed(launch.request, step), fill,
-        [&](const Stage& stage) { return cache(stage, step, step > 0); }, chosen);
+        [&](const Stage& stage) { return cache(stage, step, step > 0); }, chosen, passed);
     // looked up again next to low-bit experts, where it found no registers
     if constexpr (CODED && Experts::ANY)
       from = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
@@ -234,15 +238,16 @@ __device__ void load_rounds(const Launch& launch, const RankMemory& memory, int 
   const u8* const stream = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
   for (bool more = true; more;) {
     const u8* from = stream;
+    const auto fill = [&](int bytes, bool wide) {
+      loader.wide = wide;
+      const bool filled = loader.fill(from, bytes);
+      from += bytes;
+      return filled;
+    };
     more = stream_stages(
-        plan, block, 0, Plan::round_stages, true,
-        [&](int bytes, bool wide) {
-          loader.wide = wide;
-          const bool filled = loader.fill(from, bytes);
-          from += bytes;
-          return filled;
-        },
-        [](const Stage&) { return true; }, [](const Stage&, const Span&) { return true; });
+        plan, block, 0, Plan::round_stages, true, fill, [](const Stage&) { return true; },
+        [](const Stage&, const Span&) { return true; },
+        [&](int bytes) { return fill(bytes, false); });
   }
   loader.drain();
 }

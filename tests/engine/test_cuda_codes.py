@@ -29,7 +29,7 @@ from twin.models.feeds import Scoring
 from twin.models.formats import format_named
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import HandOffKind, Plan, Sampling
+from twin.plan.types import HandOffKind, Plan, RouterInput, Sampling
 from twin.proof.prove import prove
 from twin.schedule.choose import schedule_of
 
@@ -103,6 +103,23 @@ def test_column_slices_and_biases_match_the_reference(
 )
 def test_experts_match_the_reference(feed: Any, chosen: dict[str, Any]) -> None:
     agree(checked(routed(feed), **({"slot_bytes": 1024} | chosen)))
+
+
+@pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
+@pytest.mark.parametrize(
+    ("spec", "blocks"),
+    [
+        (test_gpt_oss.model(), 5),
+        (routed(replace(FEED, experts=64, top_k=8)), 40),
+        (routed(replace(FEED, experts=36, scoring=Scoring.SIGMOID)), 7),
+        (routed(replace(FEED, experts=300, top_k=8)), 9),  # threads take several logits
+    ],
+    ids=["biased", "64", "36", "300"],
+)
+def test_routers_of_own_rows_match_the_reference(
+    spec: ModelSpec, blocks: int, dtype: DType
+) -> None:
+    agree(checked(spec, blocks=blocks, router_input=RouterInput.OWN, **typed(dtype)))
 
 
 @pytest.mark.parametrize("width", [64, 384])

@@ -13,6 +13,8 @@ from twin.cost.wiring import part_count
 from twin.frozen import frozen
 from twin.hardware.types import Device
 from twin.plan.types import (
+    SUMS_PITCH,
+    SUMS_TOGETHER,
     Matrix,
     Parts,
     Read,
@@ -70,6 +72,8 @@ class Gathers(ABC):
             return None
         divided = stage.routed is not None and not stage.matrices[0].owned
         words = self._shared_words(stage, block, experts) if divided else (hi - lo) * value.words
+        if value.summed:
+            words = self._summed_words(value)
         return Publication(
             size=words * FP32_BYTES,
             pushed=value.pushed and plan.ranks > 1 and stage.kind is not StageKind.COLLECTIVE,
@@ -113,12 +117,18 @@ class Gathers(ABC):
                     for other in range(self.plan.blocks)
                 )
             return self.totals[key]
+        if value.summed:
+            return self._summed_words(value)
         words = sum(hi - lo for lo, hi in read.spans[block]) * value.words
         return (
             words
             if read.sequences is None
             else words * read.sequences[block] // self.plan.options.batch
         )
+
+    def _summed_words(self, value: Value) -> int:
+        """Of the sectors that hold sums: every block adds to all of them, and reads all."""
+        return value.elements // SUMS_PITCH * 2 * SUMS_TOGETHER
 
     def _shared_words(self, stage: Stage, block: int, experts: Chosen) -> int:
         """What a block publishes of the chosen experts' rows: a word a token, and at least one, so

@@ -13,6 +13,7 @@ from twin.cost.routing import Chosen
 from twin.frozen import frozen
 from twin.hardware.types import Device
 from twin.plan.types import Matrix, Scan, Stage, StageKind, tiles_of
+from twin.schedule.scores import by_own_rows
 from twin.schedule.types import Schedule
 
 
@@ -36,7 +37,7 @@ class Streams(ABC):
         self.scans: dict[object, tuple[tuple[int, int], ...]] = {}
 
     def weights(self, stage: Stage, block: int, experts: Chosen) -> Weights:
-        if not stage.matrices:
+        if not stage.matrices or by_own_rows(self.plan, stage):
             return NOTHING
         shares = tuple(self._share(matrix, block, experts) for matrix in stage.matrices)
         key = (shares, experts if stage.routed else None, stage.kind is StageKind.STREAM)

@@ -35,6 +35,8 @@ class WarpGathers(Gathers):
     def _gathered(self, stage: Stage, read: Read, words: int) -> Gathered:
         words = self._of_filled(stage, read, words)
         rounds = self._rounds(stage, read, words)
+        if self.plan.values[read.value].summed:  # requested once the residual is there
+            rounds += 1
         loaded = self._loaded(stage, read, words)
         crowd = self._crowd(stage, read)
         weighed = self._weighed(stage, read)

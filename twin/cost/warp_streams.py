@@ -14,6 +14,7 @@ from twin.plan.types import Matrix, Scan, Stage, StageKind, always_all, routed_s
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.chosen import of_all_chosen, side_by_side
 from twin.schedule.products import tensor_products
+from twin.schedule.scores import by_own_rows
 from twin.schedule.splits import TENSOR_POSITIONS
 from twin.schedule.types import BlockOfWarps
 from twin.units import picoseconds
@@ -32,6 +33,8 @@ class WarpStreams(Streams):
         self.wide: dict[int, Matrix | None] = {}
 
     def weights(self, stage: Stage, block: int, experts: Chosen) -> Weights:
+        if by_own_rows(self.plan, stage):  # its columns come past the ring, before they are used
+            return NOTHING
         if not stage.matrices:
             return self._cached(stage, block)
         if stage.routed and not (always_all(stage.routed) and self.plan.tokens == 1):

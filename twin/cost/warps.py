@@ -12,8 +12,9 @@ from twin.hardware.kernel import WarpKernel
 from twin.hardware.types import Device
 from twin.kernel.experts import compared
 from twin.plan.catalogue import ROWS
-from twin.plan.types import Sampling, Stage, StageKind
+from twin.plan.types import Matrix, Sampling, Stage, StageKind
 from twin.schedule.block import TEAM_WARPS, WARP
+from twin.schedule.scores import by_own_rows
 from twin.schedule.types import BlockOfWarps
 from twin.units import picoseconds
 
@@ -89,8 +90,18 @@ class WarpCosts(Costs):
         plan = self.plan
         chooses = stage.kind in (StageKind.LM_HEAD, StageKind.SAMPLE)
         greedy = chooses and plan.options.sampling is Sampling.GREEDY
-        vector = bool(ROWS[stage.kind].vector and self._vector(stage))
-        return plan.tokens * (vector + greedy)
+        return plan.tokens * (bool(self._gathering(stage) and self._vector(stage)) + greedy)
+
+    def _gathering(self, stage: Stage) -> Matrix | bool | None:
+        """What a vector that a stage gathers, or norms once more, is laid out for: its matrix, or
+        True where it has none; None: it has no such vector. The choice of experts gathers what a
+        router has been multiplied with. A router of own rows takes as long as a norm: a barrier,
+        products, sums over threads.
+        """
+        router = self.plan.stages[stage.index - 1]
+        if by_own_rows(self.plan, router):
+            return router.matrix
+        return (stage.matrix or True) if ROWS[stage.kind].vector else None
 
     def _quantised(self, stage: Stage) -> int:
         """In which a block quantises its input, where threads multiply integers."""
@@ -107,9 +118,9 @@ class WarpCosts(Costs):
         """
         if self.plan.tokens > 1:
             return 0
-        wide = stage.matrix is not None and stage.matrix.pack > vectors.PACK_ELEMENTS
-        gathers = wide and ROWS[stage.kind].vector and stage.reads
-        return picoseconds(self.kernel.settle_s.value) if gathers else 0
+        matrix = self._gathering(stage)
+        wide = isinstance(matrix, Matrix) and matrix.pack > vectors.PACK_ELEMENTS
+        return picoseconds(self.kernel.settle_s.value) if wide and stage.reads else 0
 
     def _chosen(self, stage: Stage) -> int:
         """In which a block of warps chooses a token's experts from their logits."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from twin.frozen import frozen
 from twin.kernel.fields import STAGE_EXTRAS
+from twin.kernel.scores import columns_of
 from twin.models.spec import LaneHead
 from twin.plan import shards
 from twin.plan.biases import bias_shape, stage_bias, stage_sinks
@@ -22,6 +23,7 @@ from twin.plan.shards import Weights
 from twin.plan.types import Plan, Stage, StageKind
 from twin.schedule.block import up
 from twin.schedule.memory import VECTOR_FLOATS
+from twin.schedule.scores import by_own_rows, scores_of
 from twin.schedule.types import Schedule
 
 PARALLEL_NORMS = ("shared_post_norm", "experts_post_norm")
@@ -89,6 +91,7 @@ def constants_of(schedule: Schedule) -> Constants:
         len(plan.attentions) > 1,
         any(has_cache_scales(plan, stage) for stage in plan.stages),
         *(3 * (plan.kernel_experts is not None and plan.kernel_experts.parallel,)),
+        *(2 * (scores_of(plan) is not None,)),
     )
     extras = tuple(name for name, wanted in zip(STAGE_EXTRAS, used, strict=True) if wanted)
     if spec is None:
@@ -136,6 +139,9 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
     if has_cache_scales(plan, stage):
         yield "cache_scales", NUMBERS * plan.attention_of(stage).kv_heads
     yield from delta_sizes(plan, stage).items()
+    if (made := scores_of(plan)) is not None and by_own_rows(plan, stage):
+        yield "own_norm", plan.shard.hidden
+        yield "columns", plan.blocks * made.words
     if stage.kind is StageKind.ROUTE and kind is not None and kind.choice_bias:
         yield "choice_bias", kind.experts
     if stage.kind is StageKind.ROUTE and kind is not None and kind.parallel:
@@ -161,6 +167,10 @@ def _vector(
         found = stage_sinks(plan, stage, rank, weights)
     elif name == "cache_scales":
         found = stage_cache_scales(plan, stage, rank)
+    elif name == "own_norm":
+        found = shards.stage_norm(stage, weights)
+    elif name == "columns":
+        found = columns_of(plan, stage, weights)
     elif name in PARALLEL_NORMS:
         found = shards.parallel_norms(stage, weights)[name]
     elif name in ("choice_bias", "expert_scales"):

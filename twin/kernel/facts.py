@@ -14,7 +14,7 @@ from twin.kernel.prompt import CANDIDATE_FLOATS, PART_ENDS, ROUND_FIRST
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import STATE_ALIGNED
 from twin.models.formats import BLOCK_ROWS, GGUF, INT4, INT8_G32, SCALED_ROWS, UNIT_BYTES
-from twin.plan.types import CONV_UNIT, PARTIAL_EXTRA
+from twin.plan.types import CONV_UNIT, PARTIAL_EXTRA, SUMS_PITCH, SUMS_TOGETHER
 from twin.schedule import pass_memory, passes, scan
 from twin.schedule.block import FOLDED_ROWS, LINE_FLOATS, ROWS_AT_ONCE
 from twin.schedule.homes import BANKS, SKEW_FLOATS, WIDE_AT_ONCE
@@ -48,6 +48,8 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "STATE_ALIGNED": (STATE_ALIGNED, "bytes: where states begin behind the cache"),
     "CONV_UNIT": (CONV_UNIT, "rows of a channel of a short convolution: b, c, x"),
     "PARTIAL_EXTRA": (PARTIAL_EXTRA, "of a softmax partial: its maximum, its sum"),
+    "SUMS_TOGETHER": (SUMS_TOGETHER, "of 64 bits, in a sector of exchange memory"),
+    "SUMS_PITCH": (SUMS_PITCH, "words from one such sector to the next"),
     "PASS_BARRIER": (PASS_BARRIER, "Control.hung_value: the barrier of a prompt pass"),
     "START_BARRIER": (START_BARRIER, "Control.hung_value: the start of GPUs and of their blocks"),
     "LOGITS_TAKEN": (LOGITS_TAKEN, "Control.hung_value: the host has not taken logits"),

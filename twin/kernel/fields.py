@@ -73,11 +73,12 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
 # where the model norms what modules add; where layers are rotated differently; where heads have
 # sinks; where some layers have recurrent states; where the choice of experts has biases; where a
 # layer ends with a factor of the residual; where heads have two shapes; where caches have scales;
-# where experts stand next to a dense MLP
+# where experts stand next to a dense MLP; where blocks multiply routers with rows of their own
 STAGE_EXTRAS = (
     *("post_norm", "rope", "sinks", "taps", "decays", "gated_norm", "choice_bias"),
     *("layer_scalar", "heads", "cache_scales"),
     *("expert_scales", "shared_post_norm", "experts_post_norm"),
+    *("own_norm", "columns"),
 )
 # of a plan with coded weights: twin/kernel/coded.py
 CODED_FIELDS = ("code", "row_bytes", "last_bytes", "row_scales", "last_scales")

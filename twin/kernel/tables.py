@@ -172,6 +172,8 @@ def layout(plan: Plan) -> Layout:
     sizes |= {"kept": behind + scratch.choice} if scratch.kept else {}
     if scratch.channels:
         sizes |= {"channels": behind + scratch.choice + scratch.kept}
+    if scratch.scored:
+        sizes |= {"scored": behind + scratch.choice + scratch.kept + scratch.channels}
     if scratch.whole:
         sizes |= {"whole": behind - scratch.whole, "whole_units": scratch.whole_units}
     sizes |= {"held": scratch.stages} if scratch.held else {}

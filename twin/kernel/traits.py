@@ -17,6 +17,7 @@ from twin.models.spec import ModelSpec
 from twin.models.variant import Activation
 from twin.plan.catalogue import INPUTS
 from twin.plan.types import Plan, Stage, StageKind
+from twin.schedule.scores import scores_of
 
 Constant = bool | int | float | Activation
 # struct -> member -> (value where the plan has nothing of the kind, what it is)
@@ -65,6 +66,13 @@ TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
         "CHOICE_BIASED": (False, "the choice is by scores and Stage::choice_bias"),
         "SCALED": (False, "their weights are multiplied by Stage::expert_scales"),
     },
+    "Scores": {  # logits of a router that blocks multiply with rows of their own
+        "ANY": (False, "there are some"),
+        "SUMS": (1, "logits"),
+        "PARTS": (1, "threads that share one"),
+        "PAIRS": (1, "of a block's rows, of a thread in each round"),
+        "ROUNDS": (1, "in which threads take all logits"),
+    },
     "NonRouted": {  # what stands next to routed experts
         "SHARED": (False, "experts that every token visits,"),
         "GATED": (False, "or VISITED ones, times the sigmoid of a logit behind the router's"),
@@ -108,6 +116,14 @@ def traits(plan: Plan) -> dict[str, dict[str, Constant]]:
         found["Additions"] = _additions(spec, routed)
         down = next(s for s in plan.stages if s.kind is StageKind.ROUTED_DOWN)
         found["Experts"] = _experts(routed, down)
+        if (made := scores_of(plan)) is not None:
+            found["Scores"] = {
+                "ANY": True,
+                "SUMS": made.sums,
+                "PARTS": made.parts,
+                "PAIRS": made.pairs,
+                "ROUNDS": made.rounds,
+            }
         found["NonRouted"] = {
             "SHARED": any(stage.kind is StageKind.SHARED_UP for stage in plan.stages),
             "GATED": routed.shared_gate,

@@ -16,7 +16,14 @@ from twin.plan.catalogue import ROWS, InPass
 from twin.plan.coding import coding_of
 from twin.plan.ranges import GPUS, RANGES, check_least, pages_of
 from twin.plan.resets import with_resets
-from twin.plan.settle import as_stored, delay_of, norms_divided, settled, windows_of
+from twin.plan.settle import (
+    as_stored,
+    delay_of,
+    norms_divided,
+    not_by_own_rows,
+    settled,
+    windows_of,
+)
 from twin.plan.step import step
 from twin.plan.types import (
     Attention,
@@ -27,6 +34,7 @@ from twin.plan.types import (
     Placement,
     Plan,
     Residual,
+    RouterInput,
     Shard,
 )
 
@@ -51,6 +59,7 @@ def outline(spec: ModelSpec, options: Options, limits: Limits, attend: Attend) -
     ranks = spec.lanes.count if spec.lanes else options.gpus
     _check(spec, options, ranks)
     options = settled(spec, options)
+    _check_router(spec, options, limits)
     ranks_per_gpu = ranks // options.gpus
     blocks = options.blocks // ranks_per_gpu
     shard = Shard(spec.hidden, -(-spec.vocab // ranks))
@@ -247,6 +256,13 @@ def _check_lookup(spec: ModelSpec, options: Options) -> None:
         )
     if reason:
         raise PlanError(f"lookup={options.lookup}: {reason}; use lookup=0")
+
+
+def _check_router(spec: ModelSpec, options: Options, limits: Limits) -> None:
+    if options.router_input is not RouterInput.OWN:
+        return
+    if reason := not_by_own_rows(spec, options, limits.teams):
+        raise PlanError(f"router_input=own: {reason}; use router_input=whole")
 
 
 def _check_several(spec: ModelSpec, options: Options, ranks: int) -> None:

@@ -277,6 +277,7 @@ class Builder:
         pushed: bool,
         owned: tuple[Span, ...],
         words: int | None = None,
+        summed: bool = False,
     ) -> Value:
         """`words` of an element: one a token unless given."""
         once = name in ONCE_PER_STEP
@@ -297,6 +298,7 @@ class Builder:
             pushed,
             owned,
             words,
+            summed,
         )
         self.values.append(value)
         return value

@@ -15,7 +15,17 @@ from twin.plan.builder import Builder, Piece
 from twin.plan.coding import COLUMN_STEP
 from twin.plan.residuals import common_rows, pushes_common, stored, vector
 from twin.plan.spans import share, spread
-from twin.plan.types import Read, Routed, Span, StageKind, Value, always_all, routed_share
+from twin.plan.types import (
+    Read,
+    Routed,
+    RouterInput,
+    Span,
+    StageKind,
+    Value,
+    always_all,
+    routed_share,
+    summed_words,
+)
 
 Weights = dict[str, Weight]
 EMBED_STAGE = 0  # the step's token is known behind it
@@ -83,15 +93,8 @@ def _experts(
     MLP next to the experts has the places of shared ones, but its rows are published: they are
     normed alone.
     """
-    logits = b.rows(
-        StageKind.ROUTER,
-        layer,
-        _router(b, weights),
-        reads=reads,
-        vector=vector(b),
-        operations=("add_norm", "router", "top_k"),
-        pushed=pushes_common(b),
-    )
+    own = b.options.router_input is RouterInput.OWN
+    logits = _summed_logits(b, layer, weights) if own else _logits(b, layer, weights, reads)
     shared = None
     if kind.shared_width and not _always(b):
         shared = _shared_up(b, layer, kind, weights)
@@ -99,9 +102,9 @@ def _experts(
     b.stage(
         StageKind.ROUTE,
         layer,
-        reads=[b.whole(logits)],
+        reads=[*(reads if own else ()), b.whole(logits)],
         publishes=None,
-        vector=b.options.tokens * kind.experts * (1 + kind.top_k),
+        vector=b.options.tokens * kind.experts * (1 + kind.top_k) + (vector(b) if own else 0),
         operations=(),
     )
     known = EMBED_STAGE if kind.hashed else gate
@@ -112,6 +115,47 @@ def _experts(
     if shared is not None and not kind.parallel:
         _shared_down(b, layer, weights["shared_down"], shared)
     return (*dense, _routed_down(b, layer, kind, weights["down"], act, known))
+
+
+def _logits(b: Builder, layer: int, weights: Weights, reads: list[Read]) -> Value:
+    return b.rows(
+        StageKind.ROUTER,
+        layer,
+        _router(b, weights),
+        reads=reads,
+        vector=vector(b),
+        operations=("add_norm", "router", "top_k"),
+        pushed=pushes_common(b),
+    )
+
+
+def _summed_logits(b: Builder, layer: int, weights: Weights) -> Value:
+    """Every block adds its part of each logit, of what it has just made of the residual. Prompt
+    passes multiply the router's rows, which blocks own as they would in steps.
+    """
+    (piece,) = _router(b, weights)
+    elements = summed_words(piece.outputs)
+    owned = spread(piece.outputs, b.blocks, b.shift)
+    b.shift = (b.shift + piece.outputs) % b.blocks
+    value = b.value(
+        "logits_summed",
+        layer,
+        len(b.stages),
+        elements=elements,
+        pushed=False,
+        owned=spread(elements, b.blocks),
+        summed=True,
+    )
+    b.stage(
+        StageKind.ROUTER,
+        layer,
+        reads=(),
+        publishes=value.id,
+        vector=-(-b.shard.hidden // b.blocks),
+        operations=("router", "top_k"),
+        matrix=piece.matrix(owned),
+    )
+    return value
 
 
 def _router(b: Builder, weights: Weights) -> list[Piece]:

@@ -92,7 +92,7 @@ def _joined(plan: Plan, stage: Stage, read: Read) -> int | None:
 
 
 def _complete(value: Value) -> bool:
-    return _all_own(value.owned)
+    return value.summed or _all_own(value.owned)
 
 
 @lru_cache(maxsize=1024)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twin.models.mixers import GroupedAttention
-from twin.models.spec import ModelSpec
+from twin.models.feeds import ExpertFeed
+from twin.models.mixers import GroupedAttention, NoMixer
+from twin.models.spec import DType, ModelSpec
 from twin.plan.types import (
+    MOST_ADDING,
     CollectiveKind,
     Common,
     LateParts,
     Options,
     Residual,
+    RouterInput,
 )
 
 # In the twin, against a replicated residual: Llama-3.1-8B on an H200 (4,096 elements a token) 0.3 %
@@ -40,8 +43,41 @@ def settled(spec: ModelSpec, options: Options) -> Options:
     passes = on_kernel(spec, options) and not odd
     chunk = options.prompt_chunk if passes else 1
     return replace(
-        options, delay=delay, residual=residual, common=common, late_parts=late, prompt_chunk=chunk
+        options,
+        delay=delay,
+        residual=residual,
+        common=common,
+        late_parts=late,
+        router_input=options.router_input or RouterInput.WHOLE,
+        prompt_chunk=chunk,
     )
+
+
+def not_by_own_rows(spec: ModelSpec, options: Options, teams: bool) -> str | None:
+    """Why blocks cannot multiply a router with what each of them makes of the residual; None: they
+    can. `teams`: as of Limits.
+    """
+    kind, variant = spec.experts, spec.variant
+    if kind is None or not on_kernel(spec, options):
+        return f"{spec.name} has no chosen experts that the kernel multiplies"
+    if not teams:
+        return "only NVIDIA's blocks have code for it"
+    if options.gpus > 1 or spec.lanes:
+        return "the residual is the sum of several ranks' rows"
+    if not options.polled:
+        return "sums are added up only where blocks poll them, in a resident kernel with sentinels"
+    if options.blocks > MOST_ADDING:
+        return f"blocks={options.blocks}: a sum counts up to {MOST_ADDING}"
+    if options.weight_dtype is DType.FP32:
+        return "weight_dtype=fp32: the router's columns go two to a word"
+    if variant.norms.after or not variant.norms.before or variant.layer_scalar:
+        return f"{spec.name} norms what modules add, so a row alone says nothing of the residual"
+    layers = map(spec.layer, range(spec.layers))
+    if any(isinstance(one.feed, ExpertFeed) and isinstance(one.mixer, NoMixer) for one in layers):
+        return f"{spec.name} has layers of experts alone, behind which no rows of a block are known"
+    if kind.shared_width and not spec.shared_like_routed:
+        return f"{spec.name} has shared experts next to its router"
+    return None
 
 
 def delay_of(spec: ModelSpec, options: Options) -> int:

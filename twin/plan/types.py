@@ -40,6 +40,10 @@ MOST_BATCH_ROWS = 256
 MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
 WARP_COLUMNS = 128  # fewest of a tile that a warp covers
 CONV_UNIT = 3  # rows of a channel of a short convolution: b, c, x
+# sums of 64 bits that blocks add up in memory: of one sector, and from sector to sector in words
+SUMS_TOGETHER = 4
+SUMS_PITCH = 128
+MOST_ADDING = 255  # blocks: a sum's lowest 8 bits count them
 Span = tuple[int, int]  # elements lo..hi-1; lo == hi is empty
 
 
@@ -107,6 +111,15 @@ class LateParts(Enum):
     REDUCED = "reduced"
 
 
+class RouterInput(Enum):
+    """What a block multiplies a router with."""
+
+    WHOLE = "whole"  # its rows of the router, with the whole residual
+    # its columns, with the elements that its rows of the output projection make; blocks add up
+    # their parts of each logit in memory, and nobody waits for the residual before
+    OWN = "own"
+
+
 class Common(Enum):
     """What every rank needs alike: compressed queries, keys and values, an indexer, a router."""
 
@@ -171,6 +184,9 @@ class Options:
     residual: Residual | None = None
     # None: sharded where ranks push, replicated before library collectives
     common: Common | None = None
+    # own: on NVIDIA, one GPU, where norms stand before modules and no shared expert is separate;
+    # None: own there by default, else whole
+    router_input: RouterInput | None = None
     # lanes of one GPU begin a step so many ns after each other; every fifth one with the first
     lane_stagger_ns: int = 0
     # None: reduced where a block of a lane then reads fewer bytes, without a further kernel or
@@ -365,6 +381,8 @@ class Value:
     pushed: bool
     owned: tuple[Span, ...]  # [blocks] elements that each block publishes
     words: int = 1  # FP32 words of an element, all written by the same block
+    # every block adds to every element; `owned` says who resets it
+    summed: bool = False
 
 
 @frozen
@@ -880,6 +898,16 @@ def partial_words(heads: int, dim: int, dtype: DType) -> int:
     """
     outputs = heads * dim
     return -(-outputs // word_outputs(dtype)) + heads * PARTIAL_EXTRA
+
+
+def summed_words(sums: int) -> int:
+    """FP32 words of memory in which blocks add up so many numbers of 64 bits: a sector of four of
+    them lies SUMS_PITCH words behind the one before.
+
+    All blocks add to each: in adjacent sectors 128 sums took an H200 3.5 us instead of 2.1, and
+    6.0 instead of 4.2 next to a stream (studies/h200-history/tried.md).
+    """
+    return -(-sums // SUMS_TOGETHER) * SUMS_PITCH
 
 
 def word_outputs(dtype: DType) -> int:

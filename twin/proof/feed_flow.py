@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import WHOLE_ROW
-from twin.plan.types import Matrix, Routed, Span, Stage, StageKind, Value
+from twin.plan.types import Matrix, Routed, RouterInput, Span, Stage, StageKind, Value
 from twin.proof.layer_walk import LayerWalk
 from twin.proof.stored import DECODED
 from twin.proof.walk import Need
@@ -39,13 +39,18 @@ def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> tuple[Val
             (layer.common(kind.experts), "router"),
             *([(layer.common(1), "shared_expert_gate")] if gates else []),
         ]
-    logits = layer.rows(StageKind.ROUTER, reads, scored, common=True)
+    own = layer.options.router_input is RouterInput.OWN
+    if own:
+        logits = _summed_logits(layer, kind.experts + gates)
+    else:
+        logits = layer.rows(StageKind.ROUTER, reads, scored, common=True)
     act, always = None, _always(layer, kind)
     if kind.shared_width and not always:
         shared = _shared_share(layer, kind.shared_width)
         act = layer.rows(StageKind.SHARED_UP, [], [(shared, "shared_up")], unit=rows)
     route = walk.peek(StageKind.ROUTE, layer.index)
-    walk.take(StageKind.ROUTE, layer.index, [layer.all(logits)], elements=None)
+    seen = [*(reads if own else []), layer.all(logits)]
+    walk.take(StageKind.ROUTE, layer.index, seen, elements=None)
     known = 0 if kind.hashed else route.index
     dense = []
     if act is not None and kind.parallel:
@@ -87,6 +92,31 @@ def _experts(layer: LayerWalk, kind: ExpertFeed, reads: list[Need]) -> tuple[Val
         walk.say(down, "blocks do not own the rows whose sums they kept")
     made = [(hidden, "down")]
     return (*dense, layer.rows(StageKind.ROUTED_DOWN, [layer.all(value)], made, cols=width))
+
+
+def _summed_logits(layer: LayerWalk, logits: int) -> Value:
+    """Every block adds to each what its own rows of the residual make. The stage before must be the
+    one that makes them, of all blocks together the whole residual, and nothing may be normed
+    between.
+    """
+    walk, hidden = layer.walk, layer.walk.spec.hidden
+    stage = walk.peek(StageKind.ROUTER, layer.index)
+    made, norms = layer.plan.stages[stage.index - 1], walk.spec.variant.norms
+    if made.kind is not StageKind.O_PROJ or [m.rows for m in made.matrices] != [hidden]:
+        walk.say(stage, f"adds up logits behind {made.name}, which makes no rows of the residual")
+    if norms.after or not norms.before or layer.plan.ranks > 1:
+        walk.say(stage, "adds up logits of rows that are not yet the residual's")
+    # in sectors of four numbers of 64 bits, 128 words from each to the next
+    value = walk.take(
+        StageKind.ROUTER,
+        layer.index,
+        [],
+        elements=128 * -(-logits // 4),
+        matrix=[(logits, hidden, 1)],
+    )
+    if not value.summed:
+        walk.say(stage, f"{value.name} is read as a sum of all blocks, but each writes its own")
+    return value
 
 
 def _shares_of_chosen(

@@ -222,7 +222,7 @@ class _Machine:
         """None: no block polls anything that is written. Found once for all steps and for all
         layers that are alike.
         """
-        owned = self.plan.values[read.value].owned
+        owned = _written_by(self.plan.values[read.value])
         key = (self._number(read.spans), self._number(owned))
         if key not in self.lessons:
             if self.plan.options.handoff is HandOffKind.COUNTER:
@@ -350,10 +350,11 @@ def _reset_before_write(machine: _Machine, old: Value, new: Value, reset: int, m
             if (who == "another rank" and not new.pushed) or known.min() >= made:
                 continue
             needed = _needed(plan, reset, made, own=known is machine.own)
-            bad = machine.overlap(new.owned, old.owned) & (known < needed)
+            writes = _written_by(new)
+            bad = machine.overlap(writes, old.owned) & (known < needed)
             if bad.any():
                 writer, owner = _first(bad)
-                where = _common((new.owned[writer],), old.owned[owner])
+                where = _common((writes[writer],), old.owned[owner])
                 return Violation(
                     "race",
                     stage,
@@ -486,6 +487,11 @@ def _touched(spans: tuple[tuple[Span, ...], ...], owned: tuple[Span, ...]) -> Ma
         starts = np.cumsum([0, *(len(group) for _, group in some[:-1])])
         touched[[at for at, _ in some]] = np.logical_or.reduceat(both, starts, axis=0)
     return touched[[number[group] for group in spans]]
+
+
+def _written_by(value: Value) -> tuple[Span, ...]:
+    """[blocks] To a sum every block adds, whoever resets it."""
+    return ((0, value.elements),) * len(value.owned) if value.summed else value.owned
 
 
 def _written(owned: tuple[Span, ...]) -> Mask:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, islice, repeat
 from types import EllipsisType
@@ -93,6 +93,8 @@ class Reference:
         # [n, hidden] that a router and its experts see
         self.normed: list[Array] = [np.empty(0, dtype)] * plan.ranks
         self.choices: list[Choices] = [()] * plan.ranks  # of the last router
+        # [n, hidden] what the last output projection made
+        self.made: list[Array] = [np.empty(0, dtype)] * plan.ranks
         # [n, 1] how much of the shared experts tokens want; [n, hidden] these experts' rows
         self.gates: list[Array] = [np.ones((1, 1), dtype)] * plan.ranks
         self.kept: list[Array] = [np.zeros((1, 1), dtype)] * plan.ranks
@@ -107,7 +109,7 @@ class Reference:
         for stage in self.plan.stages:
             if stage.matrix is None or stage.publishes is None or not stage.matrix.owned:
                 continue
-            if stage.kind is StageKind.LM_HEAD:
+            if stage.kind is StageKind.LM_HEAD or self._adds_up(stage):
                 continue
             unit, published = stage.matrix.unit, self.plan.values[stage.publishes].owned
             if stage.matrix.owned != tuple((unit * lo, unit * hi) for lo, hi in published):
@@ -237,19 +239,26 @@ class Reference:
             case StageKind.ATTENTION:
                 return self._attention(stage, rank, *(seen[:, 0] for seen in inputs))
             case StageKind.O_PROJ:
-                return self._rows(stage, rank, self._heads_out(stage, [i[:, 0] for i in inputs]))
+                heads = self._heads_out(stage, [i[:, 0] for i in inputs])
+                self.made[rank] = self._rows(stage, rank, heads)
+                return self.made[rank]
             case StageKind.GATE_UP:
                 rows = self._rows(stage, rank, self._hidden(stage, rank, inputs))
                 return self._activated(stage, rows)
             case StageKind.DOWN:
                 return self._rows(stage, rank, inputs[0][:, 0])
+            case StageKind.ROUTER if self._adds_up(stage):
+                return self._added_up(stage, rank)
             case StageKind.ROUTER:
                 self.normed[rank] = self._hidden(stage, rank, inputs)
                 return self._rows(stage, rank, self.normed[rank])
             case StageKind.ROUTE:
-                self.choices[rank] = self.experts.choose(stage, inputs[0])
-                self.gates[rank] = self.experts.shared_gates(inputs[0])
-                return inputs[0]
+                logits = inputs[-1]
+                if len(inputs) > 1:
+                    logits = self._normed_logits(stage, rank, inputs)
+                self.choices[rank] = self.experts.choose(stage, logits)
+                self.gates[rank] = self.experts.shared_gates(logits)
+                return logits
             case StageKind.SHARED_UP:
                 return self._activated(
                     stage, self._rows(stage, rank, self._normed_again(stage, rank))
@@ -356,6 +365,49 @@ class Reference:
         if bias is not None:
             rows += bias
         return rows
+
+    def _adds_up(self, stage: Stage) -> bool:
+        return stage.publishes is not None and self.plan.values[stage.publishes].summed
+
+    def _router_norm(self, stage: Stage) -> Array:
+        scale: Array = self._vector(
+            "norm", stage, 0, lambda: shards.stage_norm(stage, self.weights)
+        )
+        return scale
+
+    def _added_up(self, stage: Stage, rank: int) -> Array:
+        """[1, elements] sums over all blocks, of a router times what each makes of the residual in
+        the stage before, not yet normed; the first elements are the logits.
+        """
+        made, value = self.made[rank], self.plan.values[stage.publishes or 0]
+        rows = self.plan.stages[stage.index - 1].matrix
+        read = self.plan.stages[stage.index + 1].reads[0]
+        held = self.residual[rank]
+        x = np.zeros(self.spec.hidden, self.dtype)
+        for block, (lo, hi) in enumerate(rows.owned if rows else ()):
+            own, at = (block if len(seen) > 1 else 0 for seen in (held, made))
+            x[lo:hi] = held[own, lo:hi] + self.dtype(read.scale) * made[at, lo:hi]
+        out = np.zeros((1, value.elements), self.dtype)
+        matrix = self._matrix(stage, rank)
+        out[0, : len(matrix)] = matrix @ (x * self._router_norm(stage))
+        return out
+
+    def _normed_logits(self, stage: Stage, rank: int, inputs: list[Array]) -> Array:
+        """[n, 1, logits]: the sums times the factor of the residual, which is whole here, and the
+        router's biases.
+        """
+        router = self.plan.stages[stage.index - 1]
+        x = self._hidden(replace(stage, reads=stage.reads[:1]), rank, inputs[:1])
+        self.normed[rank] = rms_norm(x, self._router_norm(router), self.spec.norm_eps)
+        factor = 1 / np.sqrt(
+            np.mean(x * x, axis=-1, keepdims=True) + self.dtype(self.spec.norm_eps)
+        )
+        rows = len(self._matrix(router, rank))
+        logits: Array = inputs[-1][:, :, :rows] * factor[:, None]
+        bias = self._vector(
+            "bias", router, rank, lambda: stage_bias(self.plan, router, rank, self.weights)
+        )
+        return logits if bias is None else logits + bias
 
     def _activated(self, stage: Stage, rows: Array) -> Array:
         """[n, elements] of [n, rows]: what passes the gates, or rows that have none."""

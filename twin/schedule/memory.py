@@ -20,6 +20,7 @@ from twin.plan.types import (
 )
 from twin.schedule.block import LINE_FLOATS, TEAM_WARPS, up
 from twin.schedule.pass_memory import planned_pass_bytes
+from twin.schedule.scores import scores_of
 
 BARRIER_BYTES = 8  # an mbarrier; each ring position has two: full and empty
 PROGRESS_BYTES = 32  # Progress in block.cuh
@@ -76,12 +77,15 @@ class Scratch:
     # how much of the shared experts a token wants, and a block's rows of their sums
     kept: int = 0
     channels: int = 0  # a block's rows of a short convolution's b, c and x
+    # what a block makes of the residual, for a router, and that residual's last factor
+    scored: int = 0
     half: int = 0  # of `stages`: partial sums of one batch of rows
     whole_units: int = 0
 
     @property
     def floats(self) -> int:
-        return self.stages + self.held + self.whole + self.choice + self.kept + self.channels
+        behind = self.choice + self.kept + self.channels + self.scored
+        return self.stages + self.held + self.whole + behind
 
 
 @frozen(kw_only=True)
@@ -182,6 +186,7 @@ def _scratch(plan: Plan, matrices: tuple[Matrix | None, ...], needs: OfWarps) ->
         choice=_choice_floats(plan),
         kept=_kept_floats(plan),
         channels=_channel_floats(plan),
+        scored=_scored_floats(plan),
         half=half,
         whole_units=needs.whole_units,
     )
@@ -262,6 +267,8 @@ def _state_floats(stage: Stage) -> int:
 
 def _logits_floats(plan: Plan, stage: Stage) -> int:
     """The router's, of all ranks that make some."""
+    if made := scores_of(plan):
+        return made.sums
     ranks = {Parts.ALL: plan.ranks}
     return sum(plan.values[r.value].elements * ranks.get(r.parts, 1) for r in stage.reads)
 
@@ -320,6 +327,11 @@ def _kept_floats(plan: Plan) -> int:
     kept = [m.owned for s in plan.stages if s.kept and plan.kernel_routed for m in s.matrices]
     rows = max((hi - lo for owned in kept for lo, hi in owned), default=-KEPT_FIRST)
     return up(KEPT_FIRST + rows, LINE_FLOATS)
+
+
+def _scored_floats(plan: Plan) -> int:
+    made = scores_of(plan)
+    return up(made.rows + 1, LINE_FLOATS) if made else 0
 
 
 def _channel_floats(plan: Plan) -> int:
