@@ -11,7 +11,6 @@ import pytest
 
 from tests.draws import scaled
 from twin.engine.tokenizer import Tokenizer
-from twin.errors import EngineError
 from twin.server.formats import FORMATS
 from twin.server.grammar import Allowed, Grammars, calls_grammar, schema_grammar, schema_of
 from twin.server.parsing import Format, Parser
@@ -217,7 +216,7 @@ def test_a_token_that_is_not_allowed_ends_the_generation_with_an_error() -> None
     allowed = grammars.allowed(grammars.matcher(lark, "response_format"))
     row = np.zeros(grammars._vocab, np.float32)
     allowed.write(row, [])
-    with pytest.raises(EngineError, match="grammar"):
+    with pytest.raises(Problem, match="grammar"):
         allowed.write(row, [ord("x")])
 
 

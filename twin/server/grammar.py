@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from twin.engine.literal import Spellings
 from twin.engine.logprobs import Spelling
 from twin.engine.tokenizer import Tokenizer
-from twin.errors import EngineError
 from twin.server.parsing import QUOTE, Body, Format, takes_text
 from twin.server.problem import Problem
 from twin.server.tools import Tools, Wanted
@@ -29,6 +28,7 @@ from twin.text import said, shown
 
 MOST_SCHEMA = 2**16  # bytes of JSON
 MOST_KEPT = 8  # grammars
+MOST_ITEMS = 2**15  # of a parser's row: each property that may come next takes four
 _TEXT = r"/(.|\n)*/"
 # Of a schema: its parts have to hold together, or it is no schema.
 _WHOLE = frozenset({"allOf", "enum", "const", "default", "examples"})
@@ -76,7 +76,9 @@ class Allowed:
         if made and not self.matcher.is_stopped():
             self.matcher.consume_token(made[-1])
         if self.matcher.is_error():
-            raise EngineError(f"the grammar of this request: {said(self.matcher.get_error())}")
+            raise Problem(
+                f"the grammar of this request is too much: {_why(self.matcher.get_error())}"
+            )
         if self.matcher.is_stopped():
             row[:] = -np.inf
             row[list(self.ends)] = 0
@@ -137,7 +139,8 @@ class Grammars:
             )
         self.prepare()
         grammar = llguidance.LLMatcher.grammar_from_lark(lark)
-        made = llguidance.LLMatcher(self._words, grammar, log_level=0)
+        limits = llguidance.LLParserLimits(max_items_in_row=MOST_ITEMS)
+        made = llguidance.LLMatcher(self._words, grammar, log_level=0, limits=limits)
         tried = made.deep_copy()
         if not made.is_error():
             tried.compute_bitmask()  # what is too much for the library fails here, not on the way

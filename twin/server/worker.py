@@ -136,6 +136,9 @@ class Worker:
             try:
                 if not self._generate(job, choice, request):
                     return
+            except Problem as problem:  # of the request, which shows on the way
+                job.put(Failed(problem))
+                return
             except Exception as error:  # whatever one request met, the next one is served
                 LOG.exception("a request failed")
                 self._watcher.failed()
