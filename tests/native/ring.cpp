@@ -89,6 +89,7 @@ void bulk_copy(u32 to, const u8* from, int, u32 barrier, u64) {
 
 }  // namespace twin
 
+#include "no_rounds.h"
 #include "../../native/platform/cuda_ring.cuh"
 
 using namespace twin;
