@@ -65,7 +65,18 @@ struct Plan {
   static constexpr int prompt_bytes = 224 * 1024;
   static constexpr bool tensor_pass = false;
 };
-struct PassScan {};  // attention of a pass is not compiled here, nor are recurrent states
+struct PassScan {};  // attention of a pass is not compiled here, nor are recurrent states, nor rounds
+constexpr bool FEW_TOKENS = false, STREAMED_ROUNDS = false;
+struct Few {
+  static constexpr int BEGIN = 0, INPUT_BYTES = 0;
+};
+struct FewProducts {
+  FewProducts(u32, const u8*, int, int);
+  template <class At>
+  void bring(int, At) const;
+  template <int UNIT, class... More>
+  bool run(const More&...) const;
+};
 struct PassStates {
   static constexpr bool FITS = false;
 };

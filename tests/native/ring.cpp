@@ -87,6 +87,11 @@ void bulk_copy(u32 to, const u8* from, int, u32 barrier, u64) {
   copies.push_back({to, tile, barrier});
 }
 
+constexpr bool STREAMED_ROUNDS = false;  // whose ring is smaller
+struct Few {
+  static constexpr int SLOTS = 0;
+};
+
 }  // namespace twin
 
 #include "no_rounds.h"
