@@ -302,7 +302,6 @@ void four_e4m3(u32 word, float (&out)[4]) {
 
 #include "../../native/platform/cuda_decode.cuh"
 #include "../../native/platform/entries.h"
-#include "no_rounds.h"
 #include "../../native/platform/cuda_prompt.cuh"
 
 #include "../../native/monokernel/row_batches.cuh"

@@ -94,7 +94,6 @@ struct Few {
 
 }  // namespace twin
 
-#include "no_rounds.h"
 #include "../../native/platform/cuda_ring.cuh"
 
 using namespace twin;
