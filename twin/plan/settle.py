@@ -18,7 +18,6 @@ from twin.plan.types import (
     LateParts,
     Options,
     Residual,
-    RouterInput,
 )
 
 # In the twin, against a replicated residual: Llama-3.1-8B on an H200 (4,096 elements a token) 0.3 %
@@ -48,7 +47,6 @@ def settled(spec: ModelSpec, options: Options) -> Options:
         residual=residual,
         common=common,
         late_parts=late,
-        router_input=options.router_input or RouterInput.WHOLE,
         prompt_chunk=chunk,
     )
 

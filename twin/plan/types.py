@@ -184,9 +184,8 @@ class Options:
     residual: Residual | None = None
     # None: sharded where ranks push, replicated before library collectives
     common: Common | None = None
-    # own: on NVIDIA, one GPU, where norms stand before modules and no shared expert is separate;
-    # None: own there by default, else whole
-    router_input: RouterInput | None = None
+    # own: on one NVIDIA GPU, where norms stand before modules and no shared expert is separate
+    router_input: RouterInput = RouterInput.WHOLE
     # lanes of one GPU begin a step so many ns after each other; every fifth one with the first
     lane_stagger_ns: int = 0
     # None: reduced where a block of a lane then reads fewer bytes, without a further kernel or

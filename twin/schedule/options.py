@@ -14,14 +14,12 @@ from twin.hardware.types import Device, Node
 from twin.models.formats import format_named
 from twin.models.spec import ModelSpec
 from twin.plan.ranges import GPUS, check_least
-from twin.plan.settle import not_by_own_rows
 from twin.plan.types import (
     ENGINE_GPUS,
     CollectiveKind,
     Options,
     Placement,
     Plan,
-    RouterInput,
 )
 from twin.schedule.choose import chooser_of
 from twin.schedule.coded_tiles import coded_slot_bytes
@@ -43,7 +41,6 @@ SETTLED = (  # fields whose default depends on the model or the node
     "max_context",
     "prompt_chunk",
     "lane_stagger_ns",
-    "router_input",
     "scanning_block_rows",
 )
 OF_THE_RING = (
@@ -151,11 +148,6 @@ def _node_options(spec: ModelSpec, node: Node, chosen: dict[str, Any]) -> Option
     options = dataclasses.replace(
         options, **{name: value for name, value in settled.items() if name not in chosen}
     )
-    if "router_input" not in chosen:
-        reason = not_by_own_rows(spec, options, limits_of(node).teams)
-        options = dataclasses.replace(
-            options, router_input=RouterInput.WHOLE if reason else RouterInput.OWN
-        )
     if "prompt_chunk" not in chosen:
         options = dataclasses.replace(
             options, prompt_chunk=_prompt_chunk(spec, node, options, ranks)
