@@ -123,6 +123,7 @@ class Stepped(Session):
             *arenas._exchange,
             *arenas._counts,
             *arenas._kept,
+            *arenas.caches,
             *self._kept,
         ]
         self._execute(launches, [a for a in lent if a.nbytes])
