@@ -69,7 +69,7 @@ def moved(*records: store.Run) -> by_runs.Moved:
 @pytest.fixture
 def few_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them take minutes."""
-    monkeypatch.setattr(by_runs, "_movable", lambda node: [PATH, "kernel.stage_s"])
+    monkeypatch.setattr(by_runs, "movable", lambda node: [PATH, "kernel.stage_s"])
 
 
 def test_the_numbers_move_towards_the_runs_and_no_further(home: Path, few_numbers: None) -> None:
@@ -103,9 +103,9 @@ def test_runs_that_agree_move_nothing(home: Path, few_numbers: None) -> None:
 def test_one_wild_run_pulls_little() -> None:
     slopes, inverse = np.full((20, 1), 0.5), np.array([[1 / 0.3**2]])
     errors = np.full(20, 0.01)
-    calm = float(by_runs._least(slopes, errors, inverse).sum())
+    calm = float(by_runs.least(slopes, errors, inverse).sum())
     errors[0] = 1.0
-    wild = float(by_runs._least(slopes, errors, inverse).sum())
+    wild = float(by_runs.least(slopes, errors, inverse).sum())
     assert calm == pytest.approx(0.02, rel=0.05)
     assert calm < wild < 1.3 * calm
 

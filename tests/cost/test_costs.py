@@ -362,7 +362,11 @@ def test_packs_loops_and_chains_are_those_of_the_kernel() -> None:
     native = Path(__file__).resolve().parents[2] / "native" / "platform"
     rows = tiles.LOOPED_ROWS  # a step of four-bit weights takes pairs of them
     for file, said in (
-        ("cuda_core.cuh", f"PAIR == 1 ? {rows} : Vector::PORTIONS > 1 ? {rows // 2} : {2 * rows})"),
+        (
+            "cuda_core.cuh",
+            f"PAIR == 1 ? (Family::GATED ? {rows} : {2 * rows}) : Vector::PORTIONS > 1 ? "
+            f"{rows // 2} : {2 * rows})",
+        ),
         ("cuda_fragments.cuh", f"CHAIN = {tiles.CHAIN_GROUPS} * UNITS;"),
         (
             "cuda_layout.cuh",
@@ -395,8 +399,8 @@ def test_inputs_of_low_bit_weights_are_settled_in_every_stage_that_gathers() -> 
     assert not longer("llama-3.2-1b")
     gathering = {StageKind.QKV, StageKind.O_PROJ, StageKind.GATE_UP, StageKind.DOWN}
     assert longer("llama-3.2-1b@fp8") == {*gathering, StageKind.LM_HEAD}
-    # a chosen expert's rows multiply what was gathered for the choice
-    routed = {StageKind.QKV, StageKind.O_PROJ, StageKind.ROUTE, StageKind.ROUTED_DOWN}
+    # a chosen expert's rows multiply what the router has gathered
+    routed = {StageKind.QKV, StageKind.O_PROJ, StageKind.ROUTER, StageKind.ROUTED_DOWN}
     assert longer("gpt-oss-20b") == {*routed, StageKind.LM_HEAD}
 
 
