@@ -400,9 +400,9 @@ def test_compiled_code_is_taken_unless_simpy_is_requested() -> None:
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(executors, "_missing", [])
     monkeypatch.setenv("CXX", "/nowhere/c++")
-    library._library.cache_clear()
+    library.load.cache_clear()
     yield
-    library._library.cache_clear()
+    library.load.cache_clear()
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -583,10 +583,10 @@ def test_a_home_that_cannot_be_written_is_no_reason_to_be_slow(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-O0"))
-    library._library.cache_clear()
+    library.load.cache_clear()
     plan, node = small()
     assert simulate(plan, node, executor=Executor.COMPILED).executor == "compiled"
-    library._library.cache_clear()
+    library.load.cache_clear()
 
 
 # ---- what is kept between simulations ------------------------------------------------------------
