@@ -131,7 +131,8 @@ def test_machines_for_a_case_have_a_front(live: Running) -> None:
         one["tokens_per_s"] for one in part["choices"]
     )
     assert min(one["usd"] for one in best) == min(one["usd"] for one in part["choices"])
-    assert {one["format"] for one in part["choices"]} > {"its own", "fp8-128x128"}
+    # FP8 saves a tenth of so short a model, whose head keeps its type: too little to be one more
+    assert {one["format"] for one in part["choices"]} == {"its own", "int4-g128", "mxfp4"}
 
 
 @pytest.mark.few(2)
