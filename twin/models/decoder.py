@@ -4,7 +4,7 @@ checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from twin.errors import ConfigError
@@ -113,18 +113,28 @@ def tensors(spec: ModelSpec, names: Names | None = None) -> dict[str, Tensor]:
 
     `names`: of a family with experts.
     """
+    return whole(spec, lambda i: _layer(spec) if names is None else dict(_routed(spec, i, names)))
+
+
+def whole(
+    spec: ModelSpec,
+    layer: Callable[[int], Mapping[str, Tensor]],
+    *,
+    embed: str = "model.embed_tokens",
+    norm: str = "model.norm",
+    layers: str = "model.layers",
+) -> dict[str, Tensor]:
+    """Canonical name -> tensor of a checkpoint. `layer`: those of one, named below it."""
     table = (spec.vocab, spec.hidden)
     out = {
-        "embed": Tensor("model.embed_tokens.weight", table),
-        "final_norm": Tensor("model.norm.weight", (spec.hidden,)),
+        "embed": Tensor(f"{embed}.weight", table),
+        "final_norm": Tensor(f"{norm}.weight", (spec.hidden,)),
     }
     if not spec.tied:
         out["lm_head"] = Tensor("lm_head.weight", table)
-    for layer in range(spec.layers):
-        for name, tensor in _layer(spec).items() if names is None else _routed(spec, layer, names):
-            out[f"layers.{layer}.{name}"] = Tensor(
-                f"model.layers.{layer}.{tensor.name}", tensor.shape
-            )
+    for index in range(spec.layers):
+        for name, tensor in layer(index).items():
+            out[f"layers.{index}.{name}"] = Tensor(f"{layers}.{index}.{tensor.name}", tensor.shape)
     return out
 
 

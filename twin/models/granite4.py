@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from twin.models import granite, linear, stacked
 from twin.models.config import Config, rope
-from twin.models.decoder import Tensor
+from twin.models.decoder import Tensor, whole
 from twin.models.experts import expert_of, feed_shape
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed
 from twin.models.layered import check_experts, grouped_heads, kinds_of_layers, layered, layout
@@ -125,19 +125,7 @@ def _turned(config: Config) -> Rope | None:
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     """Canonical name -> tensor of a checkpoint; several names may be parts of one tensor."""
-    table = (spec.vocab, spec.hidden)
-    found = {
-        "embed": Tensor("model.embed_tokens.weight", table),
-        "final_norm": Tensor("model.norm.weight", (spec.hidden,)),
-    }
-    if not spec.tied:
-        found["lm_head"] = Tensor("lm_head.weight", table)
-    for layer in range(spec.layers):
-        for name, tensor in _layer(spec, layer).items():
-            found[f"layers.{layer}.{name}"] = Tensor(
-                f"model.layers.{layer}.{tensor.name}", tensor.shape
-            )
-    return found
+    return whole(spec, lambda i: _layer(spec, i))
 
 
 def _layer(spec: ModelSpec, layer: int) -> dict[str, Tensor]:

@@ -6,14 +6,13 @@ says.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
 
 from twin.errors import ConfigError
 from twin.models.config import Config, rope
-from twin.models.decoder import Tensor
+from twin.models.decoder import Tensor, whole
 from twin.models.experts import Names, feed_shape
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed, Scoring
 from twin.models.layered import check_experts, feed_of, kinds_of_layers, layered, layout
@@ -123,18 +122,7 @@ def _experts(config: Config) -> Callable[[int], Feed]:
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     """Canonical name -> tensor of a checkpoint."""
-    found = {
-        "embed": Tensor("model.embed_tokens.weight", (spec.vocab, spec.hidden)),
-        "final_norm": Tensor("model.embedding_norm.weight", (spec.hidden,)),
-    }
-    if not spec.tied:
-        found["lm_head"] = Tensor("lm_head.weight", (spec.vocab, spec.hidden))
-    for layer in range(spec.layers):
-        for name, tensor in _layer(spec, layer).items():
-            found[f"layers.{layer}.{name}"] = replace(
-                tensor, name=f"model.layers.{layer}.{tensor.name}"
-            )
-    return found
+    return whole(spec, lambda i: _layer(spec, i), norm="model.embedding_norm")
 
 
 def _layer(spec: ModelSpec, layer: int) -> dict[str, Tensor]:

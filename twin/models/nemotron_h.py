@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from twin.models import linear
 from twin.models.bounds import FP32_LARGEST
 from twin.models.config import Config
-from twin.models.decoder import Tensor
+from twin.models.decoder import Tensor, whole
 from twin.models.experts import Names, feed_shape
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed, NoFeed, Scoring
 from twin.models.formats import Role
@@ -196,17 +196,13 @@ def _experts(config: Config) -> ExpertFeed:
 
 def tensors(spec: ModelSpec) -> dict[str, Tensor]:
     """Canonical name -> tensor of a checkpoint."""
-    table = (spec.vocab, spec.hidden)
-    found = {
-        "embed": Tensor("backbone.embeddings.weight", table),
-        "final_norm": Tensor("backbone.norm_f.weight", (spec.hidden,)),
-    }
-    if not spec.tied:
-        found["lm_head"] = Tensor("lm_head.weight", table)
-    for layer in range(spec.layers):
-        for name, (stored_as, shape) in _layer(spec, layer).items():
-            found[f"layers.{layer}.{name}"] = Tensor(f"backbone.layers.{layer}.{stored_as}", shape)
-    return found
+    return whole(
+        spec,
+        lambda i: {name: Tensor(*stored) for name, stored in _layer(spec, i).items()},
+        embed="backbone.embeddings",
+        norm="backbone.norm_f",
+        layers="backbone.layers",
+    )
 
 
 def _layer(spec: ModelSpec, layer: int) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -103,17 +103,8 @@ function decades(values) {
 function fetchPareto() {
   const wanted = query(state.cases.slice(0, 1), []);
   stop("pareto");
-  const mine = (state.pareto = {wanted});
+  follow("pareto", wanted, renderPareto);
   renderPareto();
-  load("pareto", `pareto?${wanted}`, part => {
-    if (part.part === "progress") mine.progress = part;
-    else mine.found = part;
-    renderPareto();
-  }).then(wrong => {
-    mine.progress = null;
-    if (wrong) mine.problem = wrong;
-    renderPareto();
-  });
 }
 
 at("pareto-button").addEventListener("click", fetchPareto);

@@ -97,34 +97,29 @@ function fetchSweep() {
     : "";
   if (state.sweep && state.sweep.wanted === wanted) return;
   stop("sweep");
-  state.sweep = wanted ? {wanted} : null;
-  if (!wanted) return;
-  const mine = state.sweep;
-  load("sweep", `sweep?${wanted}`, part => {
+  if (wanted) follow("sweep", wanted, renderSweep);
+  else state.sweep = null;
+}
+
+// The parts of an answer as they come, in the state of that name.
+function follow(name, wanted, render) {
+  const mine = (state[name] = {wanted});
+  load(name, `${name}?${wanted}`, part => {
     if (part.part === "progress") mine.progress = part;
     else mine.found = part;
-    renderSweep();
+    render();
   }).then(wrong => {
     mine.progress = null;
     if (wrong) mine.problem = wrong;
-    renderSweep();
+    render();
   });
 }
 
 function fetchStages() {
   const wanted = query(state.cases.slice(0, 2), []);
   stop("stages");
-  const mine = (state.stages = {wanted});
+  follow("stages", wanted, renderStages);
   renderStages();
-  load("stages", `stages?${wanted}`, part => {
-    if (part.part === "progress") mine.progress = part;
-    else mine.found = part;
-    renderStages();
-  }).then(wrong => {
-    mine.progress = null;
-    if (wrong) mine.problem = wrong;
-    renderStages();
-  });
 }
 
 async function fetchCommands() {
