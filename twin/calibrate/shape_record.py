@@ -33,6 +33,7 @@ from twin.hardware.types import Node
 from twin.models.kind import ModelKind, kind_of, stored_as
 from twin.schedule.choose import schedule_of
 from twin.text import shown
+from twin.workers import each
 
 PREDICTIONS = "predictions.json"
 COMPILED_TOGETHER = 96  # runs whose plans the compilers are given at once
@@ -255,8 +256,6 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     are those of older kernels; of a record that moved the fit's numbers, errors are those by what
     the other records give.
     """
-    from twin.sim.run import simulate  # a machine that only measures has no simulator
-
     if record.left:
         return
     ran = [run for run in record.measured.runs if not is_superseded(run, node.device.name)]
@@ -269,15 +268,25 @@ def keep_errors(node: Node, record: Record, progress: Progress) -> None:
     if known_error(node) is None:
         return
     found = []
-    for done, run in enumerate(ran, start=1):
+    speeds = each(_speed, [(node.name, run) for run in ran])
+    for done, (run, speed) in enumerate(zip(ran, speeds, strict=True), start=1):
         progress(f"predicting by the fit in force: {done}/{len(ran)} {run.name}")
-        try:
-            plan = run.plan(node.device.name)
-        except InvalidPlan:
-            continue
-        speed = simulate(plan, calibrated_node(node.name)).tokens_per_s
-        found.append(seen(node, name, run, speed * run.measured_s - 1))
+        if speed is not None:
+            found.append(seen(node, name, run, speed * run.measured_s - 1))
     keep_runs(node, found)
+
+
+def _speed(work: tuple[str, Experiment]) -> float | None:
+    """Predicted tokens/s; None where the kernel refuses the plan."""
+    from twin.sim.run import simulate  # a machine that only measures has no simulator
+
+    name, run = work
+    node = calibrated_node(name)
+    try:
+        plan = run.plan(node.device.name)
+    except InvalidPlan:
+        return None
+    return simulate(plan, node).tokens_per_s
 
 
 def groups(record: Record) -> dict[str, list[Experiment]]:
