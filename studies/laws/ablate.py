@@ -1,10 +1,12 @@
-"""Which fitted numbers of an H200 earn their place: `python studies/laws/ablate.py` (half an hour
-of a core) writes laws.csv and kinds.csv.
+"""Which fitted numbers of an H200 earn their place: `python studies/laws/ablate.py` (an hour of a
+core, on all that it may run on) writes laws.csv and kinds.csv.
 
 A law is removed by giving its number the value at which it says nothing. The other numbers follow
 as they do when engine runs move a fit (twin/calibrate/by_runs.py): as far as the probes' own
-uncertainty allows. Errors are those of seeds that the moved numbers did not see. Runs are held-out
-ones, every few of them; each is simulated at two short depths, of which its step is a line.
+uncertainty allows. Errors are those of seeds that the moved numbers did not see. Runs are those
+whose errors are on file (of records that moved the fit: by what the others give), every few of
+them, on one H200 and on several; each is simulated at two short depths, of which its step is a
+line.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import csv
 import dataclasses
 import io
 import math
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.calibrate import by_runs, store
-from twin.calibrate.fitted import moved_by
 from twin.calibrate.known_error import kept_records
 from twin.calibrate.node import calibrated_node
 from twin.files import write
@@ -30,13 +30,15 @@ from twin.hardware.override import apply_fit, numbers
 from twin.hardware.types import Node
 from twin.models.kind import kind_of
 from twin.sim.run import step_s
+from twin.study.local import cores, pool_of
 
 Vector = NDArray[np.float64]
-NODE = "1xh200-sxm"
+NODES = ("1xh200-sxm", "2xh200-sxm", "4xh200-sxm")  # the first one's fit has the draws
 HERE = Path(__file__).resolve().parent
 HEAD = ("removed", "alone_mean", "alone_p90", "all_mean", "all_p90", "kept")
 # runs of a record of which one is simulated: a shape has four, so all hand-offs are among them
-EVERY = 11
+EVERY = 5
+TOGETHER = 6  # runs, by one worker
 SEEN = 1e-3  # of the logarithm of a run's step: a number that fewer move does not follow
 LOSS = 0.001  # of the mean error, that a smaller set of laws may cost
 NOTHING_S, NO_LIMIT = 1e-15, 1e15  # a time and a rate at which a law says nothing
@@ -91,50 +93,97 @@ def _rate_of_weights(path: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
+class Ran:
+    """A run of the sample."""
+
+    node: str
+    shape: str
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Known:
     """What simulations say: logarithms of seconds, [runs]."""
 
-    runs: Sequence[by_runs.Timed]
+    runs: Sequence[Ran]
     errors: Vector  # measured over predicted by the fit in force
     removed: Mapping[str, Vector]  # by law, what a step takes more without it
     slopes: Mapping[str, Vector]  # by number that may follow
     draws: Mapping[str, Sequence[float]]  # of these numbers: the fit's, as factors
 
 
-def known(node: Node) -> Known:
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Some runs of a record, with the logarithms of their errors on file."""
+
+    node: str
+    record: str
+    errors: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulated:
+    """Of a run."""
+
+    ran: Ran
+    error: float
+    removed: Mapping[str, float]
+    slopes: Mapping[str, float]
+
+
+def known(nodes: Sequence[str]) -> Known:
     """One simulation of each run and law: the dear part."""
-    runs, errors = sample(node)
-    found = store.read_fit(node.name)
+    found = store.read_fit(nodes[0])
     assert found is not None
     draws = found[1]["together"]
+    with pool_of(cores()) as pool:
+        some = [one for part in pool.map(simulated, parts(nodes)) for one in part]
+    first = some[0]
+    slopes = {path: np.array([one.slopes[path] for one in some]) for path in first.slopes}
+    seen = [path for path in slopes if path in draws and np.abs(slopes[path]).max() > SEEN]
+    return Known(
+        [one.ran for one in some],
+        np.array([one.error for one in some]),
+        {path: np.array([one.removed[path] for one in some]) for path in first.removed},
+        {path: slopes[path] for path in seen},
+        {path: draws[path] for path in seen},
+    )
+
+
+def parts(nodes: Sequence[str]) -> list[Part]:
+    """Every few runs of each record."""
+    found = []
+    for name in nodes:
+        for record, _, errors in kept_records(calibrated_node(name)):
+            if not (store.runs_folder(name) / record).is_dir():
+                continue
+            chosen = list(errors)[::EVERY]
+            for at in range(0, len(chosen), TOGETHER):
+                some = {run: math.log1p(errors[run]) for run in chosen[at : at + TOGETHER]}
+                found.append(Part(name, record, some))
+    return found
+
+
+def simulated(part: Part) -> list[Simulated]:
+    node = calibrated_node(part.node)
+    record = store.read_run(store.runs_folder(node.name) / part.record)
+    runs = by_runs.timed_runs(node, [record], names=part.errors)
     base = _seconds(runs, node)
-    removed = {}
-    for path, value in laws(node).items():
-        removed[path] = _seconds(runs, _with(node, path, value)) - base
-        print(f"{path}: {np.abs(removed[path]).mean():.2%}", file=sys.stderr, flush=True)
+    removed = {path: _seconds(runs, _with(node, path, value)) for path, value in laws(node).items()}
     slopes = {}
     for path in by_runs.movable(node):
-        if path not in draws:
-            continue
-        value = numbers(node)[f"device.{path}"].value * math.exp(by_runs.STEP)
-        more = _seconds(runs, _with(node, f"device.{path}", value)) - base
-        if np.abs(more).max() > SEEN:
-            slopes[path] = more / by_runs.STEP
-    return Known(runs, errors, removed, slopes, {path: draws[path] for path in slopes})
-
-
-def sample(node: Node) -> tuple[list[by_runs.Timed], Vector]:
-    """Runs of the records that moved no fit, and the logarithms of their errors on file."""
-    errors = {
-        record: {name: math.log1p(error) for name, error in own.items()}
-        for record, _, own in kept_records(node)
-        if record.startswith("shapes-") and record not in moved_by(node)
-    }
-    runs: list[by_runs.Timed] = []
-    for record, own in errors.items():
-        folder = store.runs_folder(node.name) / record
-        runs += by_runs.timed_runs(node, [store.read_run(folder)], names=list(own)[::EVERY])
-    return runs, np.array([errors[one.record][one.run.name] for one in runs])
+        if f"device.{path}" in numbers(node):
+            value = numbers(node)[f"device.{path}"].value * math.exp(by_runs.STEP)
+            slopes[path] = _seconds(runs, _with(node, f"device.{path}", value))
+    return [
+        Simulated(
+            Ran(node.name, one.shape, kind_of(one.run.spec).value),
+            part.errors[one.run.name],
+            {path: float(seconds[at] - base[at]) for path, seconds in removed.items()},
+            {path: float(s[at] - base[at]) / by_runs.STEP for path, s in slopes.items()},
+        )
+        for at, one in enumerate(runs)
+    ]
 
 
 def _seconds(runs: Sequence[by_runs.Timed], node: Node) -> Vector:
@@ -183,7 +232,7 @@ def _figures(errors: Vector) -> tuple[float, float]:
 def kinds(found: Known, without: Collection[str]) -> Iterator[dict[str, object]]:
     """Errors of each kind of models with all laws and without some."""
     both = [left_out(found, some) for some in ((), without)]
-    of = np.array([kind_of(one.run.spec).value for one in found.runs])
+    of = np.array([f"{one.kind}, {one.node}" for one in found.runs])
     for kind in sorted(set(of)):
         row: dict[str, object] = {"kind": kind, "runs": int((of == kind).sum())}
         for name, errors in zip(("all", "fewer"), both, strict=True):
@@ -193,7 +242,7 @@ def kinds(found: Known, without: Collection[str]) -> Iterator[dict[str, object]]
 
 
 def main() -> None:
-    found = known(calibrated_node(NODE))
+    found = known(NODES)
     rows = list(ablated(found))
     gone = [str(row["removed"]) for row in rows[1:] if not row["kept"]]
     write({HERE / "laws.csv": _csv(rows), HERE / "kinds.csv": _csv(list(kinds(found, gone)))})
