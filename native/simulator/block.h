@@ -194,6 +194,12 @@ inline Int leave_ahead(State& s, Int b) {
   return TAKE;
 }
 
+// polled_bytes
+inline Int polled_now(const State& s, const Block& block) {
+  const bool counted = s.channels[channel_of(s, block)].counted;
+  return counted ? LINE_BYTES : std::min(s.sizes[s.reads[block.read].size], POLLED_BYTES);
+}
+
 // Wait until all the needed elements are visible on the block's die.
 inline Int read(State& s, Int b) {
   const Machine& m = *s.machine;
@@ -202,17 +208,19 @@ inline Int read(State& s, Int b) {
     if (block.read == work_of(s, block).reads_end) return WORK;
     if (block.step || !s.reads[block.read].previous_step) break;
   }
-  block.looked = m.now + m.load + (m.load ? fetching(s, block.package, m.now) : 0);
+  const Int load = std::max<Int>(0, m.load - s.reads[block.read].nearer);
+  block.looked = m.now + load + (load ? fetching(s, block.package, m.now) : 0);
   if (channel_of(s, block) == NONE) return GATHER;
   Sight& sight = sight_of(s, block);
   Record& record = record_at(s, (&sight - s.sights) / m.dies);
   block.waited_group = m.group;
   if (record.seen && record.early && sight.time > m.now) doubt(s);
+  if (record.seen && sight.time <= m.now) return GATHER;
+  if (block.slice != NONE) s.pipes[block.slice].waiting += polled_now(s, block);
   if (!record.seen) {
     if (sight.order == NONE) sight.order = record.waits++;
     return sleep(s, b, sight, AT_READ);
   }
-  if (sight.time <= m.now) return GATHER;
   wait(s, b, AT_READ, sight.time);
   suspend(s, b);
   return NONE;
@@ -220,6 +228,8 @@ inline Int read(State& s, Int b) {
 
 inline Int see_read(State& s, Int b) {
   Machine& m = *s.machine;
+  const Block& block = s.blocks[b];
+  if (block.slice != NONE) s.pipes[block.slice].waiting -= polled_now(s, block);
   const Sight& sight = sight_of(s, s.blocks[b]);
   // it came when the last push did: see mirror.h
   if (m.mirrors && fed_by_others(s, channel_of(s, s.blocks[b])))

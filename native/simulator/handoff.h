@@ -39,6 +39,7 @@ inline void see(State& s, Int r, Int channel) {
   const Machine& m = *s.machine;
   const Record& record = s.records[r];
   Sight* sights = s.sights + r * m.dies;
+  const bool near = s.channels[channel].near;
   const Int spread = m.link_spread - (m.link_spread >> s.channels[channel].sectors),
             remote = record.remote > 0 ? record.remote + spread : record.remote;
   for (Int die = 0; die < m.dies; ++die) {
@@ -46,14 +47,17 @@ inline void see(State& s, Int r, Int channel) {
     Binder who = record.remote_who;
     for (Int producer = 0; producer < m.dies; ++producer) {
       if (sights[producer].local == NONE) continue;
-      const Int arrival = sights[producer].local + m.hop + (producer != die ? m.cross : 0);
+      const Int cross = near              ? s.crossings[producer * m.dies + die]
+                        : producer != die ? m.cross
+                                          : 0;
+      const Int arrival = sights[producer].local + m.hop + cross;
       if (arrival > time) {
         time = arrival;
         cause = s.channels[channel].cause;
         who = sights[producer].local_who;
       }
     }
-    sights[die].time = time + m.poll;
+    sights[die].time = time + (near ? m.near_poll : m.poll);
     sights[die].cause = cause;
     sights[die].who = who;
   }
@@ -233,7 +237,7 @@ inline Int push(State& s, Int b, Int size, const Wires& wires, Int stored, Int l
 inline Int publish(State& s, Int b, const Work& work, const Wires& wires) {
   const Block& block = s.blocks[b];
   const Int now = s.machine->now;
-  const Int stored = exchange(s, block, now, work.size);
+  const Int stored = exchange(s, block, now, work.size) + crowding(s, block);
   const Int late = stored + queueing(s, block.package, now);
   for (Int i = wires.own; i < wires.own_end; ++i) arrive(s, b, block.rank, s.feeds[i], late);
   if (work.pushed && s.machine->mirrors)

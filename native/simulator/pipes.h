@@ -52,10 +52,20 @@ inline Int request_now(State& s, Int p, Int now, Int size) {
 
 // What gathered and published elements pass: not before now.
 inline Int exchange(State& s, const Block& block, Int now, Int size) {
-  Int done = std::max(now, share(s, block.exchange, now, size));
-  if (block.other_exchange != NONE)
-    done = std::max(done, share(s, block.other_exchange, now, size));
+  const Path& path = s.paths[block.exchange];
+  Int done = now;
+  for (Int i = path.start; i < path.end; ++i)
+    done = std::max(done, share(s, s.path_pipes[i], now, size));
   return done;
+}
+
+// Slice.crowding
+inline Int crowding(State& s, const Block& block) {
+  if (block.slice == NONE) return 0;
+  const Pipe& slice = s.pipes[block.slice];
+  const auto served = static_cast<__int128>(slice.waiting) * slice.numerator;
+  const __int128 late = (served + slice.denominator - 1) / slice.denominator - slice.period;
+  return late > 0 ? in_time(s, 3 * late / 2) : 0;
 }
 
 // Pipe.busy

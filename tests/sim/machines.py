@@ -25,10 +25,20 @@ from twin.hardware.types import (
     Memory,
     Node,
     Sharing,
+    Slices,
     Structure,
 )
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
-from twin.plan.types import CollectiveKind, HandOffKind, Limits, Options, Placement, Plan, Sampling
+from twin.plan.types import (
+    CollectiveKind,
+    Exchanged,
+    HandOffKind,
+    Limits,
+    Options,
+    Placement,
+    Plan,
+    Sampling,
+)
 from twin.schedule import options as defaults
 from twin.schedule.plans import build
 from twin.schedule.probe import exchange_probe, stream_probe
@@ -248,7 +258,17 @@ def devices(draw: st.DrawFn, *, caches: bool = False) -> Device:
             )
         )
         device = replace(device, llc=llc)
+        if device.fabric is not None and draw(st.booleans()):
+            rate = draw(st.sampled_from((1e8, 1e9, 1e10)))
+            slices = Slices(**numbers(bytes_per_s=rate, near_s=draw(st.sampled_from((2e-8, 1e-7)))))
+            device = replace(device, slices=slices)
     return device
+
+
+def where_exchanged(draw: st.DrawFn, device: Device, options: Options) -> Options:
+    """Copies of words on each I/O die, where the device has such."""
+    kinds = list(Exchanged) if device.slices and device.llc else [Exchanged.ONCE]
+    return replace(options, exchanged=draw(st.sampled_from(kinds)))
 
 
 @st.composite

@@ -31,6 +31,7 @@ from tests.sim.machines import (
     plans,
     usual,
     warp_kernel,
+    where_exchanged,
 )
 from tests.sim.test_families import cases as families
 from twin.cost import forms, lowering, wiring
@@ -225,8 +226,9 @@ def cases(draw: st.DrawFn) -> tuple[Node, Plan]:
         )
     # not by `build`, which has it for NVIDIA alone
     head = draw(st.sampled_from((None, 1, 6)))
+    options = where_exchanged(draw, node.device, plan.options)
     return node, replace(
-        plan, options=replace(plan.options, execution=execution, head_window_slots=head)
+        plan, options=replace(options, execution=execution, head_window_slots=head)
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.draws import drawn
-from tests.sim.machines import LANES, node_of, nodes, number, plan_for, usual
+from tests.sim.machines import LANES, node_of, nodes, number, plan_for, usual, where_exchanged
 from tests.sim.test_executors import machines, shallow, variations
 from twin.hardware.load import load_node
 from twin.hardware.override import with_number
@@ -99,7 +99,7 @@ def alike(draw: st.DrawFn) -> tuple[Node, Plan]:
         if delay or draw(st.booleans())
         else None
     )
-    return node, plan_for(node, options, lanes=lanes)
+    return node, plan_for(node, where_exchanged(draw, node.device, options), lanes=lanes)
 
 
 @drawn(30)

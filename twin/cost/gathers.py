@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from twin.cost.causes import COLLECTIVE, HAND_OFF, SAMPLING
 from twin.cost.program import Publication, ReadWork
 from twin.cost.routing import Chosen
-from twin.cost.terms import FP32_BYTES
+from twin.cost.terms import FP32_BYTES, nearer_ps
 from twin.cost.wiring import part_count
 from twin.frozen import frozen
 from twin.hardware.types import Device
 from twin.plan.types import (
     SUMS_PITCH,
     SUMS_TOGETHER,
+    Exchanged,
     Matrix,
     Parts,
     Read,
@@ -98,8 +99,15 @@ class Gathers(ABC):
         remote = value.pushed and read.parts is not Parts.OWN and plan.ranks > 1
         cause = SAMPLING if stage.kind is StageKind.SAMPLE else COLLECTIVE if remote else HAND_OFF
         loaded = self._gathered(stage, read, words)
+        near = plan.options.exchanged is Exchanged.PER_IO_DIE and not remote
+        nearer = nearer_ps(self.device) if near else 0
         return ReadWork(
-            read.previous_step, loaded.words * FP32_BYTES, loaded.ps, loaded.rounds, cause
+            read.previous_step,
+            loaded.words * FP32_BYTES,
+            loaded.ps - loaded.rounds * nearer,
+            loaded.rounds,
+            cause,
+            nearer,
         )
 
     @abstractmethod

@@ -21,6 +21,7 @@ class ReadWork:
     cost_ps: int
     rounds: int  # of loads that follow each other and queue behind the stream
     cause: int  # of the gather
+    nearer: int = 0  # ps less than a look at words that lie on all I/O dies
 
 
 @frozen

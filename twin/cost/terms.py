@@ -57,6 +57,15 @@ def transfer_ps(size: int, bytes_per_s: float) -> int:
     return -(-size * PS // max(1, int(bytes_per_s)))
 
 
+def nearer_ps(device: Device) -> int:
+    """By how much less a load of an exchanged word takes where it lies on the block's own I/O die
+    than where words lie on all of them.
+    """
+    if device.llc is None or device.slices is None:
+        return 0
+    return picoseconds(device.llc.latency_s.value) - picoseconds(device.slices.near_s.value)
+
+
 def weight_rate(kernel: KernelCosts, dtype: DType) -> float:
     """Bytes of weights per second that one block consumes from its ring."""
     rates = {

@@ -17,7 +17,7 @@ from twin.cost.causes import HAND_OFF, SAMPLING
 from twin.cost.forms import Forms, Numbered
 from twin.cost.terms import FP32_BYTES, SECTOR_BYTES
 from twin.frozen import frozen
-from twin.plan.types import Parts, Plan, Read, Span, Stage, StageKind, Value
+from twin.plan.types import Exchanged, Parts, Plan, Read, Span, Stage, StageKind, Value
 
 KEPT = 16  # plans whose wiring is remembered
 NOTHING_READ, NOTHING_TO_WAIT_FOR = -2, -1  # in the place of a channel
@@ -37,6 +37,7 @@ class Channel:
     cause: int  # of waiting for the own rank's part
     # of a link that a producer's elements fill, at most; 0 of a single producer
     sectors: int = 0
+    near: bool = False  # do its readers find the words on their own I/O die?
 
 
 @frozen
@@ -195,13 +196,14 @@ class _Channels:
         counted = not plan.options.handoff.resets
         cause = SAMPLING if plan.stages[value.stage].kind is StageKind.SAMPLE else HAND_OFF
         of_one = _sectors(value)
+        near = plan.options.exchanged is Exchanged.PER_IO_DIE and parts is Parts.OWN
         for number in numbers:
             if number in known:
                 continue
             blocks = producers[number]
             arrivals, sectors = len(blocks) * count, of_one if len(blocks) > 1 else 0
             known[number] = channel = Channel(
-                len(self.all), value.id, parts, blocks, arrivals, counted, cause, sectors
+                len(self.all), value.id, parts, blocks, arrivals, counted, cause, sectors, near
             )
             self.all.append(channel)
             self.of_value.setdefault(value.id, []).append(channel)

@@ -111,6 +111,16 @@ class Fabric:
 
 
 @frozen
+class Slices:
+    """Of the last-level cache those of one I/O die, where the words that blocks exchange are read
+    and polled past the dies' own L2.
+    """
+
+    bytes_per_s: Number  # most that they answer, all together
+    near_s: Number  # a load by a die of the same I/O die; llc.latency_s is the mean over all
+
+
+@frozen
 class HandOff:
     """Publish to poll inside one GPU."""
 
@@ -166,6 +176,7 @@ class Device:
     kernel: WarpKernel | CoreKernel  # what our kernel costs there
     llc: Cache | None = None
     fabric: Fabric | None = None
+    slices: Slices | None = None  # None: what looks at exchanged words takes of a cache is no load
     sharing: Sharing | None = None
     power: Power = field(default_factory=Power)
 

@@ -120,6 +120,15 @@ class RouterInput(Enum):
     OWN = "own"
 
 
+class Exchanged(Enum):
+    """Where the words lie that blocks of one GPU exchange, on a GPU of several I/O dies."""
+
+    ONCE = "once"  # interleaved over all I/O dies
+    # a copy on each I/O die, which its blocks read: a block publishes to all of them. What other
+    # GPUs push lies once
+    PER_IO_DIE = "per-io-die"
+
+
 class Common(Enum):
     """What every rank needs alike: compressed queries, keys and values, an indexer, a router."""
 
@@ -191,6 +200,8 @@ class Options:
     # None: reduced where a block of a lane then reads fewer bytes, without a further kernel or
     # barrier
     late_parts: LateParts | None = None
+    # per-io-die can only be simulated, on GPUs of several I/O dies
+    exchanged: Exchanged = Exchanged.ONCE
 
     @property
     def tokens(self) -> int:
@@ -834,6 +845,11 @@ class Plan:
             return (
                 f"gpus={self.options.gpus} can be planned and simulated only; the engine runs at "
                 f"most {ENGINE_GPUS}"
+            )
+        if self.options.exchanged is not Exchanged.ONCE:
+            return (
+                f"exchanged={self.options.exchanged.value} can be planned and simulated only; the "
+                "engine runs exchanged=once"
             )
         attending = (s for s in self.stages if s.window and s.kind is StageKind.ATTENTION)
         for own in map(self.attention_of, attending if self.attentions else ()):

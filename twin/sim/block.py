@@ -27,6 +27,7 @@ from twin.sim.handoff import HandOffs
 from twin.sim.meetings import Meetings
 from twin.sim.place import Binder, Place
 from twin.sim.ring import Ring
+from twin.sim.slices import polled_bytes
 from twin.sim.times import Times
 
 if TYPE_CHECKING:
@@ -254,14 +255,15 @@ class Block:
 
     def _read(self, step: int, read: ReadWork, channel: int, log: list[Segment]) -> Process:
         """Wait until all the needed elements are visible on this die, then gather them."""
-        env, package, load = self.env, self.place.package, self.shared.times.loader.look
+        env, package = self.env, self.place.package
+        load = max(0, self.shared.times.loader.look - read.nearer)
         looked = env.now + load
         if load:
             looked += package.fetching(env.now)
         if channel >= 0:
             record, event = self.shared.handoffs.wait(self.place, step, channel)
             if event is not None:
-                yield from self._sleep(event, log)
+                yield from self._poll(event, read, channel, log)
                 assert record.seen is not None
                 time, cause, binder = record.seen[self.place.die]
                 log.append((time, cause, binder))
@@ -277,6 +279,20 @@ class Block:
         if done > env.now:
             yield env.timeout(done - env.now)
         log.append((done, read.cause, None))
+
+    def _poll(
+        self, event: simpy.Event, read: ReadWork, channel: int, log: list[Segment]
+    ) -> Process:
+        """What it looks at again and again occupies the slices where that lies."""
+        slices = self.place.slice
+        if slices is None:
+            yield from self._sleep(event, log)
+            return
+        counted = self.shared.program.channels[channel].counted
+        size = polled_bytes(read.size, counted=counted)
+        slices.waiting += size
+        yield from self._sleep(event, log)
+        slices.waiting -= size
 
     def _take(self, work: StageWork, log: list[Segment]) -> Process:
         """Waits for the stage's first slots before its reads, and frees them: what they hold lies

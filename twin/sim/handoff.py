@@ -68,6 +68,8 @@ class HandOffs:
             through = pipe.share(now, publication.size)
             if through > stored:
                 stored = through
+        if place.slice is not None:
+            stored += place.slice.crowding()
         late = stored + place.package.queueing(now)
         wires = self.program.wiring.blocks[place.index][stage]
         for channel in wires.own:
@@ -152,6 +154,7 @@ class HandOffs:
     def _seen(self, record: Record, channel: Channel) -> list[tuple[int, int, Binder]]:
         """Sentinel: when the last needed element reaches each die."""
         times = self.times
+        poll = times.near_poll if channel.near else times.poll
         seen = []
         remote, last = record.remote
         if last is not None and self.links is not None:
@@ -161,11 +164,14 @@ class HandOffs:
             for producer, (time, binder) in enumerate(record.local):
                 if time == NEVER:
                     continue
-                arrival = time + times.hop + (times.cross if producer != die else 0)
+                cross = times.cross if producer != die else 0
+                if channel.near:
+                    cross = times.crossings[producer][die]
+                arrival = time + times.hop + cross
                 if arrival > best:
                     best, cause, who = arrival, channel.cause, binder
             assert who is not None
-            seen.append((best + times.poll, cause, who))
+            seen.append((best + poll, cause, who))
         return seen
 
     def _counted(self, record: Record, channel: Channel) -> list[tuple[int, int, Binder]]:

@@ -26,6 +26,7 @@ from twin.sim.meetings import Meetings
 from twin.sim.memory import Package, Path, Pipe
 from twin.sim.place import Place
 from twin.sim.ring import NOWHERE, Ring
+from twin.sim.slices import Slice, slices_of
 from twin.sim.times import Times
 from twin.units import picoseconds, unit_of
 
@@ -86,6 +87,7 @@ class Machine:
             )
             for index in range(count)
         ]
+        self.slices = [slices_of(device, plan, package.name) for package in self.packages]
         packages = [self.package_of(gpu) for gpu in range(self.gpus)]
         self.links = (
             Links(node.link, packages) if node.link is not None and plan.options.gpus > 1 else None
@@ -162,7 +164,8 @@ class Machine:
                 block.ring.history = []
 
     def pipes(self) -> list[Pipe]:
-        return [pipe for package in self.packages for pipe in package.pipes()] + self.loads()
+        shared = [pipe for package in self.packages for pipe in package.pipes()]
+        return [*shared, *(pipe for slices in self.slices for pipe in slices), *self.loads()]
 
     def loads(self) -> list[Pipe]:
         """What blocks load, from memory and from caches: every byte passes exactly one of these."""
@@ -226,6 +229,7 @@ class Machine:
         on_gpu = rank % plan.ranks_per_gpu * plan.blocks + index
         die = plan.die_of_block[on_gpu]
         package = self.package_of(gpu)
+        crossed, polled = self._exchange(package, die)
         place = Place(
             number=rank * plan.blocks + index,
             rank=rank,
@@ -234,7 +238,8 @@ class Machine:
             die=die,
             name=f"Gpu[{gpu}].Die[{die}].Block[{on_gpu}]",
             package=package,
-            exchange=package.exchange_pipes(die),
+            exchange=(*package.exchange_pipes(die), *crossed, *polled),
+            slice=polled[0] if polled else None,
             start=PS_OF_NS * plan.start_ns(rank),
         )
         core, port = self._core(gpu, on_gpu, place.name)
@@ -243,6 +248,15 @@ class Machine:
         ring.answers, ring.first_answer = self.answers, STAGGER * on_gpu
         ring.paused = core is not None
         return Block(place, shared, ring, core)
+
+    def _exchange(self, package: Package, die: int) -> tuple[list[Pipe], tuple[Slice, ...]]:
+        """What a die's words pass besides its own pipes: an edge of its I/O die, where they lie on
+        all of them, and slices of a cache.
+        """
+        slices, io = self.slices[self.packages.index(package)], package.io_of(die)
+        if len(slices) > 1:
+            return [], slices[io : io + 1]
+        return package.ingress[io : io + 1] if slices else [], slices
 
     def _ring(self, rank: int, index: int, memory: Path, cached: tuple[Path, float] | None) -> Ring:
         """Streams that do not vary, and hold no experts, are walked without looking at gates."""

@@ -14,7 +14,7 @@ from twin.frozen import frozen
 from twin.hardware.types import Cache, Device
 from twin.plan.types import Placement
 from twin.sim.clock import FASTEST, LAST_PS, beyond, in_time
-from twin.sim.times import QUEUE, Times
+from twin.sim.times import QUEUE, Times, ring_hops
 from twin.units import picoseconds
 
 
@@ -155,8 +155,10 @@ class Package:
                 Pipe(f"{self.name}.Die[{i}].port", device.fabric.die_port_bytes_per_s.value)
                 for i in range(self.dies)
             ]
-        if device.fabric is not None and domains == 1 and self.io_dies > 1:
-            # interleaved: of every request, (io_dies - 1) / io_dies come from other I/O dies
+        self.interleaved = domains == 1
+        if device.fabric and self.io_dies > 1 and (self.interleaved or device.slices):
+            # of every request of what is interleaved, (io_dies - 1) / io_dies come from other I/O
+            # dies
             rate = device.fabric.io_ingress_bytes_per_s.value * self.io_dies / (self.io_dies - 1)
             self.ingress = [Pipe(f"{self.name}.Io[{i}].ingress", rate) for i in range(self.io_dies)]
         self.detours = [self._detour_ps(die) for die in range(self.dies)]
@@ -277,7 +279,7 @@ class Package:
         return [*self.domains, *self.llc, *self.ingress, *self.ports, *self.l2]
 
     def _fabric(self, die: int) -> list[Pipe]:
-        pipes = [self.ingress[self.io_of(die)]] if self.ingress else []
+        pipes = [self.ingress[self.io_of(die)]] if self.ingress and self.interleaved else []
         if self.ports:
             pipes.append(self.ports[die])
         return [*pipes, self.l2[die]]
@@ -288,5 +290,5 @@ class Package:
         if fabric is None or self.placement is Placement.DIE_AWARE:
             return 0
         home = self.io_of(die)
-        hops = sum(min(abs(home - io), self.io_dies - abs(home - io)) for io in range(self.io_dies))
+        hops = sum(ring_hops(home, io, self.io_dies) for io in range(self.io_dies))
         return picoseconds(hops * fabric.hop_s.value / self.io_dies)

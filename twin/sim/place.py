@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twin.sim.memory import Package, Pipe
+from twin.sim.slices import Slice
 
 Binder = tuple[int, int, int]  # who published last (the number of a block), in which stage, when
 
@@ -19,4 +20,5 @@ class Place:
     name: str
     package: Package
     exchange: tuple[Pipe, ...]
+    slice: Slice | None  # where it polls, if that occupies anything
     start: int  # ps by which its rank begins a step late

@@ -53,5 +53,6 @@ def _rungs(point: Point, spec: ModelSpec, node: Node) -> Iterator[tuple[str, Poi
     for name, options in ideas:
         so_far |= options
         yield name, at(**so_far)
-    if dict(point.options).keys() & set(DECIDED):
+    # by default our kernel leaves weights where the GPU puts them
+    if several_dies or dict(point.options).keys() & set(DECIDED):
         yield "as chosen here", point

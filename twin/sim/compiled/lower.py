@@ -24,6 +24,7 @@ from twin.sim.gated import GatedRing
 from twin.sim.links import Links
 from twin.sim.machine import Machine
 from twin.sim.memory import Path, Pipe
+from twin.sim.slices import Slice
 
 END_OF_TIME = 2**63 - 1
 ROUTE = 2  # pipes at most between two GPUs
@@ -36,7 +37,7 @@ OF_WORK = (
     *("launch_ps", "touches_memory", "kv_after", "by_scheduler", "sums_behind", "group"),
 )
 # of Times and LinkTimes, which compiled code calls alike
-TIMES = ("hop", "cross", "atomic", "poll", "growth", "fetch_growth", "restart")
+TIMES = ("hop", "cross", "atomic", "poll", "near_poll", "growth", "fetch_growth", "restart")
 LINK_TIMES = ("hop", "growth", "window", "spread", "fence")
 
 
@@ -99,7 +100,7 @@ def _flatten_wires(wiring: Wiring) -> FlatWires:
         wiring.plan.values[c.value].pushed and c.parts is not Parts.OWN for c in wiring.channels
     ]
     channels = [
-        (c.arrivals, c.counted, c.cause, *rest, min(c.sectors, MOST_SHIFT))
+        (c.arrivals, c.counted, c.cause, *rest, min(c.sectors, MOST_SHIFT), c.near)
         for c, *rest in zip(wiring.channels, starts, remote, strict=False)
     ]
     nothing = np.zeros(0, np.int64)
@@ -323,6 +324,7 @@ def lower(machine: Machine, flat: FlatProgram, room: Room | None = None) -> Lowe
         choices=np.array(machine.program.choices or [[0] * ranks] * (steps + 1), np.int64),
         **flat.arrays,
         **wires.arrays,
+        crossings=np.array(machine.times.crossings, np.int64).reshape(-1),
         records=_filled(records, state.RECORD, remote=-1, last=-1, group=-1),
         sights=room.take("sights", records * machine.handoffs.dies, state.SIGHT),
         counter_times=np.empty(ranks * steps * wires.counter_total, np.int64),
@@ -412,7 +414,6 @@ def _blocks(
         stream = (
             choices[block.place.rank] if choices else 0
         ) * machine.plan.blocks + block.place.index
-        exchange = [pipes.number[id(pipe)] for pipe in block.place.exchange]
         history = -1
         if ring.history is not None:
             history = recorded
@@ -423,8 +424,8 @@ def _blocks(
             "die": block.place.die,
             "package": packages[id(block.place.package)],
             "core": cores[id(block.core)] if block.core else -1,
-            "exchange": exchange[0],
-            "other_exchange": exchange[1] if len(exchange) > 1 else -1,
+            "exchange": pipes.path(Path(block.place.exchange, 0)),
+            "slice": -1 if block.place.slice is None else pipes.number[id(block.place.slice)],
             "work": stream * len(machine.plan.stages),
             "wires": block.place.index * len(machine.plan.stages),
             "stream": stream,
@@ -478,6 +479,7 @@ class _Pipes:
             ("rate", [self.rates[_rate(pipe)] for pipe in self.pipes]),
             ("denominator", [pipe.denominator for pipe in self.pipes]),
             ("numerator", [pipe.numerator for pipe in self.pipes]),
+            ("period", [p.period if isinstance(p, Slice) else 0 for p in self.pipes]),
         ):
             table[name] = column
         return table

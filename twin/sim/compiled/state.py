@@ -13,6 +13,7 @@ from twin.cost.causes import CAUSES
 from twin.cost.terms import LONGEST_PS
 from twin.sim.clock import LAST_PS
 from twin.sim.ring import SHARES
+from twin.sim.slices import LINE_BYTES, POLLED_BYTES
 from twin.sim.times import QUEUE
 
 Array = NDArray[Any]
@@ -40,14 +41,14 @@ MACHINE = _record(
     "steps kept_from blocks blocks_of_rank blocks_of_gpu ranks gpus stages channels dies sizes",
     "resident borders barriers on_demand fetch memory_latency restart library switch_time",
     "capacity window wide_window pace leave answers kv_arrivals gated ahead gates has_schedulers",
-    "hop cross atomic poll growth fetch_growth load link_hop link_growth link_window link_spread",
-    "link_fence further counter_total",
+    "hop cross atomic poll near_poll growth fetch_growth load link_hop link_growth link_window",
+    "link_spread link_fence further counter_total",
     # where one GPU stands for all: see native/simulator/mirror.h
     "mirrors represents sends group parent requests pushed hop_then see plain loose loosened die",
 )
 EVENT = _record("time order")
 BLOCK = _record(
-    "rank gpu die package core exchange other_exchange next",
+    "rank gpu die package core exchange slice next",
     "place after step stage work wires read slot last_cause clock looked entered taken resumed kv "
     "requested consumed log",
     "wide_begin wide_end",  # slots of a step for which `wide_window` counts
@@ -58,7 +59,7 @@ BLOCK = _record(
     "owed",
     ("waited", BINDER),  # of a block: sums made before its next publication; the last one
 )
-PIPE = _record("free small_free bytes rate numerator denominator")
+PIPE = _record("free small_free bytes rate numerator denominator waiting period")
 PATH = _record("start end latency")
 PACKAGE = _record("start end domains")
 LOAD = _record("marked before load most")  # `most`: see mirror.h
@@ -71,13 +72,13 @@ PUSH = _record("wires first size stored", ("who", BINDER))  # of a GPU that stan
 STAGE = _record("across gate opens")  # gates as they are numbered
 # of a block in a stage: places among `waits` and `feeds`
 WIRES = _record("reads own own_end others others_end")
-READ = _record("previous_step size cost_ps rounds cause")
+READ = _record("previous_step size cost_ps rounds cause nearer")
 ITEM = _record("cost size")
 STREAM = _record("slots slots_end stretches stretches_end")  # of a block in a step
 # slots of a stream up to `end` that may be requested once the gate is open
 STRETCH = _record("end gate")
 THERE = _record("slot arrival")
-CHANNEL = _record("arrivals counted cause counter remote sectors")
+CHANNEL = _record("arrivals counted cause counter remote sectors near")
 RECORD = _record(
     "begun arrived seen waits group loose early remote",
     ("remote_who", BINDER),
@@ -203,6 +204,7 @@ class State(NamedTuple):
     kv: Array  # ITEM
     feeds: Array  # channels
     channels: Array  # CHANNEL
+    crossings: Array  # [dies][dies] ps, of words that lie on the reader's I/O die
     records: Array  # [ranks][steps][channels] RECORD
     # [ranks][steps][channels][dies] SIGHT; set by whoever comes to their record first
     sights: Array
@@ -257,6 +259,7 @@ def header() -> str:
         f"constexpr Int SHARES = {SHARES}, KIND_BITS = {KIND_BITS}, TARGET_BITS = {TARGET_BITS}, "
         f"QUEUE = {QUEUE};",
         f"constexpr Int LAST = {LAST_PS}, LONGEST = {LONGEST_PS};",
+        f"constexpr Int POLLED_BYTES = {POLLED_BYTES}, LINE_BYTES = {LINE_BYTES};",
     ]
     lines += [f"enum : Int {{ {', '.join(names)} }};" for names in (causes, EVENTS, ERRORS, PLACES)]
     for name, dtype in RECORDS.items():
