@@ -1,5 +1,5 @@
 // How a stage's weights are stored: in the plan's weight type, or as low-bit codes with
-// the scales of their blocks behind a tile's codes (twin/kernel/coded.py). The generated header
+// the scales of their blocks behind a tile's codes (twin/kernel/packing.py). The generated header
 // says which of them a plan has: CODES has a bit for each.
 #pragma once
 

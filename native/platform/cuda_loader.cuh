@@ -199,12 +199,7 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
   auto experts = experts_of<Experts::ANY>(memory, loader, block);
   const auto chosen = [&](const Stage& stage, const Span& own) { return experts(stage, own); };
   const u8* from = stream;
-  const auto fill = [&](int bytes, bool wide) {
-    loader.wide = wide;
-    const bool filled = loader.fill(from, bytes);
-    from += bytes;
-    return filled;
-  };
+  const auto fill = [&](int bytes, bool wide) { return loader.go_on(from, bytes, wide); };
   const auto passed = [&](int bytes) {
     from += bytes;
     return true;
@@ -238,12 +233,7 @@ __device__ void load_rounds(const Launch& launch, const RankMemory& memory, int 
   const u8* const stream = memory.stream + u64(plan.streams_at(block).page) * PAGE_BYTES;
   for (bool more = true; more;) {
     const u8* from = stream;
-    const auto fill = [&](int bytes, bool wide) {
-      loader.wide = wide;
-      const bool filled = loader.fill(from, bytes);
-      from += bytes;
-      return filled;
-    };
+    const auto fill = [&](int bytes, bool wide) { return loader.go_on(from, bytes, wide); };
     more = stream_stages(
         plan, block, 0, Plan::round_stages, true, fill, [](const Stage&) { return true; },
         [](const Stage&, const Span&) { return true; },

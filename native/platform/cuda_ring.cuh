@@ -116,6 +116,13 @@ struct Loader {
   __device__ __forceinline__ bool fill(const u8* from, int bytes) {
     return fill(from, bytes, nullptr, 0, policy);
   }
+  // The next bytes of a stream, which then begins behind them.
+  __device__ __forceinline__ bool go_on(const u8*& from, int bytes, bool late) {
+    wide = late;
+    const bool filled = fill(from, bytes);
+    from += bytes;
+    return filled;
+  }
   __device__ __forceinline__ bool fill(const u8* from, int bytes, const u8* values, u32 behind,
                                        u64 policy) {
     if (skip-- > 0) return true;

@@ -80,7 +80,7 @@ STAGE_EXTRAS = (
     *("expert_scales", "shared_post_norm", "experts_post_norm"),
     *("own_norm", "columns"),
 )
-# of a plan with coded weights: twin/kernel/coded.py
+# of a plan with coded weights: twin/kernel/packing.py
 CODED_FIELDS = ("code", "row_bytes", "last_bytes", "row_scales", "last_scales")
 # of a stage's fields
 SHAPE = ("rows", "cols", "unit", "tile_rows", "tile_cols", "tile_inverse", "batch")
