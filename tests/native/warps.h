@@ -1,9 +1,13 @@
-// A GPU's block on the CPU: every thread an OS thread. Slow, and the only way to run the kernel's
-// barriers, shuffles and warp-strided loops under a race detector. Memory and stored types are the
-// host platform's.
+// A GPU's block on the CPU, with the kernel's barriers, shuffles and warp-strided loops. Memory and
+// stored types are the host platform's. Under a race detector every thread is an OS thread; else
+// those of a block take turns on one, and each goes as far ahead of the others as barriers let it.
 #pragma once
 
 #include <pthread.h>
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <vector>
 
 #define Core HostCore
 #define Ring HostRing
@@ -19,6 +23,7 @@ namespace twin {
 
 constexpr int THREADS = 4, WARPS = 3, TEAM = THREADS * WARPS;
 
+#if defined(__SANITIZE_THREAD__)
 // a barrier whose threads sleep: a team has more of them than the computer has cores
 struct Meeting {
   pthread_barrier_t barrier;
@@ -29,6 +34,53 @@ struct Meeting {
   ~Meeting() { pthread_barrier_destroy(&barrier); }
   void wait() { pthread_barrier_wait(&barrier); }
 };
+
+inline void let_others() {
+  const timespec nap = {0, 20000};
+  nanosleep(&nap, nullptr);
+}
+#else
+// The threads of a block, on the OS thread that runs the block.
+struct Turns {
+  static constexpr size_t STACK = 256 << 10;
+
+  jmp_buf at[TEAM];
+  ucontext_t first[TEAM], home;
+  std::vector<char> stacks = std::vector<char>(STACK * TEAM);
+  bool begun[TEAM] = {}, left[TEAM] = {};
+  int now = 0;
+
+  void next() {
+    const int from = now;
+    do now = (now + 1) % TEAM;
+    while (left[now] && now != from);
+    if (left[now]) setcontext(&home);
+    if (now == from || _setjmp(at[from])) return;
+    if (begun[now]) _longjmp(at[now], 1);
+    begun[now] = true;
+    setcontext(&first[now]);
+  }
+};
+inline thread_local Turns* turns;
+
+struct Meeting {
+  int count, here = 0, met = 0;
+
+  explicit Meeting(int count = THREADS) : count(count) {}
+  void wait() {
+    const int before = met;
+    if (++here == count) here = 0, ++met;
+    while (met == before) turns->next();
+  }
+};
+
+inline void let_others() {
+  if (turns) turns->next();
+  if (turns && turns->now > 0) return;  // one of a block sleeps for all
+  const timespec nap = {0, 20000};
+  nanosleep(&nap, nullptr);
+}
+#endif
 
 struct Team {  // what the threads of a block share
   Meeting all = Meeting(TEAM), warps[WARPS];
@@ -236,10 +288,7 @@ struct Core {
   static void appended() {}
   static void scanned() {}
   static void chosen(u32*) {}
-  void relax(u32) {
-    const timespec nap = {0, 20000};
-    nanosleep(&nap, nullptr);
-  }
+  void relax(u32) { let_others(); }
   void published() {}
 
   template <class Stall>
