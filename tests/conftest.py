@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.command_line import TINY, Twin
 from tests.draws import TIMES, scaled
@@ -43,7 +44,7 @@ for word; do
   case "$word" in --version) echo unoptimised ;; -O3) word=-O0 ;; esac
   set -- "$@" "$word"
 done
-exec '{compiler}' "$@"
+exec '{compiler}' {linking} "$@"
 """
 # A busy machine makes no test red. Draws of tests that say no number.
 settings.register_profile(
@@ -54,6 +55,10 @@ settings.register_profile(
     max_examples=scaled(30),
 )
 settings.load_profile("gate")
+# Else draws would depend on the numbers in all modules that a process has loaded: other draws with
+# every change of any source, and in every process of a clean checkout three seconds to read them.
+if hasattr(providers, "_get_local_constants"):  # not of every version
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 # A shell starts what it runs in the background deaf to Ctrl-C, and so would be every program that
@@ -175,7 +180,10 @@ def _unoptimised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             compiler = tmp_path_factory.mktemp("compiler") / "c++"
             named = toolchain.host_compiler()  # where there is none, nobody compiles
             fast = None if USERS_COMPILER else next(filter(None, map(shutil.which, FAST)), None)
-            compiler.write_text(COMPILER.format(compiler=fast or named))
+            # half the time of the usual linker's
+            lld = fast and shutil.which(Path(fast).name.replace("clang++", "ld.lld"))
+            linking = "-fuse-ld=lld -Wno-unused-command-line-argument" if lld else ""
+            compiler.write_text(COMPILER.format(compiler=fast or named, linking=linking))
             compiler.chmod(0o700)
             if TIMES == 1:
                 patch.setenv("CXX", str(compiler))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -53,30 +54,39 @@ def run(plan: Plan, at: int = -1) -> tuple[Array, float]:
     return np.stack([reference.step(token) for token in TOKENS]), own.margin
 
 
-WANTED, _ = run(PLAN)
-RUNS = [run(PLAN, at) for at in range(len(TOKENS))]
-CLOSEST = min(range(len(TOKENS)), key=lambda at: RUNS[at][1])
+@cache
+def wanted() -> Array:
+    return run(PLAN)[0]
+
+
+@cache
+def runs() -> list[tuple[Array, float]]:
+    return [run(PLAN, at) for at in range(len(TOKENS))]
+
+
+def closest() -> int:
+    return min(range(len(TOKENS)), key=lambda at: runs()[at][1])
 
 
 def compared(found: Array) -> Agreement:
-    return agreement(PLAN, WEIGHTS, TOKENS, found, WANTED, beyond=BEYOND)
+    return agreement(PLAN, WEIGHTS, TOKENS, found, wanted(), beyond=BEYOND)
 
 
 def test_a_close_choice_is_followed_and_named() -> None:
     """Later tokens, which see the caches it left, agree as well."""
-    found, margin = RUNS[CLOSEST]
+    found, margin = runs()[closest()]
     made = compared(found)
     assert margin < choices.CLOSE
     assert made.unfollowed > BEYOND > made.difference
-    assert [(one.token, one.layer) for one in made.followed] == [(CLOSEST, LAYER)]
+    assert [(one.token, one.layer) for one in made.followed] == [(closest(), LAYER)]
     (one,) = made.followed
     assert one.margin == pytest.approx(margin)
     assert one.after < BEYOND < one.before
 
 
 def test_a_wide_choice_is_an_error() -> None:
-    at = max(range(len(TOKENS)), key=lambda at: RUNS[at][1])
-    found, margin = RUNS[at]
+    at = max(range(len(TOKENS)), key=lambda at: runs()[at][1])
+    found, margin = runs()[at]
     made = compared(found)
     assert margin > choices.CLOSE
     assert made.difference == made.unfollowed > BEYOND
@@ -85,7 +95,7 @@ def test_a_wide_choice_is_an_error() -> None:
 
 @pytest.mark.parametrize("fault", ["a logit", "a token"])
 def test_wrong_numbers_are_not_explained_by_choices(fault: str) -> None:
-    found = WANTED.copy()
+    found = wanted().copy()
     found[7] = np.roll(found[7], 1) if fault == "a token" else found[7]
     found[7, 3] += 0.1 * np.abs(found).max()
     assert compared(found).difference > 0.04
@@ -104,9 +114,9 @@ class Running:
 def test_a_check_allows_followed_choices_and_no_larger_difference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found, _ = RUNS[CLOSEST]
+    found, _ = runs()[closest()]
     monkeypatch.setattr("twin.bench.measure.LOGIT_TOLERANCE", BEYOND)
-    monkeypatch.setattr("twin.bench.measure.reference_logits", lambda *_: WANTED)
+    monkeypatch.setattr("twin.bench.measure.reference_logits", lambda *_: wanted())
     made = check_logits(Running(found), PLAN, WEIGHTS, TOKENS)  # type: ignore[arg-type]
     assert len(made.followed) == 1
     assert made.difference < BEYOND < made.unfollowed

@@ -68,6 +68,7 @@ def test_nobody_outlives_the_time_limit(tmp_path: Path) -> None:
     assert alive(tmp_path) == []
 
 
+@pytest.mark.slow  # three processes that load torch
 @pytest.mark.hf
 def test_they_end_with_a_caller_that_is_killed(tmp_path: Path) -> None:
     code = (

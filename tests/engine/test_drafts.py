@@ -72,7 +72,7 @@ def test_drafts_are_accepted_and_change_no_token(lookup: int, chosen: dict[str, 
         assert len(running.generate(TOKENS, max_tokens=50, drafting=Drafting(0)).round_ns) == 0
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "spec", [LLAMA, AROUND, QWEN2, QWEN3, TURNED, TOGETHER], ids=lambda s: s.name
 )

@@ -107,7 +107,7 @@ WANTED = [
     SamplingParams(temperature=1e-30, min_p=0.5, top_k=3, seed=22),
     SamplingParams(),
 ]
-TOKENS, FEW_TOKENS = 150, 20
+TOKENS, FEW_TOKENS = 150, 10
 
 
 # Many threads wait for each other on few cores: most divisions are slow tests.

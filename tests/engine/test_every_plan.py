@@ -39,10 +39,7 @@ MODELS = {
 }
 IN_GATE = {
     ("recurrent", "four GPUs"),
-    ("convolved", "four GPUs"),
-    ("mamba", "four GPUs"),
     ("mamba", "splits"),
-    ("experts", "splits"),
     ("shared experts", "splits"),
 }
 CASES = [

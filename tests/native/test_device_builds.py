@@ -195,7 +195,8 @@ def test_prompt_passes_are_code_of_hopper() -> None:
     translated(planned(SHORT[0], H200, **NAMES[SHORT[1]]), "-DTWIN_PASSES")
 
 
-@pytest.mark.parametrize(("model", "name"), [LANES, EXPERTS])
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("model", "name"), [EXPERTS, LANES])
 def test_low_bit_weights_of_lanes_and_of_experts_are_code_of_hopper(model: str, name: str) -> None:
     translated(planned(model, H200, **NAMES[name]))
 

@@ -58,6 +58,7 @@ def test_acceptance_knows_its_parts(tmp_path: Path) -> None:
     assert "no part 'soaks'; choose from repeats, soak" in done.stderr
 
 
+@pytest.mark.slow
 def test_recorded_steps_can_be_compared(tmp_path: Path) -> None:
     done = script("h200-traces/record.py", "--device", "host", "--out", tmp_path, "laneformer-2b")
     assert done.returncode == 0, done.stderr
