@@ -21,9 +21,14 @@ CURL = shutil.which("curl")
 
 
 @pytest.fixture
-def client(live: Running) -> Any:
-    from huggingface_hub import InferenceClient  # half a second, which no other file needs
+def client(live: Running, monkeypatch: pytest.MonkeyPatch) -> Any:
+    from huggingface_hub import (
+        InferenceClient,
+        constants,
+    )  # half a second, which no other file needs
 
+    # whoever stays away from the Hub may still call a server of this computer
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     return InferenceClient(base_url=f"{live.url}/v1", api_key="none", timeout=PATIENCE_S)
 
 
