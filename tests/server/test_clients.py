@@ -22,10 +22,8 @@ CURL = shutil.which("curl")
 
 @pytest.fixture
 def client(live: Running, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from huggingface_hub import (
-        InferenceClient,
-        constants,
-    )  # half a second, which no other file needs
+    # half a second, which no other file needs
+    from huggingface_hub import InferenceClient, constants
 
     # whoever stays away from the Hub may still call a server of this computer
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

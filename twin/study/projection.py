@@ -36,7 +36,6 @@ REFUSE: Final = "refuse"
 SHOW: Final = "show"
 FIXED: Final = "fixed"
 BEST: Final = "best"
-BEST_OF_ALL_GPUS: Final = "best-of-all-gpus"
 RATIO_STEPS = 3  # the first is cold
 MOST_POINTS = 1_000_000  # cells and their draws
 
