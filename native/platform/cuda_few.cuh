@@ -23,7 +23,7 @@ __host__ __device__ constexpr int few_pitch(int cols) { return (2 * cols + 127) 
 // Shared memory behind the ring: a stage's inputs, where they fit; two batches' sums; while
 // attention looks at the cache, its tiles. The ring has the rest: it fills while blocks meet.
 struct Few {
-  static constexpr int INPUT_BYTES = 68 << 10, SUMS_BYTES = facts::FEW_SUMS_BYTES;
+  static constexpr int INPUT_BYTES = facts::FEW_INPUT_BYTES, SUMS_BYTES = facts::FEW_SUMS_BYTES;
   static constexpr int SCAN_TILES = 2;  // of cached keys and values: one in use, one under way
   static constexpr bool KEPT = HEAD_DIM <= facts::KEPT_HEAD;
   static constexpr int SCAN_BYTES =

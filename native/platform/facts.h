@@ -62,6 +62,7 @@ constexpr int ROUND_FIRST = 2;  // words of a round of drafts before its tokens
 constexpr int CANDIDATE_FLOATS = 2;  // that a block leaves of its logits of a token there
 constexpr int FEW_COLUMNS = 32;  // of a warp's load in a round
 constexpr int FEW_SUMS_BYTES = 16384;  // of a batch's sums there
+constexpr int FEW_INPUT_BYTES = 69632;  // of a stage's inputs there
 constexpr int FEW_TOKENS = 8;  // of a round, at most
 constexpr int PART_ENDS = 4;  // behind a part of a head's outputs in a round: maximum, sum
 constexpr int PASS_STEP_COLUMNS = 64;  // of a step of a pass's product

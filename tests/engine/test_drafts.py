@@ -26,7 +26,7 @@ from tests.engine.test_prompt_chunks import TURNED, needs_gpu
 from tests.engine.test_routed_prompts import FAMILIES
 from tests.native.test_warps import build_warps
 from twin.calibrate.node import calibrated_node
-from twin.commands.run import _drafts
+from twin.commands.drafts import engine_draft
 from twin.engine import host
 from twin.engine.choose import open_random
 from twin.engine.generation import Drafting
@@ -197,9 +197,9 @@ def test_what_cannot_draft_is_refused_with_a_reason(
 
 @pytest.mark.parametrize("text", ["lookup", "lookup:0", "lookup:8", "mtp:2", "3", "lookup:x"])
 def test_the_command_line_says_what_drafts_there_are(text: str) -> None:
-    assert _drafts("lookup:3") == 3
+    assert engine_draft("lookup:3") == 3
     with pytest.raises(Exception, match="lookup:K"):
-        _drafts(text)
+        engine_draft(text)
 
 
 def test_weights_of_16_bits_draft_too() -> None:

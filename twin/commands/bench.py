@@ -12,6 +12,7 @@ from twin.bench import record, result
 from twin.bench.machine import Clocks, commit, gpu_states
 from twin.bench.measure import Bench, Settings, check_logits
 from twin.bench.plans import make_plans
+from twin.bench.rounds import Rounds, check_accepted, time_rounds
 from twin.bench.source import find_source
 from twin.calibrate import store
 from twin.calibrate.node import calibrated_node
@@ -24,7 +25,9 @@ from twin.commands.arguments import (
     folder_to_write,
     whole,
 )
+from twin.commands.drafts import add_draft
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
+from twin.cost.rounds import round_time
 from twin.engine.choose import check_present, compile_all, open_engine
 from twin.engine.opening import check_runs_here, open_source, plan_run
 from twin.engine.session import Session
@@ -39,6 +42,7 @@ from twin.units import format_quantity
 # the model's context is the limit; this one only keeps numbers that no list could hold away
 MOST_TOKENS = 2**31 - 1
 MOST_REPEATS = 10_000
+DRAFTS = 7  # of a round, where --force-acceptance is given alone
 NOT_MET = 1  # exit code when what was measured does not keep its promises
 # a longer one is judged only on demand: the engine's logits of all positions must fit in memory
 FIDELITY_CONTEXT = 1024
@@ -50,6 +54,7 @@ EXAMPLES = """\
   twin bench llama-3.2-1b --random 1 --tokens 32 --repeats 3
   twin bench ./my-checkpoint --node h200-sxm --context 1024
   twin bench llama-3.2-1b --random 1 --node 2xh100
+  twin bench smollm2-360m --random 1 --draft lookup:3 --force-acceptance 2.7
   twin bench laneformer-2b --random 1 --node h200-sxm --context 32 --dtype fp16 --determinism"""
 
 
@@ -119,8 +124,16 @@ def add(commands: Subparsers) -> None:
         metavar="N",
         help="emulated GPUs on this CPU: 1, 2, 4 or 8 (default 1)",
     )
+    parser.add_argument(
+        "--force-acceptance",
+        type=float,
+        metavar="TOKENS",
+        help="time rounds with drafts instead of steps: so many tokens of a round count, whatever "
+        f"the model says (drafts: --draft, default lookup:{DRAFTS})",
+    )
     add_gpu_options(parser)
-    add_engine_options(parser, without=("gpus", "context", "sampling"))
+    add_draft(parser)
+    add_engine_options(parser, without=("gpus", "context", "sampling", "draft", "lookup"))
 
 
 def add_gpu_options(parser: argparse.ArgumentParser) -> None:
@@ -170,14 +183,15 @@ def add_gpu_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     node = calibrated_node(args.node)
     # on AMD's GPUs as on a CPU: graphs, and Hugging Face next to the engine, are NVIDIA's alone
-    simple = node.device.isa == HOST or node.device.amd
+    forced = args.force_acceptance is not None
+    simple = node.device.isa == HOST or node.device.amd or forced
     for name, value in (HOST_DEFAULTS if simple else GPU_DEFAULTS).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
     return next_to_reference(args, node) if simple else on_gpu(args, node)
 
 
-# ---- this computer's CPU, an AMD GPU -------------------------------------------------------------
+# ---- this computer's CPU, an AMD GPU, rounds with drafts -----------------------------------------
 
 
 def next_to_reference(args: argparse.Namespace, node: Node) -> int:
@@ -190,6 +204,8 @@ def next_to_reference(args: argparse.Namespace, node: Node) -> int:
             f"{option} is for NVIDIA GPUs: leave it out"
             if node.device.amd
             else f"{option} needs a GPU: name it with --node"
+            if node.device.isa == HOST
+            else f"{option}: not with --force-acceptance"
         )
     for name, least, most in (
         ("context", 1, MOST_TOKENS),
@@ -202,11 +218,14 @@ def next_to_reference(args: argparse.Namespace, node: Node) -> int:
                 f"--{name} {shown(getattr(args, name))}: at least {least}, at most {most}"
             )
     if args.gpus is not None:
-        if node.device.amd:
+        if node.device.isa != HOST:
             check_unnamed(args, node)
         node = calibrated_node(f"{args.gpus}x{HOST}")
     check_runs_here(node)
     chosen = chosen_options(args)
+    if args.force_acceptance is not None:
+        chosen = {"lookup": DRAFTS} | chosen
+        check_accepted(args.force_acceptance, chosen["lookup"])
     source = open_source(args.model, args.random, chosen.get("weight_dtype"), text=False)
     plan = plan_run(source.spec, node, chosen, positions=args.context + args.tokens, greedy=True)
     prompt = [(7 + 13 * at) % source.spec.vocab for at in range(args.context)]
@@ -216,6 +235,18 @@ def next_to_reference(args: argparse.Namespace, node: Node) -> int:
         with open_engine(node.device, plan, source.weights) as engine:
             show(f"comparing {args.check} positions with the reference")
             found = check_logits(engine, plan, source.weights, prompt[: args.check])
+            if args.force_acceptance is not None:
+                rounds = time_rounds(
+                    engine,
+                    prompt,
+                    tokens=args.tokens,
+                    repeats=args.repeats,
+                    accepted=args.force_acceptance,
+                    show=show,
+                )
+                data = rounds_json(plan, node, rounds) | {"logit_difference": found.difference}
+                emit(args, data, rounds_text(data))
+                return 0
             samples = time_host(engine, prompt, args.tokens, args.repeats, show)
         show("predicting")
         predicted = simulate(plan, node)
@@ -237,6 +268,56 @@ def next_to_reference(args: argparse.Namespace, node: Node) -> int:
     }
     emit(args, data, host_text(data, predicted.stream_bytes_per_s))
     return 0
+
+
+def rounds_json(plan: Plan, node: Node, made: Rounds) -> dict[str, Any]:
+    """What was timed, and what the twin predicts of it."""
+    context = plan.options.context - 1
+    guess = round_time(
+        plan, node, context=max(0, context - made.drafts), tokens=made.drafts + 1
+    ).seconds
+    median = statistics.median(made.samples)
+    return {
+        "model": plan.spec.name if plan.spec else plan.name,
+        "tokens_per_s": median,
+        "samples": list(made.samples),
+        "spread": (max(made.samples) - min(made.samples)) / median,
+        "drafts": made.drafts,
+        "tokens_per_round": made.tokens_per_round,
+        "round_s": made.round_s,
+        "step_s": made.step_s,
+        "verify_cost": made.round_s / made.step_s,
+        "predicted_round_s": guess,
+        "prediction_error": guess / made.round_s - 1,
+    }
+
+
+def rounds_text(data: dict[str, Any]) -> str:
+    return facts(
+        [
+            (
+                "tokens/s",
+                f"{count(data['tokens_per_s'])}  (measured, median of {len(data['samples'])}, "
+                f"spread {percent(data['spread'])}; {data['tokens_per_round']:.2f} tokens a round "
+                "are taken for accepted)",
+            ),
+            (
+                "a round",
+                f"{format_quantity(data['round_s'], 's')} of {data['drafts'] + 1} tokens, "
+                f"{data['verify_cost']:.2f} steps of {format_quantity(data['step_s'], 's')}",
+            ),
+            (
+                "predicted",
+                f"{format_quantity(data['predicted_round_s'], 's')} a round, "
+                f"{percent(data['prediction_error'], signed=True)}",
+            ),
+            (
+                "logits",
+                f"within {data['logit_difference']:.1e} of the reference, relative; all repeats "
+                "gave the same tokens",
+            ),
+        ]
+    )
 
 
 def time_host(

@@ -39,6 +39,8 @@ def best_case(
     conditions: dict[str, Plain] = {"routing": args.routing, "seed": args.seed}
     if speculation is not None:
         conditions["acceptance"] = speculation.acceptance
+        if speculation.curve:
+            conditions["curve"] = speculation.curve
         conditions["draft_step_s"] = speculation.draft_step_s
     point = point.with_options(**conditions)
     try:

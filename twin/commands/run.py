@@ -17,6 +17,7 @@ from twin.commands.arguments import (
     command,
     whole,
 )
+from twin.commands.drafts import add_draft
 from twin.commands.output import done, emit, harmless, progress, say
 from twin.engine.generate import Completion, Piece, Request, Stop, complete
 from twin.engine.generation import Generation
@@ -27,7 +28,6 @@ from twin.errors import ConfigError
 from twin.files import read_text
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
-from twin.plan.ranges import RANGES
 from twin.plan.types import Plan
 from twin.report.tables import count
 from twin.schedule.options import multiplies_blocks
@@ -133,27 +133,9 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
         help="GPUs: emulated ones on this CPU, 1, 2, 4 or 8 (default 1); with --node all of the "
         "node's, instead of as many as are predicted to be worth it",
     )
-    parser.add_argument(
-        "--draft",
-        dest="option_lookup",
-        type=_drafts,
-        default=argparse.SUPPRESS,
-        metavar="lookup:K",
-        help="draft up to K tokens, 1 to 7, from what followed the last few tokens where they "
-        "stood before, and verify them in one pass; no draft changes an answer",
-    )
+    add_draft(parser)
     # drafts that are simulated only are no options here
     add_engine_options(parser, without=("gpus", "context", "sampling", "draft", "lookup"))
-
-
-def _drafts(text: str) -> int:
-    kind, _, most = text.partition(":")
-    least, limit = RANGES["lookup"]
-    if kind != "lookup" or not most.isdecimal() or not max(1, least) <= int(most) <= limit:
-        raise argparse.ArgumentTypeError(
-            f"{shown(text)}: lookup:K drafts up to K tokens, 1 to {limit}"
-        )
-    return int(most)
 
 
 def run(args: argparse.Namespace) -> int:

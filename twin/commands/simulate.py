@@ -13,7 +13,7 @@ from twin.calibrate.known_error import FEWEST, KnownError, known_error, stage_le
 from twin.calibrate.node import fits_of, other_links
 from twin.calibrate.on_record import prompt_of, step_at
 from twin.calibrate.prompt_error import prompt_error
-from twin.commands import compared
+from twin.commands import compared, drafts
 from twin.commands.arguments import (
     Subparsers,
     add_engine_options,
@@ -27,6 +27,7 @@ from twin.commands.best import add_plan, best_case, plan_fact, plan_json
 from twin.commands.inputs import case_of
 from twin.commands.output import done, emit, progress, say, underway
 from twin.commands.plan import options_json
+from twin.cost.acceptance import Acceptance, read_acceptance
 from twin.cost.prompt import PromptTime, prompt_time
 from twin.cost.routing import DRAWN_STEPS, MOST_STEPS, STEPS, read_routing, usual_steps
 from twin.errors import ConfigError
@@ -68,6 +69,7 @@ EXAMPLES = """\
   twin simulate qwen3-8b 1xh200 --context 8192 --report out/qwen.html --trace out/qwen.json
   twin simulate qwen3-30b-a3b 8xh200 --expert-ranks 8 --routing zipf:1.2
   twin simulate llama-3.1-8b 1xh200 --prompt 1000 --usd-per-hour 2.5
+  twin simulate llama-3.1-8b 1xh200 --draft eagle3:5 --acceptance minimax-m3-eagle3
   twin simulate llama-3.1-8b 1xh200 --draft 3 --acceptance 0.7 --draft-model llama-3.2-1b"""
 
 
@@ -104,20 +106,28 @@ def add(commands: Subparsers) -> None:
         "--seed", type=whole, default=0, metavar="N", help="of the routing (default %(default)s)"
     )
     parser.add_argument(
+        "--draft",
+        type=drafts.draft,
+        default=0,
+        metavar="KIND:K",
+        help="also predict rounds that verify up to K drafts, 1 to 7, by lookup, mtp or eagle3; a "
+        "number: simulate a step that verifies so many, of another model",
+    )
+    parser.add_argument(
         "--acceptance",
-        type=float,
         metavar="P",
-        help="with --draft: how often a drafted token is accepted, 0 to 1",
+        help="with --draft: how often a drafted token is accepted, 0 to 1, or a curve's name in "
+        "hwmodels/acceptance.yaml",
     )
     parser.add_argument(
         "--draft-model",
         metavar="MODEL",
-        help="with --draft: what drafts, simulated on the same node",
+        help="with --draft N: what drafts, simulated on the same node",
     )
     parser.add_argument(
         "--draft-time",
         metavar="TIME",
-        help="with --draft, instead of a model: of one drafted token, such as 80us",
+        help="with --draft N, instead of a model: of one drafted token, such as 80us",
     )
     parser.add_argument(
         "--prompt", type=whole, metavar="N", help="also predict how long a prompt of N tokens takes"
@@ -142,17 +152,24 @@ def add(commands: Subparsers) -> None:
         "them (default: best, and fixed where an option is given that the search would choose)",
     )
     compared.add_rates(parser)
-    add_engine_options(parser, without=("gpus",))
+    add_engine_options(parser, without=("gpus", "draft"))
 
 
 def run(args: argparse.Namespace) -> int:
+    rounds = None if isinstance(args.draft, int) else args.draft
+    if rounds is None:
+        if args.draft:
+            args.option_draft = args.draft
+    else:
+        more = [f"--{name}" for name in ("draft-model", "draft-time") if _given(args, name)]
+        accepted = drafts.check_drafts(rounds, args.acceptance, more)
     case = as_if_delayed(case_of(args))
     if args.steps is not None:
         check_steps(args.steps)
     check_range("seed", args.seed)
     with underway(f"planning {case.spec.name} on {case.node.name}"):
         plan = case.plan()
-    speculation = speculation_of(args, plan, case.node)
+    speculation = speculation_of(args, plan, case.node) if rounds is None else None
     rates, prompt = _rates_and_prompt(args, case, plan)
     case, best = best_case(args, case, speculation)
     if best is not None:
@@ -171,6 +188,7 @@ def run(args: argparse.Namespace) -> int:
             routing=read_routing(args.routing, args.seed),
             speculation=speculation,
         )
+    worth = drafts.drafts_of(case, rounds, accepted, result.step_s) if rounds else None
     if result.why_simpy:
         say(f"no compiled code: {result.why_simpy}")
     say(f"{result.simulated_steps_per_s:.2g} simulated steps per second")
@@ -200,11 +218,15 @@ def run(args: argparse.Namespace) -> int:
         if prompt:
             about = prompt_json(plan, case.node, prompt)
             data["prompt"] = asdict(prompt) | {"pass_s": prompt.pass_s} | about
+        if worth:
+            data["drafts"] = drafts.drafts_json(worth)
         if four:
             data["engines"] = {name: headline(r) for name, r in four.items()}
         emit(args, data, "")
         return 0
     printed = [text(plan, case.node, result, known, others, shown_prompt, plan_fact(best))]
+    if worth:
+        printed.append(drafts.drafts_text(worth))
     if prompt:
         printed.append(prompt_text(prompt, plan, case.node))
     if four:
@@ -230,6 +252,10 @@ def check_steps(steps: int) -> None:
         )
 
 
+def _given(args: argparse.Namespace, name: str) -> bool:
+    return getattr(args, name.replace("-", "_")) is not None
+
+
 def speculation_of(args: argparse.Namespace, plan: Plan, node: Node) -> Speculation | None:
     """What the arguments say about drafted tokens. Raises ConfigError when they contradict each
     other.
@@ -246,15 +272,20 @@ def speculation_of(args: argparse.Namespace, plan: Plan, node: Node) -> Speculat
             "--draft N, --acceptance P and one of --draft-model or --draft-time belong together: "
             "give all three, or none"
         )
+    accepted = read_acceptance(args.acceptance)
     if args.draft_time is not None:
-        return Speculation(
-            acceptance=args.acceptance, draft_step_s=parse_quantity(args.draft_time, "s")
-        )
+        return _speculation(accepted, parse_quantity(args.draft_time, "s"))
     drafting = plan_for(
         load_model(args.draft_model), node, context=plan.options.context, batch=plan.options.batch
     )
     prove(drafting)
-    return Speculation(acceptance=args.acceptance, draft_step_s=simulate(drafting, node).step_s)
+    return _speculation(accepted, simulate(drafting, node).step_s)
+
+
+def _speculation(accepted: Acceptance, draft_step_s: float) -> Speculation:
+    return Speculation(
+        acceptance=accepted.rate or 0.0, draft_step_s=draft_step_s, curve=accepted.name
+    )
 
 
 def headline(result: Result) -> dict[str, Any]:

@@ -53,6 +53,7 @@ EXAMPLES = """\
   twin whatif laneformer-2b 8xh200 --set link.hop=x0.5 --set memory.stream="5 TB/s"
   twin whatif llama-3.1-8b 8xh200 --set gpus=4 --set ring-slots=6
   twin whatif laneformer-2b 8xh200 --sensitivity --report out/sensitivity.html
+  twin whatif qwen3-8b 1xh200 --set drafter=eagle3 --set curve=qwen3-8b-eagle3 --sweep draft=0..7
   twin whatif llama-3.2-1b 1xmi300x --sweep clock=x1,x0.6 --sweep context=128,4096 --draws 16"""
 
 
@@ -91,7 +92,7 @@ def add(commands: Subparsers) -> None:
         default=[],
         metavar="NAME=VALUES",
         dest="sweeps",
-        help="several values, separated by commas; may be repeated",
+        help="several values, separated by commas, or whole numbers as 0..7; may be repeated",
     )
     parser.add_argument(
         "--draws",

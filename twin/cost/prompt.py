@@ -33,6 +33,7 @@ from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.choose import schedule_of
 from twin.schedule.pass_memory import STATE_TOKENS
 from twin.schedule.passes import (
+    FINDS_NORMED,
     SCAN_POSITIONS,
     SCAN_ROWS,
     STEP_COLUMNS,
@@ -46,8 +47,6 @@ from twin.schedule.passes import (
     sharing,
 )
 
-# stages that multiply what another's norm has left
-FINDS_NORMED = (StageKind.DELTA_GATES, StageKind.SHARED_UP)
 CONVOLVED_ROUNDS = 10  # of loads that a thread waits for: taps, what is kept, tokens one by one
 GATHERED = 8  # neighbouring numbers of a norm that a thread loads at once
 PARTS_AT_ONCE = 2  # of a residual read, whose loads are under way together
@@ -231,7 +230,7 @@ class _Passes:
         """Bytes of so many of an expert's rows."""
         return self.plan.stored_bytes(matrix, matrix.rows, matrix.cols) * rows / matrix.rows
 
-    def _consume(self, matrix: Matrix, rows: int, tokens: int) -> float:
+    def _consume(self, matrix: Matrix, rows: int, tokens: float) -> float:
         """Seconds for so many rows of a matrix."""
         dtype, weights = self.plan.options.weight_dtype, rows * matrix.cols
         size = weights * dtype.bytes
@@ -243,7 +242,7 @@ class _Passes:
             return max(
                 stored / self.stream, tokens * unpacking_s(self.kernel, matrix.format, weights)
             )
-        return self._decode_s(matrix, rows) + self._multiply_s(matrix, rows, tokens, size)
+        return self._decode_s(matrix, rows) + self._multiply_s(matrix, rows, int(tokens), size)
 
     def _decode_s(self, matrix: Matrix, rows: int) -> float:
         """Seconds in which a block writes its rows of low-bit weights in the weight type: reads and
@@ -414,8 +413,8 @@ class _Passes:
 
     def _routed_of(self, stage: Stage) -> Routed:
         """The experts of a stage's layer."""
-        stages = (one.stage for one in self.made.stages)
-        return next(s.routed for s in stages if s.routed and s.layer == stage.layer)
+        of_layer = (s for s in self.plan.stages if s.layer == stage.layer)
+        return next(s.routed for s in of_layer if s.routed)
 
     def _barrier_s(self) -> float:
         """Arrivals of all blocks queue at one counter of each GPU."""
@@ -478,25 +477,35 @@ class _Passes:
         """All heads prepared, a barrier, then rows of queries by blocks: each looks at all that its
         tokens see.
         """
+        rounds = -(-own.kv_heads * -(-tokens * own.group // SCAN_ROWS) // self.plan.blocks)
+        return (
+            self._prepared_s(own, tokens)
+            + self._barrier_s()
+            + rounds
+            * (
+                -(-seen // scan_positions(own.head_dim)) * self._tile_s(own)
+                + self._stored_s(SCAN_ROWS * own.head_dim / 2)
+            )
+            + 2 * self.latency
+        )
+
+    def _prepared_s(self, own: Attention, tokens: int) -> float:
+        """All heads of the tokens normed, turned, put into the cache."""
         cycle, blocks = 1 / self.hz, self.plan.blocks
         heads = tokens * -(-(own.heads + 2 * own.kv_heads) // HEADS_AT_ONCE)
-        prepared = -(-heads // (blocks * TEAM_WARPS)) * (
+        return -(-heads // (blocks * TEAM_WARPS)) * (
             self.latency
             + HEADS_AT_ONCE * own.head_dim * self.prompt.head_element_cycles.value * cycle
             + self._together_s(own)
         )
-        rounds = -(-own.kv_heads * -(-tokens * own.group // SCAN_ROWS) // blocks)
-        positions = scan_positions(own.head_dim)
+
+    def _tile_s(self, own: Attention) -> float:
+        """SCAN_ROWS rows of queries and a tile of cached positions."""
         cycles = self.prompt.scan_element_cycles.value * own.head_dim
         if self.variant.score_cap:
             cycles += self.prompt.scan_cap_cycles.value
-        tile = (self.prompt.scan_cycles.value + cycles * positions / SCAN_POSITIONS) * cycle
-        return (
-            prepared
-            + self._barrier_s()
-            + rounds * (-(-seen // positions) * tile + self._stored_s(SCAN_ROWS * own.head_dim / 2))
-            + 2 * self.latency
-        )
+        share = scan_positions(own.head_dim) / SCAN_POSITIONS
+        return (self.prompt.scan_cycles.value + cycles * share) / self.hz
 
 
 def _loaded(idle: Number, behind_stream: Number | None, load: float) -> float:

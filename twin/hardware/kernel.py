@@ -81,6 +81,11 @@ class PromptCosts:
     # without tensor cores: a warp's look at as many positions a thread for one query head
     look_cycles: Number
     cap_cycles: Number  # caps of that look's scores
+    # a round's few tokens: weights of a block's tiles multiplied; a warp's loads of a row and of
+    # activations, to their products; the same where activations lie in the second-level cache
+    few_bytes_per_cycle: Number
+    few_turn_cycles: Number
+    few_far_cycles: Number
 
 
 @frozen(kw_only=True)
@@ -116,6 +121,8 @@ class CoreKernel(KernelCosts):
     item_s: Number | None = None
     merged_s: Number | None = None  # an element of a split's output added up for its projection
     gate_s: Number | None = None  # one activation of a gate, and its product
+    # a further token of a round, relative to the first, whose weights are unpacked for all; None: 1
+    further_token_ratio: Number | None = None
     # bytes of codes, without their scales, that a core decodes and multiplies in its own cache;
     # `core_kind` in twin/cost/formats.py says which formats each stands for. None: as `unpacking`
     int8_bytes_per_s: Number | None = None

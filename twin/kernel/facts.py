@@ -100,6 +100,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "CANDIDATE_FLOATS": (CANDIDATE_FLOATS, "that a block leaves of its logits of a token there"),
     "FEW_COLUMNS": (pass_memory.FEW_COLUMNS, "of a warp's load in a round"),
     "FEW_SUMS_BYTES": (pass_memory.FEW_SUMS_BYTES, "of a batch's sums there"),
+    "FEW_INPUT_BYTES": (pass_memory.FEW_INPUT_BYTES, "of a stage's inputs there"),
     "FEW_TOKENS": (pass_memory.FEW_TOKENS, "of a round, at most"),
     "PART_ENDS": (PART_ENDS, "behind a part of a head's outputs in a round: maximum, sum"),
     "PASS_STEP_COLUMNS": (passes.STEP_COLUMNS, "of a step of a pass's product"),

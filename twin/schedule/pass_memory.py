@@ -23,8 +23,10 @@ ROOM_BYTES = 192 << 10  # of steps: four of 256 weight rows and 128 tokens
 BEGINS_BYTES = 8 << 10  # where a thread's rows begin
 ROWS_BYTES = 256  # and whose rows they are
 SCAN_TILES = 4  # one in use, the others under way
-# where passes verify drafts: columns of a warp's load; bytes of a batch's sums of eight tokens
+# where passes verify drafts: columns of a warp's load; bytes of a batch's sums of eight tokens, and
+# of a stage's inputs
 FEW_COLUMNS, FEW_SUMS_BYTES, FEW_TOKENS = 32, 16 << 10, 8
+FEW_INPUT_BYTES = 68 << 10
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a pass
 # of a recurrent state on tensor cores: tokens that it is carried on by at once; rows of a product;
 # elements of a key, at most: a warp has STATE_ROWS of them; states that share a key, at most

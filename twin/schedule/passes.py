@@ -9,6 +9,7 @@ at a full barrier, so its numbers need neither flags nor resets.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from twin.frozen import frozen
 from twin.plan.catalogue import ROWS, InPass
@@ -31,6 +32,10 @@ PAIR_BYTES = 32  # of a key that a warp loads at once
 # all blocks stay in an H200's second-level cache
 ROUTED_ROWS, DECODED_ROWS = 256, 64
 ROUND_SPLITS = 16  # of a KV head's cache at most, where passes verify drafts
+# stages that multiply what another's norm has left
+FINDS_NORMED = (StageKind.DELTA_GATES, StageKind.SHARED_UP)
+# of all blocks behind a round's stages: each block's best logits are there; the next round is
+ROUND_MEETINGS = 2
 EIGHT_BIT_ROWS = 128  # the same of codes of eight bits, which are decoded in shared memory
 
 
@@ -76,6 +81,24 @@ class Passes:
         heads = self.plan.kernel_attention().kv_heads
         return max(1, min(ROUND_SPLITS, self.plan.blocks // heads))
 
+    def meetings(self, stage: Stage) -> int:
+        """Full barriers of all blocks at a stage of a round: before what it reads, between a norm
+        and the products that read all of it, between steps of attention and of experts.
+        """
+        match stage.kind:
+            case StageKind.ROUTE:
+                return 0
+            case StageKind.ATTENTION:
+                return 3 if self.tensor else 1
+            case StageKind.DELTA:
+                return 3
+            case StageKind.ROUTED_DOWN:
+                return 2
+            case StageKind.ROUTED_UP | StageKind.ROUTER:
+                return 1
+        normed = bool(ROWS[stage.kind].norm) and stage.kind not in FINDS_NORMED
+        return 1 + normed + (stage.kind is StageKind.CONV_IN)
+
     def count(self, tokens: int) -> int:
         """Passes that read all but the last of `tokens` prompt tokens."""
         return -(-(tokens - 1) // self.chunk)
@@ -120,6 +143,13 @@ def passes_of(plan: Plan, chooser: Chooser) -> Passes | None:
         owners=owners,
         rounds=made(_verified(plan)) if plan.options.lookup else (),
     )
+
+
+def with_rounds(passes: Passes) -> Passes:
+    """The same with the stages of a round, of a plan without drafts: to predict what they take."""
+    plan = passes.plan
+    made = (_pass_stage(plan, stage, passes.batch, passes.owners) for stage in _verified(plan))
+    return replace(passes, rounds=tuple(made))
 
 
 def _verified(plan: Plan) -> list[Stage]:

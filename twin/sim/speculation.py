@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twin.cost.acceptance import Acceptance, check_curve
 from twin.errors import PlanError
 from twin.frozen import frozen
 from twin.plan.types import Plan
@@ -15,21 +16,25 @@ class Speculation:
     The draft and the step that verifies it follow each other; they share the devices.
     """
 
-    acceptance: float  # of one drafted token, 0 to 1
+    acceptance: float  # of one drafted token, 0 to 1, where no curve is named
     # one step of the draft model (of a draft head trained with the model: its share of a step)
     draft_step_s: float
+    curve: str = ""  # of hwmodels/acceptance.yaml
 
     def __post_init__(self) -> None:
         if not 0 <= self.acceptance <= 1:
             raise PlanError(f"acceptance={self.acceptance}: a probability lies between 0 and 1")
         if not self.draft_step_s >= 0:
             raise PlanError(f"draft_step_s={self.draft_step_s}: a time is at least 0 s")
+        if self.curve:
+            check_curve(self.curve)
 
     def tokens(self, draft: int) -> float:
         """What a step of `draft` drafted tokens yields on average, with the token that the model
-        adds (Leviathan et al. 2023, eq. 1).
+        adds.
         """
-        return sum(self.acceptance**accepted for accepted in range(draft + 1))
+        accepted = Acceptance(name=self.curve) if self.curve else Acceptance(self.acceptance)
+        return accepted.tokens(draft)
 
 
 def gain(plan: Plan, speculation: Speculation | None) -> tuple[float, float]:

@@ -34,6 +34,10 @@ CONDITIONS: dict[str, type] = {
     "seed": int,  # of the routing
     "acceptance": float,  # of a drafted token, with `draft`
     "draft_step_s": float,  # one step of the draft model
+    # how often drafts are accepted, instead of `acceptance`: a name of hwmodels/acceptance.yaml
+    "curve": str,
+    # lookup, mtp or eagle3: `draft` is how many tokens a round of the engine verifies
+    "drafter": str,
     # that the weights are stored in, instead of the model's own: fp8-128x128, mxfp4, int4-g32 ...
     "format": str,
     "layers": int,  # only the model's first layers: what depth costs

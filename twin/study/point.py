@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import twin
+from twin.cost.acceptance import Acceptance, read_acceptance
+from twin.cost.drafting import Drafter, drafted, read_drafter
 from twin.cost.routing import Routing, RoutingKind, read_routing
 from twin.data import data_dir
-from twin.errors import TwinError
+from twin.errors import ConfigError, TwinError
 from twin.hardware.number import Number
 from twin.hardware.types import Node
 from twin.models.depth import first_layers
@@ -83,11 +85,23 @@ class Point:
 
     def chosen(self) -> dict[str, Any]:
         """Values of Options fields, by name."""
-        return {
+        found = {
             name: option_value(name, value)
             for name, value in self.options
             if name not in CONDITIONS
         }
+        if self.drafter():
+            found.pop("draft", None)
+        return found
+
+    def drafter(self) -> Drafter | None:
+        """None where drafts are steps of their own, or there are none. Raises ConfigError."""
+        named = self.condition("drafter", "")
+        return read_drafter(f"{named}:1")[0] if named else None
+
+    def drafts(self) -> int:
+        """That a round of the engine verifies."""
+        return int(dict(self.options).get("draft") or 0) if self.drafter() else 0
 
     def spec(self) -> ModelSpec:
         """The model in the chosen format, with as many layers as chosen."""
@@ -107,14 +121,25 @@ class Point:
         )
 
     def speculation(self) -> Speculation | None:
-        """None unless something was said about drafts."""
+        """None unless something was said about drafts that are steps of their own."""
         acceptance, draft_step_s = (
             self.condition("acceptance", -1.0),
             self.condition("draft_step_s", 0.0),
         )
-        if acceptance < 0 and not draft_step_s:
+        curve = self.condition("curve", "")
+        if self.drafter() or (acceptance < 0 and not draft_step_s and not curve):
             return None
-        return Speculation(acceptance=max(0.0, acceptance), draft_step_s=draft_step_s)
+        return Speculation(acceptance=max(0.0, acceptance), draft_step_s=draft_step_s, curve=curve)
+
+    def acceptance(self) -> Acceptance:
+        """Of a round's drafts. Raises ConfigError where nothing says how many are accepted."""
+        curve, rate = self.condition("curve", ""), self.condition("acceptance", -1.0)
+        if not curve and rate < 0:
+            raise ConfigError(
+                f"draft={self.drafts()}: say how often drafts are accepted, by acceptance (0 to 1) "
+                "or curve, or use draft=0"
+            )
+        return read_acceptance(curve or str(rate))
 
 
 def _model(name: str) -> ModelSpec:
@@ -194,6 +219,8 @@ def key_of(point: Point) -> str:
         point.steps,
     ]
     content += [plain(point.routing()), plain(point.speculation()), point.representative]
+    if point.drafts():
+        content += [plain(point.drafter()), point.drafts(), str(point.acceptance())]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:40]
 
 
@@ -229,7 +256,7 @@ def _row(key: str, point: Point) -> Row:
         for cause, ps in stage.causes_ps.items():
             if ps:
                 kinds[stage.kind][cause] = kinds[stage.kind].get(cause, 0.0) + ps / 1e12
-    return Row(
+    row = Row(
         key,
         step_s=result.step_s,
         floor_s=result.floor_s,
@@ -245,6 +272,32 @@ def _row(key: str, point: Point) -> Row:
         sequences=result.sequences,
         why_simpy=result.why_simpy,
         wall_s=result.wall_s,
+    )
+    return _of_rounds(row, point, case) if point.drafts() else row
+
+
+def _of_rounds(row: Row, point: Point, case: Case) -> Row:
+    """The row of a step as that of a round with drafts."""
+    drafter = point.drafter()
+    assert drafter is not None
+    worth = drafted(
+        case.plan(),
+        case.node,
+        drafter,
+        point.acceptance(),
+        step_s=row.step_s,
+        drafts=point.drafts(),
+    )
+    return dataclasses.replace(
+        row,
+        step_s=worth.round.seconds,
+        step_times_s=(worth.round.seconds,),
+        floor_s=worth.round.floor_s,
+        bytes_per_step=worth.round.weight_bytes,
+        attribution=worth.round.causes,
+        kinds={},
+        tokens_per_step=worth.tokens,
+        draft_s=worth.draft_s,
     )
 
 

@@ -20,6 +20,7 @@ from twin.text import shown
 
 # Options that make several tokens of a step choose experts, or their ranks wait for each other.
 SEVERAL = {"batch": 1, "draft": 0, "expert_ranks": 1}
+MOST_LISTED, LONGEST_END = 64, 9  # numbers of a range `0..7`; digits of its ends
 # (field of Options, text) -> its value; raises ConfigError
 ReadOption = Callable[[str, str], object]
 
@@ -101,11 +102,24 @@ def parse_axes(texts: Sequence[str], node: Node, read_option: ReadOption) -> lis
 
 
 def _axis(text: str, node: Node, read_option: ReadOption) -> Axis:
-    name, values = _split("--sweep", text, "context=128,1024,8192 or link.hop=x0.5,x1,x2")
-    changes = [_change(name, value.strip(), node, read_option) for value in values.split(",")]
+    name, values = _split("--sweep", text, "context=128,1024,8192, draft=0..7 or clock=x0.5,x1")
+    listed = [one for value in values.split(",") for one in _listed(value.strip())]
+    changes = [_change(name, value, node, read_option) for value in listed]
     if len({change.value for change in changes}) < len(changes):
         raise ConfigError(f"--sweep {shown(text)}: a value is given twice; remove one")
     return Axis(changes[0].name, tuple(change.value for change in changes), changes[0].option)
+
+
+def _listed(text: str) -> list[str]:
+    """The whole numbers that `0..7` means; any other text is itself. Raises ConfigError."""
+    first, dots, last = text.partition("..")
+    if not dots or not first.isdecimal() or not last.isdecimal():
+        return [text]
+    if max(len(first), len(last)) > LONGEST_END or not 0 < int(last) - int(first) < MOST_LISTED:
+        raise ConfigError(
+            f"--sweep {shown(text)}: from a number to a larger one, at most {MOST_LISTED} of them"
+        )
+    return [str(number) for number in range(int(first), int(last) + 1)]
 
 
 def _split(flag: str, text: str, example: str) -> tuple[str, str]:

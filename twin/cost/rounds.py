@@ -1,0 +1,230 @@
+"""Predicts how long a round takes: a pass that verifies drafts, by the laws of prompt passes.
+
+Blocks meet before and within stages (`Passes.meetings`), and what lies between two meetings takes
+no weights. Where weights come through the ring, it fills meanwhile: `_Ring` is that recurrence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field, replace
+
+from twin.cost.prompt import UTILISATION_ROUNDS, _Passes
+from twin.errors import PlanError
+from twin.frozen import frozen
+from twin.hardware.floor import floor_s
+from twin.hardware.kernel import CoreKernel
+from twin.hardware.types import Node
+from twin.models.spec import DType
+from twin.plan.types import Attention, Matrix, Plan, Stage, StageKind
+from twin.schedule.block import TEAM_WARPS, WARP
+from twin.schedule.choose import schedule_of
+from twin.schedule.pass_memory import FEW_COLUMNS, FEW_INPUT_BYTES, FEW_SUMS_BYTES, FEW_TOKENS
+from twin.schedule.passes import (
+    ROUND_MEETINGS,
+    Passes,
+    PassStage,
+    experts_used,
+    scan_positions,
+    with_rounds,
+)
+
+# numbers of a token's inputs that a thread copies at once; loads of a history under way together
+UNIT, HISTORY_AT_ONCE = 8, 4
+TILES_AT_ONCE = 4  # loads of a row, or of activations, that a warp has under way together
+TILE_ROWS = 8  # of a product
+
+
+@frozen
+class RoundTime:
+    """A pass over `tokens` tokens behind so many cached positions, with the LM head, and what
+    decides about its drafts.
+    """
+
+    tokens: int
+    context: int
+    seconds: float
+    floor_s: float  # its weights at the read ceiling
+    weight_bytes: int  # all packages together; of experts those that some token chooses
+    meetings: int  # of all blocks
+    waits_s: dict[str, float] = field(default_factory=dict)  # the ring fills meanwhile
+
+    @property
+    def causes(self) -> dict[str, float]:
+        """Seconds by cause, `products` being all that no wait is."""
+        waits = {name: seconds for name, seconds in self.waits_s.items() if seconds}
+        return waits | {"products": self.seconds - sum(waits.values())}
+
+
+def round_passes(plan: Plan) -> Passes:
+    """The passes of a plan, rounds among them. Raises PlanError where prompts are read by steps."""
+    made = schedule_of(plan).passes
+    if made is None:
+        raise PlanError(
+            f"{plan.name}: passes verify drafts, and this plan reads prompts by steps; choose a "
+            "prompt_chunk of at least 16"
+        )
+    return made if made.rounds else with_rounds(made)
+
+
+def round_time(plan: Plan, node: Node, *, context: int, tokens: int) -> RoundTime:
+    """Predicted time of a round. Raises PlanError for one without a place in the plan."""
+    made = round_passes(plan)
+    limit = min(made.chunk, plan.options.max_context - context)
+    if not 1 <= tokens <= limit or context < 0:
+        raise PlanError(
+            f"a round of {tokens} tokens behind {context}: at least 1 token, at most {limit}, of a "
+            f"chunk of {made.chunk} and max_context={plan.options.max_context}"
+        )
+    size = _weight_bytes(made, tokens)
+    streamed = size / (node.gpus * node.device.memory.stream_bytes_per_s.value)
+    load = 0.0
+    for _ in range(UTILISATION_ROUNDS + 1):
+        model = _Rounds(made, node, min(1.0, load))
+        waits: dict[str, float] = {}
+        seconds = model.round_s(context, tokens, waits)
+        load = streamed / seconds
+    meetings = sum(made.meetings(one.stage) for one in made.rounds) + ROUND_MEETINGS
+    floor = floor_s(node.device, node.gpus, size)
+    return RoundTime(tokens, context, seconds, floor, size, meetings, waits)
+
+
+def _weight_bytes(made: Passes, tokens: int) -> int:
+    return replace(made, stages=made.rounds).weight_bytes(tokens)
+
+
+@frozen
+class _Ring:
+    """What of the weights is there before blocks multiply them."""
+
+    bytes: float
+    rate: float
+
+    def waited(self, held: float, seconds: float) -> float:
+        return min(self.bytes, held + seconds * self.rate)
+
+    def multiplied(self, held: float, size: float, seconds: float) -> tuple[float, float]:
+        """(seconds for `size` bytes that take so long where all are there, what is held then)."""
+        took = max(seconds, (size - held) / self.rate)
+        return took, min(self.bytes, held + took * self.rate - size)
+
+
+class _Rounds(_Passes):
+    """One block's way through a round."""
+
+    def __init__(self, made: Passes, node: Node, load: float) -> None:
+        super().__init__(made, node, load)
+        plan = self.plan
+        # `STREAMED_ROUNDS` in cuda_few.cuh; of experts and low-bit weights only the twin knows
+        self.streamed = (
+            self.tensor_cores and plan.visited is None and not plan.coded
+        ) and plan.options.weight_dtype is not DType.FP32
+        # an inner division of the ring of steps: the rest holds inputs and sums
+        rest = 4 * schedule_of(plan).memory.scratch.floats - FEW_INPUT_BYTES - 2 * FEW_SUMS_BYTES
+        ring = plan.options.ring_slots * plan.options.slot_bytes + rest
+        self.ring = _Ring(max(0.0, ring) if self.streamed else 0.0, self.stream)
+        memory = node.device.memory
+        self.under_way_s = (memory.under_way_s or memory.latency_s).value
+        fence = node.device.handoff.fence_s
+        self.fence_s = fence.value if fence else 0.0
+
+    def _barrier_s(self) -> float:
+        """What threads wrote is made visible before they arrive."""
+        return super()._barrier_s() + self.fence_s
+
+    def _consume(self, matrix: Matrix, rows: int, tokens: float) -> float:
+        kernel = self.kernel
+        if isinstance(kernel, CoreKernel) and kernel.further_token_ratio is not None:
+            tokens = 1 + (tokens - 1) * kernel.further_token_ratio.value
+        return super()._consume(matrix, rows, tokens)
+
+    def round_s(self, first: int, tokens: int, waits: dict[str, float]) -> float:
+        now, held = 0.0, self.ring.bytes  # it filled while the round before was decided
+        for one in self.made.rounds:
+            paused = self._paused(one.stage, first, tokens)
+            for name, seconds in paused.items():
+                waits[name] = waits.get(name, 0.0) + seconds
+            pause, matrix = sum(paused.values()), one.multiplied
+            now, held = now + pause, self.ring.waited(held, pause)
+            if matrix and one.stage.routed:
+                now += self._routed_s(one, matrix, one.stage.routed, tokens)
+            elif matrix and self.streamed:
+                size = one.rows * matrix.cols * self.plan.options.weight_dtype.bytes
+                took, held = self.ring.multiplied(held, size, self._few_s(one, matrix, tokens))
+                now += took
+            elif matrix:
+                now += self._consume(matrix, one.rows, tokens)
+        decided = self._decided_s(first + tokens, tokens)
+        waits["decisions"] = decided
+        return now + decided
+
+    def _paused(self, stage: Stage, first: int, tokens: int) -> dict[str, float]:
+        """Seconds in which a block takes no weights, by cause."""
+        paused = self._waits(stage, first, tokens)
+        paused["barriers"] = self.made.meetings(stage) * self._barrier_s()
+        if stage.kind is StageKind.ATTENTION and self.made.tensor:
+            seen = min(first + tokens, stage.window) if stage.window else first + tokens
+            paused["attention"] = self._split_attention_s(
+                self.plan.kernel_attention(), seen, tokens
+            )
+        if self.streamed and stage.matrix:
+            # weights are there; inputs are copied to shared memory, or loaded with each tile
+            paused["starts"] = self._brought_s(stage.matrix, tokens)
+        return paused
+
+    def _split_attention_s(self, own: Attention, seen: int, tokens: int) -> float:
+        """All heads prepared, each split's tiles looked at by a block, the splits added up."""
+        tiles = -(-seen // scan_positions(own.head_dim))
+        rounds = -(-own.kv_heads * self.made.round_splits // self.plan.blocks)
+        added = -(-tokens * own.heads * own.head_dim // (self.plan.blocks * TEAM_WARPS * WARP))
+        return (
+            self._prepared_s(own, tokens)
+            + rounds * -(-tiles // self.made.round_splits) * self._tile_s(own)
+            + (2 + 2 * added) * self.latency
+        )
+
+    def _brought_s(self, matrix: Matrix, tokens: int) -> float:
+        if self._lies_far(matrix, tokens):
+            return 0.0
+        rounds = -(-tokens * matrix.cols // (UNIT * WARP * TEAM_WARPS))
+        return max(self.latency, 2 * tokens * matrix.cols / self.cache) + rounds / self.hz
+
+    def _lies_far(self, matrix: Matrix, tokens: int) -> bool:
+        """Do a stage's inputs not fit shared memory next to the ring? `few_pitch`."""
+        return tokens * (-(-2 * matrix.cols // 128) * 128 + 64) > FEW_INPUT_BYTES
+
+    def _few_s(self, one: PassStage, matrix: Matrix, tokens: int) -> float:
+        """Products of a block's rows and FEW_TOKENS columns, whatever the round holds of them: a
+        warp has a slot of the ring while it multiplies its tile, so few warps do at a time.
+        """
+        prompt, cycle = self.prompt, 1 / self.hz
+        size = one.rows * matrix.cols * self.plan.options.weight_dtype.bytes
+        turn = prompt.few_turn_cycles.value
+        if self._lies_far(matrix, tokens):
+            turn += prompt.few_far_cycles.value
+        turns = -(-min(matrix.tile_cols, matrix.cols) // (TILES_AT_ONCE * FEW_COLUMNS))
+        tile = -(-matrix.tile_rows // TILE_ROWS) * turns * turn * cycle
+        refilled = self.ring.bytes / (self.under_way_s + tile)
+        multiplied = max(size / refilled, size / prompt.few_bytes_per_cycle.value * cycle)
+        elements = one.rows // matrix.unit * min(tokens, FEW_TOKENS)
+        return multiplied + tile + self._stored_s(elements)
+
+    def _decided_s(self, history: int, tokens: int) -> float:
+        """Each block's best logits, of all blocks' the best, the next draft."""
+        plan, threads = self.plan, WARP * TEAM_WARPS
+        if not self.tensor_cores:
+            looked = tokens * plan.shard.vocab / plan.blocks + history
+            return looked * self.kernel.element_s.value + ROUND_MEETINGS * self._barrier_s()
+        own = -(-plan.shard.vocab // (plan.blocks * threads))
+        matched = -(-history // (threads * HISTORY_AT_ONCE))
+        best = -(-plan.ranks * plan.blocks // WARP)
+        loads = tokens * own + best + 2 * matched + 4
+        return (
+            loads * self.latency
+            + 2 * self.kernel.stage_s.value
+            + ROUND_MEETINGS * self._barrier_s()
+        )
+
+
+def distinct_experts(plan: Plan, tokens: int) -> float | None:
+    """Of a layer, that some token of a round visits; None without experts."""
+    return experts_used(plan.visited, tokens) if plan.visited else None
