@@ -1,5 +1,5 @@
-// Drafts by prompt lookup: what follows the last few tokens where they stood before. A round
-// multiplies the last token and its drafts, and keeps those that the model would have made. One
+// Drafts by prompt lookup: what follows the last few tokens where they stood before. Or by a head
+// (draft_head.cuh). A round multiplies the last token and its drafts, and keeps those that the model would have made. One
 // block decides for all; between what it reads and what it writes all blocks meet.
 #pragma once
 
@@ -120,19 +120,34 @@ struct Drafts {
     TWIN_ONCE
     TWIN_EACH(i, wanted.read + 1) store_word(history() + i, TWIN_GLOBAL(wanted.chunks)[i]);
     b.core.barrier();
-    next(wanted.read, b.core.any(b.core.thread() == 0 && load_host(wanted.abort)));
+    // a head drafts behind tokens that the model has seen
+    next(wanted.read, b.core.any(b.core.thread() == 0 && load_host(wanted.abort)),
+         !b.plan.draft_vocab);
+  }
+
+  // Drafts that the round behind the last token, at `position`, may have.
+  __device__ __forceinline__ int room(int position, bool over) {
+    const Request& wanted = b.launch.request;
+    const int left = wanted.steps - (position - wanted.read);  // tokens that may still be made
+    if (pause > 0) --pause;
+    return over || pause > 0 || left < 2 || position == 0 ? 0 : least(most, left - 1);
+  }
+
+  // For a head that drafts: what it is to do behind a round of which `count` tokens count.
+  __device__ TWIN_LARGE void ask(int position, int count, bool over) {
+    const int drafts = room(position, over);
+    if (b.core.thread() != 0) return;
+    float* const to = b.memory.prompt + b.plan.draft_wanted;
+    store_word(to, over), store_word(to + 1, position);
+    store_word(to + 2, count), store_word(to + 3, drafts);
   }
 
   // The round behind the last token, which is at `position`.
-  __device__ TWIN_LARGE void next(int position, bool over) {
+  __device__ TWIN_LARGE void next(int position, bool over, bool drafting = true) {
     const Request& wanted = b.launch.request;
-    const int left = wanted.steps - (position - wanted.read);  // tokens that may still be made
-    const int room = least(most, left - 1);
-    if (pause > 0) --pause;
-    const bool forced = wanted.accepted > 0.0;
-    const bool some = !over && pause == 0 && room > 0 && position > 0;
-    const int from = !some ? 0 : forced ? 1 : found(position);
-    const int drafted = from ? room : 0;
+    const int most = room(position, over);
+    const int from = !most || !drafting ? 0 : wanted.accepted > 0.0 ? 1 : found(position);
+    const int drafted = from ? most : 0;
     // where a match reaches the end, what follows repeats
     TWIN_ONCE
     TWIN_EACH(i, b.plan.ranks * (drafted + 1)) {
@@ -310,7 +325,8 @@ struct Drafts {
     over = b.core.any(over);
     if (failed_here) return false;
     if (!(wanted.accepted > 0.0)) learn(pass.tokens - 1, count - 1);
-    next(pass.first + count, over);
+    if (b.plan.draft_vocab) ask(pass.first + count, count, over);
+    else next(pass.first + count, over);
     return true;
   }
 

@@ -53,6 +53,7 @@ __device__ __forceinline__ bool meet(Block& b, int index, Pass& pass) {
 }  // namespace twin
 
 #include "drafts.cuh"
+#include "draft_head.cuh"
 #include "prompt_norms.cuh"
 #include "prompt_attention.cuh"
 #include "prompt_states.cuh"
@@ -212,6 +213,7 @@ __device__ __forceinline__ bool read_chunk(Block& b, Chunk& chunk, Pass& pass) {
       }
       if (!ready()) return false;
       norm_chunk(b, stage, router ? route_of(b, index) : stage, pass, chunk.memory(b));
+      if (has_draft_head(b)) keep_states(b, index, pass);
       if (router) continue;
     } else {
       if (finds_normed(kind)) chunk.prefetch(b, stage);
@@ -238,6 +240,13 @@ __device__ __forceinline__ bool read_prompt(Block& b) {
     pass.tokens = least(b.plan.prompt_chunk, wanted.read - pass.first);
     if (!read_chunk(b, chunk, pass)) return false;
     b.core.ring.rewind();
+    if (has_draft_head(b) && wanted.drafts) {
+      DraftHead head = {b, pass};
+      if (!head.read(pass.tokens, pass.first, false, [&](int token) {
+            return TWIN_GLOBAL(wanted.chunks)[pass.first + token + 1];
+          }))
+        return false;
+    }
     if (b.rank == 0 && b.block == 0 && b.core.thread() == 0)
       wanted.pass_stamps[pass.number] = now_ns();
     // barriers are too short to look there
@@ -285,6 +294,9 @@ __device__ __forceinline__ void run_rounds(Block& b) {
       return;
     }
     if (drafts.mine() && !drafts.settle(pass)) return;
+    if (!has_draft_head(b)) continue;
+    if (!meet(b, b.plan.round_stages - 1, pass)) return;
+    if (!make_drafts(b, pass, drafts.mine(), drafts.history())) return;
   }
 }
 

@@ -60,6 +60,7 @@ constexpr int FOUND_FLOATS = 16;  // which logit is the last one kept
 constexpr int PROBED_FLOATS = 1088;  // what threads found in the buckets wanted
 constexpr int ROUND_FIRST = 2;  // words of a round of drafts before its tokens
 constexpr int CANDIDATE_FLOATS = 2;  // that a block leaves of its logits of a token there
+constexpr int HEAD_FIRST = 32;  // floats of a head that drafts before its norms' weights
 constexpr int FEW_COLUMNS = 32;  // of a warp's load in a round
 constexpr int FEW_SUMS_BYTES = 16384;  // of a batch's sums there
 constexpr int FEW_INPUT_BYTES = 69632;  // of a stage's inputs there

@@ -22,6 +22,7 @@ from twin.engine.session import (
     random_pattern,
 )
 from twin.errors import EngineError
+from twin.kernel.draft_head import packed_head
 from twin.kernel.header import SENTINEL_WORD, Control, RankMemory, Request, header
 from twin.kernel.packing import embedding, pack
 from twin.kernel.streams import PAGE_BYTES
@@ -173,6 +174,9 @@ class _Arenas:
             self._exchange.append(exchange)
             self._counts.append(counters)
             prompt = _arena(int(made.sizes["prompt_floats"]) * 4)
+            if weights is not None and "draft_vocab" in made.sizes:
+                for first, part in packed_head(plan, made.sizes, weights):
+                    prompt[4 * first : 4 * first + part.size] = part
             self._kept += [constants, logits_buffers, prompt]
             self.caches.append(kv)
             memory.prompt = address(prompt)

@@ -19,6 +19,7 @@ import numpy as np
 
 from twin.engine.cache_scales import with_cache_scales
 from twin.engine.coded_tensors import CodedTensor, coded_tensor, names_read, with_stored_scales
+from twin.engine.draft_head import PREFIX, random_tensor
 from twin.engine.four_bit_tensors import FourBitTensor, Layout, layout_of
 from twin.engine.gguf_weights import open_gguf
 from twin.engine.left_over import beyond, refuse_left_over
@@ -418,7 +419,8 @@ class RandomWeights:
         if name not in self._recent:
             matrix, _, part = name.rpartition(".")
             self._names = self._names or frozenset(tensors(self.spec))
-            if name not in self._names and not (
+            headed = self.spec.draft_head is not None and name.startswith(PREFIX)
+            if name not in self._names and not headed and not (
                 part in CODED_PARTS and format_of(self.spec, matrix).name in CODES
             ):
                 raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")
@@ -429,6 +431,8 @@ class RandomWeights:
         return self._recent[name]
 
     def _make(self, name: str) -> Array:
+        if name.startswith(PREFIX):
+            return random_tensor(self.spec, self.seed, name, self.dtype)
         matrix, _, part = name.rpartition(".")
         if part in CODED_PARTS:
             made: Array = getattr(self._coded(matrix), part)

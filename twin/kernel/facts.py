@@ -8,6 +8,7 @@ what is generated.
 
 from __future__ import annotations
 
+from twin.kernel.draft_head import HEAD_FIRST
 from twin.kernel.coded import NUMBERS
 from twin.kernel.header import BIAS_GIVEN, LOGITS_TAKEN, PASS_BARRIER, SENTINEL_WORD, START_BARRIER
 from twin.kernel.prompt import CANDIDATE_FLOATS, PART_ENDS, ROUND_FIRST
@@ -98,6 +99,7 @@ FACTS: dict[str, tuple[int, str]] = {  # name -> (value, what it counts)
     "PROBED_FLOATS": (PROBED_FLOATS, "what threads found in the buckets wanted"),
     "ROUND_FIRST": (ROUND_FIRST, "words of a round of drafts before its tokens"),
     "CANDIDATE_FLOATS": (CANDIDATE_FLOATS, "that a block leaves of its logits of a token there"),
+    "HEAD_FIRST": (HEAD_FIRST, "floats of a head that drafts before its norms' weights"),
     "FEW_COLUMNS": (pass_memory.FEW_COLUMNS, "of a warp's load in a round"),
     "FEW_SUMS_BYTES": (pass_memory.FEW_SUMS_BYTES, "of a batch's sums there"),
     "FEW_INPUT_BYTES": (pass_memory.FEW_INPUT_BYTES, "of a stage's inputs there"),

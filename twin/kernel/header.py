@@ -20,6 +20,7 @@ from twin.kernel import experts
 from twin.kernel.fields import CODED_FIELDS, FIELDS, FLOATS, STAGE_EXTRAS
 from twin.kernel.prompt import OTHER_COLUMNS, ROUND_PARTS
 from twin.kernel.runs import runs
+from twin.kernel.draft_head import FIELDS as DRAFT_FIELDS
 from twin.kernel.sizes import OTHER
 from twin.kernel.tables import Layout, layout
 from twin.kernel.traits import (
@@ -59,6 +60,7 @@ ABSENT_SIZES = (
     *(f"prompt_{name}" for name in OTHER_COLUMNS),
     *("drafts", "round_stages", "round_splits", "round_counter"),
     *(f"round_{name}" for name in ROUND_PARTS),
+    *DRAFT_FIELDS,
     *(f"other_{name}" for name in (*OTHER, "kv_items", "scan_heads", "cache_tile", "tensor_scan")),
     *(
         f"{name}_{what}"

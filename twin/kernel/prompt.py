@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 
 from twin.frozen import frozen
+from twin.kernel.draft_head import draft_sizes
 from twin.models.mixers import Mamba2
 from twin.plan.catalogue import ROWS
 from twin.plan.types import MOST_WARPS, Plan, Stage, StageKind
@@ -61,6 +62,9 @@ class Prompt:
     # [max_context]; on tensor cores what splits of the
     # cache make, [kv heads][splits][tokens][query heads of one][head_dim, PART_ENDS]
     rounds: Mapping[str, int] = field(default_factory=dict)
+    # of a head that drafts: its shape, and where its weights and numbers lie, as draft_head.py says
+    head: Mapping[str, int] = field(default_factory=dict)
+    head_bytes: int = 0
     round_stages: int = 0  # a pass that verifies drafts ends before this stage
     # of OTHER_COLUMNS that a plan has
     others: Mapping[str, int] = field(default_factory=dict)
@@ -74,7 +78,7 @@ class Prompt:
         """Of a GPU's memory, besides what the plan counts: where passes decode weights, and what
         they keep of experts and of mixers that carry a state.
         """
-        return self.decoded_bytes + self.routed_bytes + self.other_bytes
+        return self.decoded_bytes + self.routed_bytes + self.other_bytes + self.head_bytes
 
 
 def prompt_of(schedule: Schedule) -> Prompt:
@@ -104,7 +108,8 @@ def prompt_of(schedule: Schedule) -> Prompt:
     router, decoded = at, at + routers
     normed, summed = _decoded_floats(plan, passes)
     behind = decoded + plan.blocks * (normed + summed)
-    rounds, floats = _rounds(plan, passes, behind)
+    rounds, after = _rounds(plan, passes, behind)
+    head, floats = draft_sizes(plan, passes, after)
     chip, order = _chip_floats(plan)
     others = {name: offsets[name] for name in OTHER_COLUMNS if name in offsets}
     return Prompt(
@@ -124,6 +129,8 @@ def prompt_of(schedule: Schedule) -> Prompt:
         order=order,
         others=others,
         rounds=rounds,
+        head=head,
+        head_bytes=4 * (floats - after),
         round_stages=max((one.stage.index + 1 for one in passes.rounds), default=0),
         other_bytes=4 * plan.ranks_per_gpu * _floats(columns, others, passes.chunk),
         decoded_bytes=4 * plan.ranks_per_gpu * plan.blocks * (normed + summed),

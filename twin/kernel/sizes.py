@@ -145,4 +145,4 @@ def _round_sizes(plan: Plan, passes: Passes | None, prompt: Prompt) -> dict[str,
         "drafts": plan.options.lookup,
         "round_stages": prompt.round_stages,
         "round_splits": passes.round_splits,
-    } | offsets
+    } | (offsets | dict(prompt.head))

@@ -9,69 +9,94 @@ the model's number of each is larger.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from twin.errors import ConfigError
-from twin.frozen import frozen
+from twin.models.config import Config, rope
 from twin.models.feeds import DenseFeed
-from twin.models.spec import ModelSpec, Rope
+from twin.models.files import find, read_json
+from twin.models.spec import DraftHead, ModelSpec
+from twin.text import shown
 
 HIDDEN_STATES = 3
 PUBLISHED_VOCAB = 32_000  # of the heads that are published for larger vocabularies
 EXPERTS_FFN = 6  # of published heads for models with experts: times `hidden`
 
 
-@frozen(kw_only=True)
-class DraftHead:
-    """The shape of a head."""
-
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int  # of drafts
-    norm_eps: float
-    rope: Rope
-    # the model's layers whose input, its residual, is kept: three, from early to late
-    taken: tuple[int, ...]
-    normed_input: bool = True  # is the hidden state normed before the layer?
-
-    @property
-    def input(self) -> int:
-        """Columns of queries, keys and values: an embedding and a hidden state."""
-        return 2 * self.hidden
-
-    @property
-    def q_size(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        return self.kv_heads * self.head_dim
-
-    @property
-    def matrices(self) -> dict[str, tuple[int, int]]:
-        """(rows, columns) by name, in the order in which a draft needs them."""
-        return {
-            "fc": (self.hidden, HIDDEN_STATES * self.hidden),
-            "qkv": (self.q_size + 2 * self.kv_size, self.input),
-            "o": (self.hidden, self.q_size),
-            "gate_up": (2 * self.ffn, self.hidden),
-            "down": (self.hidden, self.ffn),
-            "head": (self.vocab, self.hidden),
-        }
-
-    def weights(self, *, without: tuple[str, ...] = ()) -> int:
-        """Of all matrices but some."""
-        return sum(
-            rows * cols for name, (rows, cols) in self.matrices.items() if name not in without
-        )
-
-
 def taken_layers(layers: int) -> tuple[int, ...]:
     """Whose inputs published heads are trained on: an early, the middle and a late layer."""
     if layers < HIDDEN_STATES + 1:
         raise ConfigError(f"{layers} layers: EAGLE-3 takes hidden states of at least 4")
-    return tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 1)}))
+    return (2, layers // 2, layers - 3) if layers > 6 else (1, layers // 2, layers - 1)
+
+
+def from_folder(folder: Path, spec: ModelSpec) -> DraftHead:
+    """The head that a folder's config.json describes, of the published layout, for a model. Raises
+    ConfigError for one of another model or kind.
+    """
+    file = find(folder, "config.json")
+    if file is None:
+        raise ConfigError(f"{folder}: has no config.json; give the folder of an EAGLE-3 head")
+    return from_config(Config(str(file), read_json(file, ConfigError)), spec)
+
+
+def from_config(fields: Config, spec: ModelSpec) -> DraftHead:
+    """The same of the fields."""
+    named = fields.get("architectures") or [""]
+    if not isinstance(named, list) or "eagle3" not in str(named[0]).lower():
+        raise ConfigError(
+            f"{fields.name}: architectures is {shown(named)}; allowed: a class with Eagle3 in its "
+            "name, such as LlamaForCausalLMEagle3"
+        )
+    for name, wanted in (("hidden_size", spec.hidden), ("vocab_size", spec.vocab)):
+        if (found := fields.count(name)) != wanted:
+            raise ConfigError(
+                f"{fields.name}: {name} is {found}, {spec.name} has {wanted}: a head drafts for "
+                "the model that it was trained for"
+            )
+    target = fields.get("target_hidden_size", spec.hidden)
+    if target != spec.hidden:
+        raise ConfigError(f"{fields.name}: target_hidden_size is {target}, not {spec.hidden}")
+    for name, wanted in (
+        ("hidden_act", "silu"),
+        ("attention_bias", False),
+        ("mlp_bias", False),
+        ("norm_before_residual", False),
+    ):
+        fields.require(name, wanted, (wanted,), "heads of EAGLE-3 are read that are Llama's layer")
+    heads = fields.count("num_attention_heads")
+    return DraftHead(
+        hidden=spec.hidden,
+        heads=heads,
+        kv_heads=fields.count("num_key_value_heads"),
+        head_dim=fields.count("head_dim")
+        if "head_dim" in fields
+        else spec.hidden // heads,
+        ffn=fields.count("intermediate_size"),
+        vocab=fields.count("draft_vocab_size") if "draft_vocab_size" in fields else spec.vocab,
+        norm_eps=fields.real("rms_norm_eps"),
+        rope=rope(fields, theta=10_000.0),
+        taken=_taken(fields, spec.layers),
+    )
+
+
+def _taken(fields: Config, layers: int) -> tuple[int, ...]:
+    """A configuration numbers the layers whose outputs are taken: inputs of the next ones."""
+    own = fields.part("eagle_config")
+    listed = own.get("eagle_aux_hidden_state_layer_ids") if own else None
+    if listed is None:
+        return taken_layers(layers)
+    if (
+        not isinstance(listed, list)
+        or len(listed) != HIDDEN_STATES
+        or not all(type(one) is int and 0 <= one < layers - 1 for one in listed)
+        or sorted(set(listed)) != listed
+    ):
+        raise ConfigError(
+            f"{fields.name}: eagle_aux_hidden_state_layer_ids is {shown(listed)}; allowed: three "
+            f"layers in order, from 0 to {layers - 2}"
+        )
+    return tuple(one + 1 for one in listed)
 
 
 def published(spec: ModelSpec) -> DraftHead:

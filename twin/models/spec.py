@@ -130,6 +130,54 @@ class Lanes:
     early_exchange: bool = False
 
 
+@frozen(kw_only=True)
+class DraftHead:
+    """A layer of EAGLE-3 that drafts for a model: twin/models/eagle3.py."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int  # of drafts
+    norm_eps: float
+    rope: Rope
+    # the model's layers whose input, its residual, is kept: three, from early to late
+    taken: tuple[int, ...]
+    own_table: bool = False  # has it embeddings of its own?
+
+    @property
+    def input(self) -> int:
+        """Columns of queries, keys and values: an embedding and a hidden state."""
+        return 2 * self.hidden
+
+    @property
+    def q_size(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """(rows, columns) by name, in the order in which a draft needs them."""
+        return {
+            "fc": (self.hidden, len(self.taken) * self.hidden),
+            "qkv": (self.q_size + 2 * self.kv_size, self.input),
+            "o": (self.hidden, self.q_size),
+            "gate_up": (2 * self.ffn, self.hidden),
+            "down": (self.hidden, self.ffn),
+            "head": (self.vocab, self.hidden),
+        }
+
+    def weights(self, *, without: tuple[str, ...] = ()) -> int:
+        """Of all matrices but some."""
+        return sum(
+            rows * cols for name, (rows, cols) in self.matrices.items() if name not in without
+        )
+
+
 @frozen
 class ModelSpec:
     """A decoder: RMSNorm, gated feed-forward and rotary grouped-query attention, as in Llama but
@@ -169,6 +217,7 @@ class ModelSpec:
     cached: DType | None = None
     # [layers] of caches of 8 bits, as its checkpoint holds them; empty: all are 1
     cache_scales: tuple[CacheScales, ...] = ()
+    draft_head: DraftHead | None = None  # what drafts; None: prompt lookup, where somebody drafts
 
     @property
     def rotations(self) -> tuple[Rope | None, ...]:

@@ -254,6 +254,8 @@ def _check_lookup(spec: ModelSpec, options: Options) -> None:
             f"passes verify drafts, and this plan's take {options.prompt_chunk} "
             f"token{'s' * (options.prompt_chunk > 1)}"
         )
+    elif spec.draft_head and options.gpus > 1:
+        reason = f"a head drafts on one GPU, and this plan has gpus={options.gpus}"
     if reason:
         raise PlanError(f"lookup={options.lookup}: {reason}; use lookup=0")
 
