@@ -62,8 +62,8 @@ struct DraftHead {
       TWIN_ONCE
       for (int token = 0; token < tokens; ++token) {
         float sums[HEAD_ROWS];
-        Chunk::dot_rows(b, from + long(row) * cols * type_bytes(WEIGHT), count, cols,
-                        x + token * pitch, sums);
+        dot_draft_rows(b, from + long(row) * cols * type_bytes(WEIGHT), count, cols,
+                       x + token * pitch, sums);
         if (b.core.warp_thread() != 0) continue;
         for (int i = 0; i < count; i += 2) emit(token, row + i, sums[i], sums[i + 1]);
       }

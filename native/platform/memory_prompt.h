@@ -161,14 +161,6 @@ struct Chunk {
     });
   }
 
-  // Rows of a matrix, one behind the other, times x: a warp's.
-  template <class Block>
-  __device__ static void dot_rows(Block& b, const u8* rows, int count, int cols, const float* x,
-                                  float* sums) {
-    b.core.dot_tile(rows, count, cols, x, sums);
-    b.core.warp_sync();
-  }
-
   // ---- products ---------------------------------------------------------------------------------
 
   // emit(token, element, sum of its first row, sum of its last row) for each element of the block.
@@ -223,5 +215,13 @@ struct Chunk {
     return true;
   }
 };
+
+// Rows of a head that drafts, one behind the other, times x: a warp's.
+template <class Block>
+__device__ void dot_draft_rows(Block& b, const u8* rows, int count, int cols, const float* x,
+                               float* sums) {
+  b.core.dot_tile(rows, count, cols, x, sums);
+  b.core.warp_sync();
+}
 
 }  // namespace twin

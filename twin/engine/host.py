@@ -158,6 +158,7 @@ class _Arenas:
         self._streams, self._exchange, self._counts, self._kept = [], [], [], []
         self.caches: list[NDArray[np.uint8]] = []  # of each rank
         self.constants: list[NDArray[np.float32]] = []  # of each rank; none without weights
+        self.prompts: list[NDArray[np.uint8]] = []  # of each rank
         table = embedding(plan, weights) if weights is not None else np.zeros(1, np.uint8)
         self._kept.append(table)
         for rank, memory in enumerate(self.ranks):
@@ -177,7 +178,8 @@ class _Arenas:
             if weights is not None and "draft_vocab" in made.sizes:
                 for first, part in packed_head(plan, made.sizes, weights):
                     prompt[4 * first : 4 * first + part.size] = part
-            self._kept += [constants, logits_buffers, prompt]
+            self._kept += [constants, logits_buffers]
+            self.prompts.append(prompt)
             self.caches.append(kv)
             memory.prompt = address(prompt)
             memory.stream, memory.embedding, memory.constants = (
