@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import statistics
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,7 @@ def test_each_draft_takes_its_time(drafter: Drafter) -> None:
     node, plan = calibrated_node(NODE), plan_of("llama-3.2-1b")
     whole = round_time(plan, node, context=100, tokens=1).seconds
     times = [drafting_s(plan, node, drafter, drafts=n, accepted=1.0) for n in range(4)]
-    each = [b - a for a, b in zip(times, times[1:], strict=False)]
+    each = [b - a for a, b in pairwise(times)]
     assert times[0] == 0
     assert all(0 < one < whole / 2 for one in each)
     assert each[1] == pytest.approx(each[2])

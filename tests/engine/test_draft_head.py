@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from tests.command_line import Twin
 from tests.engine.families import TOGETHER
 from tests.engine.small_engine import LLAMA, QWEN3, TOKENS, planned
 from tests.engine.test_routed_prompts import FAMILIES
-from twin.engine.draft_head import PREFIX
+from twin.engine.draft_head import _NAMES, PREFIX, with_head
 from twin.engine.generation import Drafting
 from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams
-from twin.engine.weights import random_weights
-from twin.errors import PlanError
+from twin.engine.weights import random_weights, save_checkpoint
+from twin.errors import PlanError, TwinError
 from twin.kernel.prompt import ROUND_FIRST
 from twin.kernel.tables import layout
 from twin.models.eagle3 import published
-from twin.models.spec import DType, ModelSpec
+from twin.models.spec import DType, ModelSpec, Rope
 from twin.plan.shards import Weights
 from twin.plan.types import Plan, Sampling
 from twin.reference.eagle3 import Watched, drafts
@@ -31,6 +35,18 @@ MOST, SEED = 5, 1
 def headed(spec: ModelSpec = LLAMA, **chosen: Any) -> ModelSpec:
     deep = replace(spec, layers=7, windows=(0, 5, 0, 0, 0, 0, 0)) if not spec.layout else spec
     return replace(deep, draft_head=replace(published(deep), **({"vocab": 60} | chosen)))
+
+
+def deep_gpt_oss() -> ModelSpec:
+    """Its layers twice."""
+    spec = FAMILIES["gpt_oss"]
+    return replace(
+        spec,
+        layers=2 * spec.layers,
+        windows=spec.windows * 2,
+        layout=spec.layout * 2,
+        ropes=spec.ropes * 2,
+    )
 
 
 def drafting(spec: ModelSpec, **chosen: Any) -> Plan:
@@ -88,11 +104,11 @@ def test_a_head_drafts_what_its_paper_says(spec: ModelSpec, chosen: dict[str, An
     whole = [*TOKENS, *found.tokens]
     for i, token in enumerate(drafted, 1):
         known = whole[: len(whole) - 1 - i]
-        assert drafts(weights, alike.states[: len(known) - 1], known, i)[-1] == token
+        assert drafts(weights, alike.watched[: len(known) - 1], known, i)[-1] == token
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("spec", [LLAMA, QWEN3, FAMILIES["gpt_oss"]], ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", [LLAMA, QWEN3, deep_gpt_oss()], ids=lambda s: s.name)
 def test_drafts_of_a_head_change_no_token(spec: ModelSpec) -> None:
     plan = drafting(headed(spec))
     assert plan.spec is not None
@@ -143,3 +159,89 @@ def test_weights_of_16_bits_have_heads_too() -> None:
     with HostEngine(plan, random_weights(plan.spec, SEED, DType.BF16)) as running:
         one = running.generate(TOKENS, max_tokens=30)
         assert one.tokens == running.generate(TOKENS, max_tokens=30).tokens
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+def published_head(folder: Path, spec: ModelSpec, **changed: Any) -> Weights:
+    """A folder in the published layout, and the weights in it."""
+    head = spec.draft_head
+    assert head is not None
+    weights = random_weights(spec, SEED)
+    layer = "midlayer."
+    names = {leaf: text.format(layer=layer) for leaf, text in _NAMES.items()}
+    tensors = {
+        text: np.asarray(weights[f"{PREFIX}{leaf}"]).astype(np.float32)
+        for leaf, text in names.items()
+    }
+    ids = weights[f"{PREFIX}ids"]
+    known = np.zeros(spec.vocab, bool)
+    known[ids] = True
+    shifts = {"d2t": ids - np.arange(len(ids)), "t2d": known}
+    folder.mkdir(exist_ok=True)
+    save_file(tensors | shifts, folder / "model.safetensors")
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "hidden_size": spec.hidden,
+        "vocab_size": spec.vocab,
+        "draft_vocab_size": head.vocab,
+        "num_attention_heads": head.heads,
+        "num_key_value_heads": head.kv_heads,
+        "head_dim": head.head_dim,
+        "intermediate_size": head.ffn,
+        "rms_norm_eps": head.norm_eps,
+        "rope_theta": head.rope.theta,
+        "rope_scaling": None,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [one - 1 for one in head.taken]},
+    }
+    (folder / "config.json").write_text(json.dumps(config | changed), encoding="utf-8")
+    return weights
+
+
+def test_a_published_head_is_read_as_it_is_stored(tmp_path: Path) -> None:
+    spec = headed(replace(LLAMA, rope=Rope(10000.0)))
+    made = published_head(tmp_path / "head", spec)
+    plain = replace(spec, draft_head=None)
+    found = with_head(random_weights(plain, SEED), plain, tmp_path / "head")
+    assert found.spec == spec
+    for leaf in (*_NAMES, "ids"):
+        assert np.array_equal(
+            np.asarray(found[PREFIX + leaf], np.float32),
+            np.asarray(made[PREFIX + leaf], np.float32),
+        )
+    assert np.array_equal(found["layers.0.q"], made["layers.0.q"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, "Eagle3"),
+        ({"hidden_size": 32}, "drafts for the model"),
+        ({"draft_vocab_size": 59}, r"allowed: .*\[59, 64\]"),
+        ({"norm_before_residual": True}, "norm_before_residual"),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [4, 1, 2]}},
+            "three layers in",
+        ),
+    ],
+    ids=str,
+)
+def test_another_head_is_refused(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
+    spec = headed(replace(LLAMA, rope=Rope(10000.0)))
+    published_head(tmp_path / "head", spec, **changed)
+    plain = replace(spec, draft_head=None)
+    with pytest.raises(TwinError, match=says):
+        with_head(random_weights(plain, SEED), plain, tmp_path / "head")
+
+
+def test_the_command_line_drafts_by_a_head(twin: Twin, tmp_path: Path) -> None:
+    spec = headed(replace(LLAMA, name="deep", rope=Rope(10000.0)))
+    folder = tmp_path / "model"
+    save_checkpoint(folder, random_weights(replace(spec, draft_head=None, windows=(0,) * 7), SEED))
+    published_head(tmp_path / "head", spec)
+    words = ("run", folder, "--prompt-tokens", "5,74,0,33", "--max-tokens", 12, "--json")
+    plain = json.loads(twin(*words).out)
+    drafted = json.loads(twin(*words, "--draft", f"eagle3:{tmp_path / 'head'}:3").out)
+    assert drafted["tokens"] == plain["tokens"]
+    assert "eagle3:FOLDER" in twin(*words, "--draft", "eagle3:").err

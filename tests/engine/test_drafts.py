@@ -26,7 +26,7 @@ from tests.engine.test_prompt_chunks import TURNED, needs_gpu
 from tests.engine.test_routed_prompts import FAMILIES
 from tests.native.test_warps import build_warps
 from twin.calibrate.node import calibrated_node
-from twin.commands.drafts import engine_draft
+from twin.commands.drafts import EngineDraft, engine_draft
 from twin.engine import host
 from twin.engine.choose import open_random
 from twin.engine.generation import Drafting
@@ -197,7 +197,7 @@ def test_what_cannot_draft_is_refused_with_a_reason(
 
 @pytest.mark.parametrize("text", ["lookup", "lookup:0", "lookup:8", "mtp:2", "3", "lookup:x"])
 def test_the_command_line_says_what_drafts_there_are(text: str) -> None:
-    assert engine_draft("lookup:3") == 3
+    assert engine_draft("lookup:3") == EngineDraft(3)
     with pytest.raises(Exception, match="lookup:K"):
         engine_draft(text)
 

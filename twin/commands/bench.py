@@ -25,7 +25,7 @@ from twin.commands.arguments import (
     folder_to_write,
     whole,
 )
-from twin.commands.drafts import add_draft
+from twin.commands.drafts import add_draft, headed
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
 from twin.cost.rounds import round_time
 from twin.engine.choose import check_present, compile_all, open_engine
@@ -226,7 +226,8 @@ def next_to_reference(args: argparse.Namespace, node: Node) -> int:
     if args.force_acceptance is not None:
         chosen = {"lookup": DRAFTS} | chosen
         check_accepted(args.force_acceptance, chosen["lookup"])
-    source = open_source(args.model, args.random, chosen.get("weight_dtype"), text=False)
+    opened = open_source(args.model, args.random, chosen.get("weight_dtype"), text=False)
+    source = headed(opened, args.draft_head)
     plan = plan_run(source.spec, node, chosen, positions=args.context + args.tokens, greedy=True)
     prompt = [(7 + 13 * at) % source.spec.vocab for at in range(args.context)]
     show = progress()

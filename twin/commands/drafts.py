@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from twin.commands.arguments import whole
 from twin.cost.acceptance import Acceptance, read_acceptance
 from twin.cost.drafting import Drafted, Drafter, drafted, read_drafter
+from twin.engine.draft_head import with_head
+from twin.engine.opening import Source
+from twin.engine.weights import random_weights
 from twin.errors import ConfigError, PlanError
 from twin.frozen import frozen
+from twin.models.eagle3 import published
 from twin.plan.ranges import RANGES
+from twin.plan.shards import Weights
 from twin.report.tables import count, facts, percent, table
 from twin.study.case import Case
 from twin.text import shown
@@ -27,28 +34,74 @@ def draft(text: str) -> int | Draft:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+RANDOM = "random"  # instead of a head's folder, next to random weights
+USUAL_DRAFTS = 5  # of a head, where nobody says how many
+
+
+@frozen
+class EngineDraft:
+    """What drafts, and how many tokens at most; a head's folder, or RANDOM."""
+
+    most: int
+    head: str = ""
+
+
+class _Draft(argparse.Action):
+    """`--draft` as the option of a plan, and the head's place."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        namespace.option_lookup, namespace.draft_head = values.most, values.head
+
+
 def add_draft(parser: argparse.ArgumentParser) -> None:
     """`--draft` of commands that run an engine."""
     parser.add_argument(
         "--draft",
-        dest="option_lookup",
+        action=_Draft,
         type=engine_draft,
         default=argparse.SUPPRESS,
-        metavar="lookup:K",
-        help="draft up to K tokens, 1 to 7, from what followed the last few tokens where they "
-        "stood before, and verify them in one pass; no draft changes an answer",
+        metavar="KIND",
+        help="lookup:K drafts up to K tokens, 1 to 7, from what followed the last few tokens where "
+        "they stood before; eagle3:FOLDER[:K] by an EAGLE-3 head, on CPUs (default "
+        f"{USUAL_DRAFTS}); one pass verifies them, and no draft changes an answer",
     )
+    parser.set_defaults(draft_head="")
 
 
-def engine_draft(text: str) -> int:
-    """For `type=`: how many tokens are drafted at most."""
-    kind, _, most = text.partition(":")
+def engine_draft(text: str) -> EngineDraft:
+    """For `type=`: `lookup:7`, `eagle3:FOLDER`, `eagle3:FOLDER:3`."""
+    kind, _, rest = text.partition(":")
     least, limit = RANGES["lookup"]
-    if kind != "lookup" or not most.isdecimal() or not max(1, least) <= int(most) <= limit:
+    place, _, count = rest.rpartition(":")
+    if kind == Drafter.EAGLE3.value and not (place and count.isdecimal()):
+        place, count = rest, str(USUAL_DRAFTS)
+    known = kind == Drafter.LOOKUP.value and not place
+    known = known or (kind == Drafter.EAGLE3.value and bool(place))
+    if not known or not count.isdecimal() or not max(1, least) <= int(count) <= limit:
         raise argparse.ArgumentTypeError(
-            f"{shown(text)}: lookup:K drafts up to K tokens, 1 to {limit}"
+            f"{shown(text)}: lookup:K or eagle3:FOLDER:K drafts up to K tokens, 1 to {limit}"
         )
-    return int(most)
+    return EngineDraft(int(count), place)
+
+
+def headed(source: Source, head: str) -> Source:
+    """The source with the head that `--draft` names. Raises ConfigError, CheckpointError."""
+    if not head:
+        return source
+    if head == RANDOM:
+        if source.seed is None:
+            raise ConfigError("--draft eagle3:random: a random head needs --random SEED")
+        spec = replace(source.spec, draft_head=published(source.spec))
+        weights: Weights = random_weights(spec, source.seed, source.weights.dtype)
+        return replace(source, spec=weights.spec, weights=weights)
+    found = with_head(source.weights, source.spec, Path(head))
+    return replace(source, spec=found.spec, weights=found)
 
 
 @frozen
@@ -82,9 +135,12 @@ def drafts_of(case: Case, drafts: Draft, acceptance: Acceptance, step_s: float) 
     drafter, most = drafts
     if case.chosen.get("batch", 1) != 1:
         raise PlanError("a round verifies the drafts of one sequence: use batch=1, or --draft N")
-    refused = "" if drafter is Drafter.LOOKUP else f"no engine of ours drafts by {drafter.value}"
+    refused = "no engine of ours drafts by mtp" if drafter is Drafter.MTP else ""
     try:
-        plan = Case(case.spec, case.node, case.chosen | {"lookup": most}).plan()
+        spec = case.spec
+        if drafter is Drafter.EAGLE3:
+            spec = replace(spec, draft_head=published(spec))
+        plan = Case(spec, case.node, case.chosen | {"lookup": most}).plan()
     except PlanError as error:
         plan, refused = case.plan(), str(error)
     widths = (

@@ -17,7 +17,7 @@ from twin.commands.arguments import (
     command,
     whole,
 )
-from twin.commands.drafts import add_draft
+from twin.commands.drafts import add_draft, headed
 from twin.commands.output import done, emit, harmless, progress, say
 from twin.engine.generate import Completion, Piece, Request, Stop, complete
 from twin.engine.generation import Generation
@@ -45,6 +45,7 @@ EXAMPLES = """\
   twin run llama-3.2-1b --random 1 --prompt-tokens 1,2,3 --max-tokens 8
   twin run ./my-checkpoint --prompt Hello --node 1xh200
   twin run ./my-checkpoint --prompt-file code.txt --draft lookup:7
+  twin run ./my-checkpoint --prompt "Hello" --draft eagle3:./my-head:5
   twin run laneformer-2b --node 1xh200 --random 1 --prompt-tokens 1,2,3 --max-tokens 500
   twin run llama-3.2-1b --random 1 --prompt-tokens 1,2,3 --gpus 2 --blocks 1 --json"""
 
@@ -143,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--max-tokens {shown(args.max_tokens)}: at least 1")
     sampling = SamplingParams(args.temperature, args.top_k, args.top_p, args.seed, args.min_p)
     node = chosen_node(args)
-    source = source_of(args, node)
+    source = headed(source_of(args, node), args.draft_head)
     node = settled_node(args, node, source.spec)
     prompt = read_prompt(args, source)
     plan = plan_run(

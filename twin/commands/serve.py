@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from twin.commands.arguments import Subparsers, add_model, chosen_options, command, whole
+from twin.commands.drafts import headed
 from twin.commands.output import done, emit, progress, say
 from twin.commands.run import INTERRUPTED, add_machine, chosen_node, settled_node
 from twin.engine.opening import Source, open_source
@@ -187,7 +188,8 @@ def check_libraries() -> None:
 
 def source_of(args: argparse.Namespace, node: Node) -> Source:
     dtype = chosen_options(args).get("weight_dtype")
-    return open_source(args.model, args.random, dtype, blocks=multiplies_blocks(node.device))
+    source = open_source(args.model, args.random, dtype, blocks=multiplies_blocks(node.device))
+    return headed(source, args.draft_head)
 
 
 def template_values(args: argparse.Namespace) -> dict[str, Any]:

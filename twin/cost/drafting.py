@@ -15,7 +15,8 @@ from twin.cost.rounds import RoundTime, _Rounds, round_passes, round_time
 from twin.errors import ConfigError, PlanError
 from twin.frozen import frozen
 from twin.hardware.types import Node
-from twin.models.eagle3 import DraftHead, published
+from twin.models.eagle3 import published
+from twin.models.spec import DraftHead
 from twin.plan.ranges import RANGES
 from twin.plan.types import Plan, StageKind
 from twin.schedule.passes import Passes
@@ -112,7 +113,9 @@ def drafting_s(plan: Plan, node: Node, drafter: Drafter, *, drafts: int, accepte
     made = round_passes(plan)
     if drafter is Drafter.EAGLE3:
         assert plan.spec is not None
-        return _Head(made, node, 0.5).drafts_s(published(plan.spec), drafts, accepted)
+        return _Head(made, node, 0.5).drafts_s(
+            plan.spec.draft_head or published(plan.spec), drafts, accepted
+        )
     return _layer_s(made, node, drafts, accepted)
 
 

@@ -58,7 +58,7 @@ def shapes(head: DraftHead) -> dict[str, tuple[int, ...]]:
 
 
 def random_tensor(spec: ModelSpec, seed: int, name: str, dtype: DType) -> Array:
-    """A tensor of `spec.draft_head`, as random as the model's. Its drafts are accepted by chance."""
+    """A tensor of `spec.draft_head`, as random as the model's: drafts are accepted by chance."""
     head, leaf = spec.draft_head, name.removeprefix(PREFIX)
     assert head is not None
     random = np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())]))
@@ -109,17 +109,15 @@ def with_head(model: Weights, spec: ModelSpec, folder: Path) -> Headed:
 def _tensors(
     file: Path, entries: Mapping[str, Entry], whole: Array, head: DraftHead, spec: ModelSpec
 ) -> dict[str, Array]:
-    layer = next(
-        (one for one in LAYERS if f"{one}hidden_norm.weight" in entries), LAYERS[0]
-    )
+    layer = next((one for one in LAYERS if f"{one}hidden_norm.weight" in entries), LAYERS[0])
     wanted = {name: text.format(layer=layer) for name, text in _NAMES.items()}
     shape: dict[str, tuple[int, ...]] = shapes(head)
     if head.own_table:
         wanted["embed"], shape["embed"] = TABLE, (spec.vocab, head.hidden)
     if left := sorted(entries.keys() - {*wanted.values(), SHIFTS, KNOWN}):
         raise CheckpointError(
-            f"{file}: {shown(left[0])} is no tensor of an EAGLE-3 head of Llama's layer; use a head "
-            "of the published layout"
+            f"{file}: {shown(left[0])} is no tensor of an EAGLE-3 head of Llama's layer; use "
+            "one of the published layout"
         )
     found = {name: _tensor(file, entries, whole, of, shape[name]) for name, of in wanted.items()}
     return found | {"ids": _ids(file, entries, whole, head, spec)}
@@ -155,8 +153,7 @@ def _ids(
         return own
     if entry.dtype not in _INTEGERS or entry.shape != (head.vocab,):
         raise CheckpointError(
-            f"{file}: {SHIFTS} is {entry.dtype} {list(entry.shape)}; allowed: I64 of "
-            f"[{head.vocab}]"
+            f"{file}: {SHIFTS} is {entry.dtype} {list(entry.shape)}; allowed: I64 of [{head.vocab}]"
         )
     ids: Array = own + np.asarray(whole[entry.begin : entry.end]).view(_INTEGERS[entry.dtype])
     if ids.min() < 0 or ids.max() >= spec.vocab:

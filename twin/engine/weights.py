@@ -420,8 +420,10 @@ class RandomWeights:
             matrix, _, part = name.rpartition(".")
             self._names = self._names or frozenset(tensors(self.spec))
             headed = self.spec.draft_head is not None and name.startswith(PREFIX)
-            if name not in self._names and not headed and not (
-                part in CODED_PARTS and format_of(self.spec, matrix).name in CODES
+            if (
+                name not in self._names
+                and not headed
+                and not (part in CODED_PARTS and format_of(self.spec, matrix).name in CODES)
             ):
                 raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")
             self._recent[name] = self._make(name)

@@ -118,9 +118,7 @@ def packed_head(
     gains[0] = head.norm_eps
     whole = np.concatenate([gains, *(rows(name) for name in GAINS)])
     yield int(sizes["draft_gains"]), whole.view(np.uint8)
-    cos, sin = rope_table(
-        plan.spec, plan.options.max_context, head.rope, dim=head.head_dim
-    )
+    cos, sin = rope_table(plan.spec, plan.options.max_context, head.rope, dim=head.head_dim)
     turns = np.stack([cos, sin], 2).astype(np.float32)
     yield int(sizes["draft_turns"]), turns.reshape(-1).view(np.uint8)
     ids = np.asarray(weights["draft.ids"]).astype(np.int32)

@@ -8,8 +8,8 @@ what is generated.
 
 from __future__ import annotations
 
-from twin.kernel.draft_head import HEAD_FIRST
 from twin.kernel.coded import NUMBERS
+from twin.kernel.draft_head import HEAD_FIRST
 from twin.kernel.header import BIAS_GIVEN, LOGITS_TAKEN, PASS_BARRIER, SENTINEL_WORD, START_BARRIER
 from twin.kernel.prompt import CANDIDATE_FLOATS, PART_ENDS, ROUND_FIRST
 from twin.kernel.streams import PAGE_BYTES

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from twin.kernel import experts
+from twin.kernel.draft_head import FIELDS as DRAFT_FIELDS
 from twin.kernel.fields import CODED_FIELDS, FIELDS, FLOATS, STAGE_EXTRAS
 from twin.kernel.prompt import OTHER_COLUMNS, ROUND_PARTS
 from twin.kernel.runs import runs
-from twin.kernel.draft_head import FIELDS as DRAFT_FIELDS
 from twin.kernel.sizes import OTHER
 from twin.kernel.tables import Layout, layout
 from twin.kernel.traits import (

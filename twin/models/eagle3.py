@@ -57,21 +57,19 @@ def from_config(fields: Config, spec: ModelSpec) -> DraftHead:
     target = fields.get("target_hidden_size", spec.hidden)
     if target != spec.hidden:
         raise ConfigError(f"{fields.name}: target_hidden_size is {target}, not {spec.hidden}")
-    for name, wanted in (
+    for name, only in (
         ("hidden_act", "silu"),
         ("attention_bias", False),
         ("mlp_bias", False),
         ("norm_before_residual", False),
     ):
-        fields.require(name, wanted, (wanted,), "heads of EAGLE-3 are read that are Llama's layer")
+        fields.require(name, only, (only,), "heads of EAGLE-3 are read that are Llama's layer")
     heads = fields.count("num_attention_heads")
     return DraftHead(
         hidden=spec.hidden,
         heads=heads,
         kv_heads=fields.count("num_key_value_heads"),
-        head_dim=fields.count("head_dim")
-        if "head_dim" in fields
-        else spec.hidden // heads,
+        head_dim=fields.count("head_dim") if "head_dim" in fields else spec.hidden // heads,
         ffn=fields.count("intermediate_size"),
         vocab=fields.count("draft_vocab_size") if "draft_vocab_size" in fields else spec.vocab,
         norm_eps=fields.real("rms_norm_eps"),

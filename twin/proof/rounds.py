@@ -13,6 +13,7 @@ from itertools import product
 
 from twin.kernel.tables import Layout
 from twin.plan.types import Plan, Stage, StageKind
+from twin.proof.draft_head import check_head
 from twin.proof.violation import Violation
 from twin.schedule.passes import Passes
 
@@ -43,6 +44,7 @@ def check_rounds(plan: Plan, made: Layout) -> Iterator[Violation]:
     yield from _stages(plan, passes)
     yield from _memory(plan, made)
     yield from _rounds(lookup, appends_first=True)
+    yield from check_head(plan, made)
 
 
 def _wrong(where: str, message: str) -> Violation:

@@ -11,7 +11,8 @@ import numpy as np
 
 from twin.plan.shards import Weights, rope_table
 from twin.plan.types import Plan, Stage, StageKind
-from twin.reference.step import Array, Reference, rms_norm
+from twin.reference.memory import Array
+from twin.reference.step import Reference, rms_norm
 
 
 class Watched(Reference):
@@ -21,23 +22,23 @@ class Watched(Reference):
         super().__init__(plan, weights)
         assert self.spec.draft_head is not None
         self._layers = self.spec.draft_head.taken
-        self.states: list[Array] = []
+        self.watched: list[Array] = []
 
     def step(self, token: int) -> Array:
-        self.states.append(np.zeros((len(self._layers), self.spec.hidden), self.dtype))
+        self.watched.append(np.zeros((len(self._layers), self.spec.hidden), self.dtype))
         return super().step(token)
 
     def _hidden(self, stage: Stage, rank: int, inputs: list[Array]) -> Array:
         made = super()._hidden(stage, rank, inputs)
         if stage.kind is StageKind.QKV and stage.layer in self._layers:
-            self.states[-1][self._layers.index(stage.layer)] = self.residual[rank][0]
+            self.watched[-1][self._layers.index(stage.layer)] = self.residual[rank][0]
         return made
 
 
-def drafts(weights: Weights, states: Sequence[Array], tokens: Sequence[int], count: int) -> list[int]:
-    """What the head drafts behind `tokens`, whose first one has no state before it: `states` of all
-    but the last token.
-    """
+def drafts(
+    weights: Weights, states: Sequence[Array], tokens: Sequence[int], count: int
+) -> list[int]:
+    """What the head drafts behind `tokens`; `states`: of all but the last one."""
     head = _Head(weights)
     hidden = np.stack([head.of("fc") @ one.reshape(-1) for one in states])
     found: list[int] = []
@@ -56,9 +57,11 @@ class _Head:
         spec = weights.spec
         assert spec.draft_head is not None
         self._spec, self._head = spec, spec.draft_head
-        self._table = self.of("embed") if self._head.own_table else np.asarray(
-            weights["embed"]
-        ).astype(np.float32)
+        self._table = (
+            self.of("embed")
+            if self._head.own_table
+            else np.asarray(weights["embed"]).astype(np.float32)
+        )
         self.ids = np.asarray(weights["draft.ids"])
         self._keys: list[Array] = []
         self._values: list[Array] = []
