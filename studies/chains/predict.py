@@ -17,7 +17,7 @@ from twin.files import write
 from twin.hardware.override import with_number
 from twin.hardware.types import Node
 from twin.models.load import load_model
-from twin.plan.types import Plan, Residual
+from twin.plan.types import Plan, Residual, RouterInput
 from twin.schedule.options import plan_for
 from twin.sim.executor import run
 from twin.sim.machine import Machine
@@ -60,7 +60,7 @@ def rows() -> Iterator[dict[str, object]]:
 
 
 def _of_one(model: str, node: Node, after: int) -> Iterator[dict[str, object]]:
-    plan = plan_for(load_model(model), node, context=after)
+    plan = plan_for(load_model(model), node, context=after, router_input=RouterInput.WHOLE)
     device = node.device
     program = compile_plan(plan, device, steps=STEPS)
     today = seconds(plan, node, program)

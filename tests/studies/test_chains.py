@@ -12,14 +12,15 @@ from twin.cost.program import Program
 from twin.hardware.types import Node
 from twin.models.depth import first_layers
 from twin.models.load import load_model
-from twin.plan.types import Plan, StageKind
+from twin.plan.types import Plan, RouterInput, StageKind
 from twin.schedule.options import plan_for
 
 
 @pytest.fixture(scope="module")
 def case() -> tuple[Plan, Node, Program]:
     node = calibrated_node("1xh200")
-    plan = plan_for(first_layers(load_model("gpt-oss-20b"), 1), node, context=64)
+    spec = first_layers(load_model("gpt-oss-20b"), 1)
+    plan = plan_for(spec, node, context=64, router_input=RouterInput.WHOLE)
     return plan, node, compile_plan(plan, node.device, steps=STEPS)
 
 

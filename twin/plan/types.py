@@ -193,7 +193,8 @@ class Options:
     residual: Residual | None = None
     # None: sharded where ranks push, replicated before library collectives
     common: Common | None = None
-    # own: on one NVIDIA GPU, where norms stand before modules and no shared expert is separate
+    # own, the default there: on one NVIDIA GPU, where norms stand before modules and no shared
+    # expert is separate
     router_input: RouterInput = RouterInput.WHOLE
     # lanes of one GPU begin a step so many ns after each other; every fifth one with the first
     lane_stagger_ns: int = 0

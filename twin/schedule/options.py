@@ -14,12 +14,14 @@ from twin.hardware.types import Device, Node
 from twin.models.formats import format_named
 from twin.models.spec import ModelSpec
 from twin.plan.ranges import GPUS, check_least
+from twin.plan.settle import not_by_own_rows
 from twin.plan.types import (
     ENGINE_GPUS,
     CollectiveKind,
     Options,
     Placement,
     Plan,
+    RouterInput,
 )
 from twin.schedule.choose import chooser_of
 from twin.schedule.coded_tiles import coded_slot_bytes
@@ -42,6 +44,7 @@ SETTLED = (  # fields whose default depends on the model or the node
     "prompt_chunk",
     "lane_stagger_ns",
     "scanning_block_rows",
+    "router_input",
 )
 OF_THE_RING = (
     "slot_bytes",
@@ -148,6 +151,8 @@ def _node_options(spec: ModelSpec, node: Node, chosen: dict[str, Any]) -> Option
     options = dataclasses.replace(
         options, **{name: value for name, value in settled.items() if name not in chosen}
     )
+    if "router_input" not in chosen:
+        options = dataclasses.replace(options, router_input=_router_input(spec, node, options))
     if "prompt_chunk" not in chosen:
         options = dataclasses.replace(
             options, prompt_chunk=_prompt_chunk(spec, node, options, ranks)
@@ -171,6 +176,14 @@ def _collective(options: Options, ranks: int) -> CollectiveKind:
     # lanes of one GPU need no library
     between_kernels = not options.resident and options.gpus > 1
     return CollectiveKind.LIBRARY if between_kernels else CollectiveKind.PUSH
+
+
+def _router_input(spec: ModelSpec, node: Node, options: Options) -> RouterInput:
+    """Each block's own rows where it has code for that: GPT-OSS-20B then takes an H200 1.6 % less
+    time, Qwen3-30B-A3B in FP8 3.9 %.
+    """
+    refused = not_by_own_rows(spec, options, limits_of(node).teams)
+    return RouterInput.WHOLE if refused else RouterInput.OWN
 
 
 def _placement(node: Node, options: Options, ranks: int) -> Placement:
