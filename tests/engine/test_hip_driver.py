@@ -38,6 +38,7 @@ from twin.hardware.load import load_node
 from twin.kernel.header import SENTINEL_WORD, Control
 from twin.models.spec import DType
 from twin.plan.types import CollectiveKind, Execution, Plan
+from twin.schedule.options import default_options
 
 PROMPT, MADE = [1, 2, 3], [3, 4, 5, 6]
 TWO: dict[str, Any] = {"gpus": 2, "collective": CollectiveKind.PUSH}
@@ -431,7 +432,8 @@ def test_kernels_for_each_stage_are_refused() -> None:
         HipEngine(small(execution=Execution.GRAPH), None)
 
 
-def test_a_plan_to_run_reads_prompts_token_by_token() -> None:
-    plan = plan_run(LLAMA, load_node("1xmi300x"), {"blocks": 4}, positions=8, greedy=True)
-    assert plan.options.prompt_chunk == 1
+def test_plans_read_prompts_token_by_token() -> None:
+    node = load_node("1xmi300x")
+    plan = plan_run(LLAMA, node, {"blocks": 4}, positions=8, greedy=True)
+    assert plan.options.prompt_chunk == default_options(LLAMA, node).prompt_chunk == 1
     assert LLAMA.context

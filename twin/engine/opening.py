@@ -24,7 +24,7 @@ from twin.engine.tokenizer import (
 from twin.engine.weights import Checkpoint, open_checkpoint, random_weights
 from twin.engine.words import CONFIG
 from twin.errors import CheckpointError, ConfigError
-from twin.hardware.types import Device, Node
+from twin.hardware.types import Node
 from twin.kernel.room import TO_RUN, check_room, free_bytes
 from twin.models.files import is_there
 from twin.models.gguf_file import is_gguf, read_gguf
@@ -177,7 +177,6 @@ def plan_run(
         )
     options = {
         "max_context": min(limit, positions),
-        **engine_options(node.device),
         **chosen,
         "sampling": Sampling.GREEDY if greedy else Sampling.FULL,
     }
@@ -187,11 +186,6 @@ def plan_run(
     check_fits(plan, node, options)
     prove(plan)
     return plan
-
-
-def engine_options(device: Device) -> dict[str, Any]:
-    """What a device's engine wants where the twin's default is what it may have one day."""
-    return {"prompt_chunk": 1} if device.amd else {}
 
 
 def check_fits(plan: Plan, node: Node, chosen: Mapping[str, Any]) -> None:
