@@ -5,7 +5,6 @@ know.
 from __future__ import annotations
 
 from functools import cache
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -102,12 +101,7 @@ class Pretended:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def fill_random(self, seed: int) -> None:

@@ -435,5 +435,5 @@ def test_kernels_for_each_stage_are_refused() -> None:
 def test_plans_read_prompts_token_by_token() -> None:
     node = load_node("1xmi300x")
     plan = plan_run(LLAMA, node, {"blocks": 4}, positions=8, greedy=True)
-    assert plan.options.prompt_chunk == default_options(LLAMA, node).prompt_chunk == 1
+    assert plan.options.prompt_chunk == default_options(LLAMA, node, blocks=4).prompt_chunk == 1
     assert LLAMA.context

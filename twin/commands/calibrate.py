@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from twin.calibrate import store
 from twin.calibrate.busy import busy
 from twin.calibrate.fitted import MOVES
-from twin.calibrate.measure import measure_probes, of_groups
+from twin.calibrate.measure import Keep, Progress, measure_probes, of_groups
 from twin.calibrate.node import uncalibrated_node
 from twin.calibrate.probes import Probe
 from twin.calibrate.published import FIGURES, figures, is_published
@@ -162,6 +162,25 @@ def measure(
     recipe_of(
         node.device, node.gpus
     )  # refuses a device that has none before a folder is made for it
+    return kept(
+        node,
+        folder,
+        QUICK_NAME if quick else NAME,
+        lambda show, keep: measure_probes(
+            node, show, keep, quick=quick, groups=groups, also=between
+        ),
+    )
+
+
+def kept(
+    node: Node,
+    folder: Path | None,
+    name: str,
+    measured: Callable[[Progress, Keep], tuple[store.StageTimes, ...]],
+) -> store.Run:
+    """What is `measured`, a call with where progress is shown and what keeps the samples so far;
+    they lie in `folder`, else in one with such a name among the device's runs.
+    """
     check_compiler(node)
     check_folder(folder or store.runs_folder(node.name))
     warn_if_busy()
@@ -170,11 +189,11 @@ def measure(
 
     def keep(meta: dict[str, Any], samples: store.Samples) -> None:
         if not chosen:
-            chosen.append(store.new_folder(node.name, QUICK_NAME if quick else NAME))
+            chosen.append(store.new_folder(node.name, name))
         made[:] = [store.save_run(chosen[0], meta, samples)]
 
     try:
-        stages = measure_probes(node, progress(), keep, quick=quick, groups=groups, also=between)
+        stages = measured(progress(), keep)
     finally:
         done()
     return store.save_run(chosen[0], made[0].meta, made[0].samples, stages)

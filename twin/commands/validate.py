@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twin.calibrate import store
 from twin.calibrate.engine_runs import measure_held_out
@@ -18,15 +18,13 @@ from twin.commands import validate_all, validate_published, validate_shapes
 from twin.commands.arguments import (
     Subparsers,
     add_measuring,
-    check_compiler,
     command,
     file_to_write,
     measured_folder,
 )
-from twin.commands.calibrate import measured_json, measured_text
-from twin.commands.output import done, emit, progress, say, warn_if_busy
+from twin.commands.calibrate import kept, measured_json, measured_text
+from twin.commands.output import done, emit, progress, say
 from twin.errors import CalibrationError, ConfigError
-from twin.files import check_folder
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
 from twin.report.tables import count, percent, table
@@ -135,22 +133,7 @@ def measure(node: Node, folder: Path | None, runs: Sequence[Experiment] | None =
     """Run the engine, with progress on stderr; the samples lie in `folder`, else among the device's
     runs.
     """
-    check_compiler(node)
-    check_folder(folder or store.runs_folder(node.name))
-    warn_if_busy()
-    chosen: list[Path] = [folder] if folder else []
-    made: list[store.Run] = []
-
-    def keep(meta: dict[str, Any], samples: store.Samples) -> None:
-        if not chosen:
-            chosen.append(store.new_folder(node.name, NAME))
-        made[:] = [store.save_run(chosen[0], meta, samples)]
-
-    try:
-        stages = measure_held_out(node, progress(), keep, runs)
-    finally:
-        done()
-    return store.save_run(chosen[0], made[0].meta, made[0].samples, stages)
+    return kept(node, folder, NAME, lambda show, keep: measure_held_out(node, show, keep, runs))
 
 
 def predict(node: Node, measured: store.Run) -> Validation:

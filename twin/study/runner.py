@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from statistics import mean
-from types import TracebackType
 
 from twin.errors import EngineError
 from twin.study.local import Batch, cores, in_process, on_cores
@@ -169,12 +168,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.client.close()
 
     def runner(self, store: Store | None, progress: Progress) -> Runner:
