@@ -33,7 +33,7 @@ OWN = {
     "models/files.py",
     "server/template_child.py",
     "server/template.py",
-    "server/parsing.py",
+    "server/written.py",
     "engine/tokenizer.py",
     "engine/hip_build.py",
     "engine/choose.py",

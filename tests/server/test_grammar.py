@@ -11,9 +11,9 @@ import pytest
 
 from tests.draws import scaled
 from twin.engine.tokenizer import Tokenizer
-from twin.server.formats import FORMATS
+from twin.server.formats import FORMATS, Format
 from twin.server.grammar import Allowed, Grammars, calls_grammar, schema_grammar, schema_of
-from twin.server.parsing import Format, Parser
+from twin.server.parsing import Parser
 from twin.server.problem import Problem
 from twin.server.schemas import check_schemas
 from twin.server.tools import tools_of

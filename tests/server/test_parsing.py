@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.draws import CHARACTERS
-from twin.server.formats import FORMATS, GENERIC, format_of
-from twin.server.parsing import Delta, Format, Parser
+from twin.server.delta import Delta
+from twin.server.formats import FORMATS, GENERIC, Format, format_of
+from twin.server.parsing import Parser
 
 BY_NAME: dict[str, Format] = {one.name: one for _, one in FORMATS}
 SCHEMAS: dict[str, dict[str, Any]] = {

@@ -10,9 +10,9 @@ from typing import Any
 
 from twin.engine.literal import Json, Marked, Spellings
 from twin.errors import TwinError
-from twin.server.formats import format_of
+from twin.server.formats import Body, Format, format_of
 from twin.server.limits import Limits
-from twin.server.parsing import Body, Format, Parser
+from twin.server.parsing import Parser
 from twin.server.problem import Problem
 from twin.server.template import Template
 from twin.server.tools import Tools, calls_of, described

@@ -5,10 +5,64 @@ Each format is what the family's published template writes for a call; its sourc
 
 from __future__ import annotations
 
-from twin.server.parsing import Body, Format, Tags
+from dataclasses import dataclass
+from enum import Enum
 
 THINK = ("<think>", "</think>")
+QUOTE = '<|"|>'  # around a text, in Gemma's arguments
+HARMONY_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+HARMONY_BODY = "<|message|>"
 _DSML = "｜DSML｜"
+
+
+class Body(Enum):
+    """How calls are written between a format's marks."""
+
+    JSON = "json"  # {"name": ..., "arguments": {...}}, or a list of these
+    NAMED_JSON = "named-json"  # a name, a separator, the arguments as JSON
+    TAGS = "tags"  # a tag for the function, a tag for each argument
+    PAIRS = "pairs"  # a name, then tags of keys and of values (GLM)
+    BRACES = "braces"  # call:name{key:value} (Gemma)
+    PYTHON = "python"  # [name(key=value)] (LFM2)
+    HARMONY = "harmony"  # channels and recipients (GPT-OSS)
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """How a function and its arguments are tagged; each ends the text of what it opens."""
+
+    function: tuple[str, str]  # before and behind its name
+    function_end: str
+    argument: tuple[str, str]
+    argument_end: str
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a family of models writes calls of tools and reasoning."""
+
+    name: str
+    body: Body
+    open: str = ""  # before a call; empty: an answer that begins with JSON is one
+    close: str = ""  # behind it; empty: its own end is known
+    separator: str = ""  # behind a name
+    tags: Tags | None = None
+    thought: tuple[str, str] | None = None  # around reasoning
+    surround: tuple[str, ...] = ()  # marks around several calls, which say nothing
+
+    def begun(self, prompt: str) -> bool:
+        """Whether a prompt ends within reasoning."""
+        return self.thought is not None and prompt.rstrip().endswith(self.thought[0])
+
+    def marks(self) -> tuple[str, ...]:
+        """Texts that may be special tokens of a vocabulary, which have no text of their own."""
+        own = (self.open, self.close, self.separator, *(self.thought or ()), *self.surround)
+        if self.body is Body.HARMONY:
+            own += (*HARMONY_ENDS, "<|start|>", "<|channel|>", "<|constrain|>", HARMONY_BODY)
+        if self.body is Body.BRACES:
+            own += (QUOTE,)
+        return tuple(mark for mark in own if mark)
+
 
 # The first whose mark stands in a template is the family's: (mark, format).
 FORMATS: tuple[tuple[str, Format], ...] = (

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from twin.engine.literal import Spellings
 from twin.engine.logprobs import Spelling
 from twin.engine.tokenizer import Tokenizer
-from twin.server.parsing import QUOTE, Body, Format, takes_text
+from twin.server.formats import QUOTE, Body, Format
 from twin.server.problem import Problem
+from twin.server.schemas import takes_text
 from twin.server.tools import Tools, Wanted
 from twin.server.wire import NOTHING, Unread, decoded
 from twin.text import said, shown

@@ -1,117 +1,32 @@
 """A model's answer as it grows, split into what it thinks, what it says and which tools it calls.
 
-How a family writes these is a `Format` (`formats.py`). A parser is a generator that takes text as
-it comes: `scan` gives each delta as soon as nothing that may follow can change it.
+How a family writes these is a `Format` (`formats.py`); what stands in calls, `written.py` reads. A
+parser is a generator that takes text as it comes: each delta leaves as soon as nothing that may
+follow can change it.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import secrets
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+from twin.server.delta import Delta
+from twin.server.formats import HARMONY_BODY, HARMONY_ENDS, Body, Format
+from twin.server.schemas import takes_text
+from twin.server.written import Malformed, loaded, of_braces, of_python
 
 MOST_HEADER = 2**12  # characters of a function's name and what stands around it
 MOST_LITERAL = 2**16  # characters of arguments that are read as a whole
 _SPACE = re.compile(r"\s*")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
-_ENDS = ("<|end|>", "<|call|>", "<|return|>")
-_HARMONY_BODY = "<|message|>"
 
 Steps = Generator[None, None, Any]  # yields where it needs more text
-
-
-class Body(Enum):
-    """How calls are written between a format's marks."""
-
-    JSON = "json"  # {"name": ..., "arguments": {...}}, or a list of these
-    NAMED_JSON = "named-json"  # a name, a separator, the arguments as JSON
-    TAGS = "tags"  # a tag for the function, a tag for each argument
-    PAIRS = "pairs"  # a name, then tags of keys and of values (GLM)
-    BRACES = "braces"  # call:name{key:value} (Gemma)
-    PYTHON = "python"  # [name(key=value)] (LFM2)
-    HARMONY = "harmony"  # channels and recipients (GPT-OSS)
-
-
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """How a function and its arguments are tagged; each ends the text of what it opens."""
-
-    function: tuple[str, str]  # before and behind its name
-    function_end: str
-    argument: tuple[str, str]
-    argument_end: str
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How a family of models writes calls of tools and reasoning."""
-
-    name: str
-    body: Body
-    open: str = ""  # before a call; empty: an answer that begins with JSON is one
-    close: str = ""  # behind it; empty: its own end is known
-    separator: str = ""  # behind a name
-    tags: Tags | None = None
-    thought: tuple[str, str] | None = None  # around reasoning
-    surround: tuple[str, ...] = ()  # marks around several calls, which say nothing
-
-    def begun(self, prompt: str) -> bool:
-        """Whether a prompt ends within reasoning."""
-        return self.thought is not None and prompt.rstrip().endswith(self.thought[0])
-
-    def marks(self) -> tuple[str, ...]:
-        """Texts that may be special tokens of a vocabulary, which have no text of their own."""
-        own = (self.open, self.close, self.separator, *(self.thought or ()), *self.surround)
-        if self.body is Body.HARMONY:
-            own += (*_ENDS, "<|start|>", "<|channel|>", "<|constrain|>", _HARMONY_BODY)
-        if self.body is Body.BRACES:
-            own += (QUOTE,)
-        return tuple(mark for mark in own if mark)
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What became known at once; one of the texts is not empty, or a call begins."""
-
-    content: str = ""
-    reasoning: str = ""
-    arguments: str = ""  # of call `call`, JSON in pieces
-    call: int = -1
-    begins: str = ""  # the name of a function whose call begins here
-    id: str = ""
-
-    @property
-    def reads(self) -> tuple[bool, bool]:
-        """As reasoning, as the beginning of a call."""
-        return bool(self.reasoning), bool(self.begins)
-
-
-def merged(deltas: Iterable[Delta]) -> list[Delta]:
-    """What says the same with fewer of them."""
-    made: list[Delta] = []
-    for one in deltas:
-        last = made[-1] if made else None
-        if last and not one.begins and last.call == one.call and last.reads == one.reads:
-            made[-1] = replace(
-                last,
-                content=last.content + one.content,
-                reasoning=last.reasoning + one.reasoning,
-                arguments=last.arguments + one.arguments,
-            )
-        else:
-            made.append(one)
-    return made
-
-
-class _Malformed(Exception):
-    """This is no call; its text is content."""
 
 
 @dataclass(slots=True)
@@ -186,13 +101,13 @@ class Parser:
             yield
 
     def _taken(self, marks: Sequence[str], most: int = MOST_LITERAL) -> Steps:
-        """Text up to the first of these marks, and the mark. Raises _Malformed where none comes."""
+        """Text up to the first of these marks, and the mark. Raises Malformed where none comes."""
         pieces: list[str] = []
 
         def take(text: str) -> None:
             pieces.append(text)
             if sum(map(len, pieces)) > most:
-                raise _Malformed
+                raise Malformed
 
         mark = yield from self._until(marks, take)
         return "".join(pieces), mark
@@ -215,9 +130,9 @@ class Parser:
         self._eat(len(self._buffer) - len(self._buffer.lstrip()))
 
     def _sign(self, sign: str) -> Steps:
-        """Raises _Malformed where another comes."""
+        """Raises Malformed where another comes."""
         if (yield from self._peek()) != sign:
-            raise _Malformed
+            raise Malformed
         self._skip()
         self._eat(1)
 
@@ -267,7 +182,7 @@ class Parser:
         calls, self._eaten = self.calls, []
         try:
             yield from self._BODIES[self.format.body](self)
-        except _Malformed:
+        except Malformed:
             if self.calls == calls:
                 self._content(self.format.open + "".join(self._eaten))
                 return
@@ -276,7 +191,7 @@ class Parser:
     def _begin(self, name: str) -> int:
         name = name.strip()
         if not name or name not in self.schemas:
-            raise _Malformed
+            raise Malformed
         call = self.calls
         self.calls += 1
         if not (self.single and call):
@@ -334,7 +249,7 @@ class Parser:
             if (yield from self._peek()) == ",":
                 yield from self._sign(",")
         if call < 0:
-            raise _Malformed
+            raise Malformed
         self._arguments(call, held)
         if (yield from self._peek()) == "}":
             yield from self._sign("}")
@@ -345,7 +260,7 @@ class Parser:
         self._skip()
         pieces: list[str] = []
         yield from self._json_text(pieces.append)
-        return _loaded("".join(pieces))
+        return loaded("".join(pieces))
 
     def _json_text(self, sink: Callable[[str], None]) -> Steps:
         """One value of JSON as it is written, in pieces."""
@@ -387,7 +302,7 @@ class Parser:
             return
         name, mark = yield from self._taken((form.separator,), MOST_HEADER)
         if mark is None:
-            raise _Malformed
+            raise Malformed
         if (yield from self._peek()) != "{":  # DeepSeek: a kind, then the name, then a fence
             name, _ = yield from self._taken(("```json",), MOST_HEADER)
             yield from self._peek()
@@ -404,7 +319,7 @@ class Parser:
             _, mark = yield from self._taken((tags.function[0], close))
             if mark != tags.function[0]:
                 if self.calls == before:
-                    raise _Malformed
+                    raise Malformed
                 return
             name, _ = yield from self._taken((tags.function[1],), MOST_HEADER)
             call = self._begin(name.strip("\"' "))
@@ -441,7 +356,7 @@ class Parser:
         if text is None:
             value = value.removeprefix("\n").removesuffix("\n")
             text = takes_text(self.schemas.get(name.strip("\"' \n"), {}), key)
-        found = value if text else _loaded(value.strip(), value)
+        found = value if text else loaded(value.strip(), value)
         lead = ", " if number else "{"
         written = json.dumps(found, ensure_ascii=False)
         self._arguments(call, f"{lead}{json.dumps(key, ensure_ascii=False)}: {written}")
@@ -450,24 +365,15 @@ class Parser:
         text, _ = yield from self._taken((self.format.close,))
         found = re.fullmatch(r"\s*call:([\w.-]+)(\{.*\})\s*", text, re.DOTALL)
         if found is None:
-            raise _Malformed
+            raise Malformed
         call = self._begin(found[1])
-        self._arguments(call, json.dumps(_gemma(found[2]), ensure_ascii=False))
+        self._arguments(call, json.dumps(of_braces(found[2]), ensure_ascii=False))
 
     def _python(self) -> Steps:
         text, _ = yield from self._taken((self.format.close,))
-        try:
-            tree = _JsonNames().visit(ast.parse(text.strip(), mode="eval")).body
-            found = tree.elts if isinstance(tree, ast.List) else [tree]
-            calls = [
-                (ast.unparse(one.func), {k.arg: ast.literal_eval(k.value) for k in one.keywords})
-                for one in found
-                if isinstance(one, ast.Call)
-            ]
-            if not calls or any(name not in self.schemas for name, _ in calls):
-                raise ValueError
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise _Malformed from error
+        calls = of_python(text)
+        if any(name not in self.schemas for name, _ in calls):
+            raise Malformed
         for name, given in calls:
             self._arguments(self._begin(name), json.dumps(given, ensure_ascii=False))
 
@@ -490,7 +396,7 @@ class Parser:
             if (yield from self._peek()) == "":
                 return
             head: list[str] = []
-            mark = yield from self._until((_HARMONY_BODY,), head.append)
+            mark = yield from self._until((HARMONY_BODY,), head.append)
             header = "".join(head)
             if mark is None:  # no message of the format
                 self._content(header)
@@ -502,46 +408,8 @@ class Parser:
                 sink = partial(self._arguments, call)
             elif channel and channel[1] == "analysis":
                 sink, self.reasons = self._thought, True
-            yield from self._until((*_ENDS, "<|start|>"), sink)
+            yield from self._until((*HARMONY_ENDS, "<|start|>"), sink)
             self.reasons = False
-
-
-class _JsonNames(ast.NodeTransformer):
-    """JSON's constants, which models write among Python's."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # as ast calls it
-        names = {"true": True, "false": False, "null": None}
-        return ast.Constant(names[node.id]) if node.id in names else node
-
-
-QUOTE = '<|"|>'  # around a text, in Gemma's arguments
-_GEMMA = re.compile(
-    r'<\|"\|>(.*?)<\|"\|>|([{\[\]},:]|"(?:[^"\\]|\\.)*")|([^{}\[\],:\s"][^{}\[\],:"]*)', re.DOTALL
-)
-
-
-def _gemma(text: str) -> Any:
-    """Gemma's arguments as Python has them: keys without quotes, texts between marks. Raises
-    _Malformed.
-    """
-    written = []
-    tokens = list(_GEMMA.finditer(text))
-    for at, token in enumerate(tokens):
-        if token[2]:
-            written.append(token[2])
-        elif token[1] is not None:
-            written.append(json.dumps(token[1]))
-        else:
-            word = token[3].strip()
-            is_key = at + 1 < len(tokens) and tokens[at + 1][2] == ":"
-            plain = not is_key and re.fullmatch(
-                r"-?\d+(\.\d+)?([eE][+-]?\d+)?|true|false|null", word
-            )
-            written.append(word if plain else json.dumps(word))
-    try:
-        return json.loads("".join(written))
-    except (ValueError, RecursionError) as error:
-        raise _Malformed from error
 
 
 def _begun(text: str, marks: Sequence[str]) -> int:
@@ -551,25 +419,3 @@ def _begun(text: str, marks: Sequence[str]) -> int:
         if any(mark.startswith(text[-size:]) for mark in marks):
             return size
     return 0
-
-
-def takes_text(schema: Mapping[str, Any], key: str) -> bool:
-    """Whether an argument is a text by the function's schema: it is then no JSON."""
-    properties = schema.get("properties")
-    found = properties.get(key) if isinstance(properties, dict) else None
-    if not isinstance(found, dict):
-        return False
-    kind = found.get("type")
-    if kind == "string":
-        return True
-    choices = found.get("enum")
-    return kind is None and isinstance(choices, list) and all(isinstance(c, str) for c in choices)
-
-
-def _loaded(text: str, otherwise: Any = None) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        if otherwise is None:
-            raise _Malformed from None
-        return otherwise

@@ -12,8 +12,9 @@ import msgspec
 
 from twin.engine.generate import Request, Stop
 from twin.engine.logprobs import Scored, Spelling
+from twin.server.delta import Delta, merged
 from twin.server.job import Ended, Failed, Job, Text
-from twin.server.parsing import Delta, Parser, merged
+from twin.server.parsing import Parser
 from twin.server.scores import Scores
 
 _REASON = {Stop.LENGTH: "length", Stop.TOKEN: "stop", Stop.TEXT: "stop"}

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from twin.engine.generate import Stop
+from twin.server.delta import Delta, merged
 from twin.server.job import Ended, Failed, Job, Text
-from twin.server.parsing import Delta, merged
 from twin.server.problem import Problem
 from twin.server.replies import Reply, encoded
 from twin.server.wire import Chat, Message, Responses, Unread, decoded

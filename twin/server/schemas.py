@@ -1,4 +1,6 @@
-"""How large the JSON schemas of a request may be: what they cost before a token is made."""
+"""JSON schemas of a request: how large they may be, what they cost before a token is made; whether
+an argument is a text.
+"""
 
 from __future__ import annotations
 
@@ -59,3 +61,16 @@ def _whole(multiple: Any) -> int:
     _, digits, exponent = Decimal(str(abs(multiple))).as_tuple()
     zeros = min(max(int(exponent), 0), len(str(LARGEST_MULTIPLE)))
     return int("".join(map(str, digits)) + "0" * zeros)
+
+
+def takes_text(schema: Mapping[str, Any], key: str) -> bool:
+    """Whether an argument is a text by the function's schema: it is then no JSON."""
+    properties = schema.get("properties")
+    found = properties.get(key) if isinstance(properties, dict) else None
+    if not isinstance(found, dict):
+        return False
+    kind = found.get("type")
+    if kind == "string":
+        return True
+    choices = found.get("enum")
+    return kind is None and isinstance(choices, list) and all(isinstance(c, str) for c in choices)
