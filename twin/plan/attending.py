@@ -27,12 +27,13 @@ def scan_of(
     share: float,
     pending: int = 0,
     chosen: bool = False,
+    divided: int = 1,
 ) -> Scan:
     """The cache of a softmax attention on one rank, which holds 1 / `share` of it. `pending`: bytes
-    read besides the entries.
+    read besides the entries. `divided`: ranks that divide the entries; the most that one has.
     """
     options, page = b.options, b.options.kv_page
-    capacity = kind.positions(options.max_context)
+    capacity = -(-kind.positions(options.max_context) // divided)
     wanted = min(-(-capacity // ENTRIES_PER_SPLIT), -(-capacity // page))
     windowed = isinstance(kind, GroupedAttention) and kind.window
     given = (options.window_splits if windowed else None) or options.attention_splits
@@ -44,7 +45,7 @@ def scan_of(
         sequences=options.batch,
         heads=heads,
         group=group,
-        entries=kind.positions(options.context),
+        entries=-(-kind.positions(options.context) // divided),
         entry_bytes=entry_bytes,
         dim=dim,
         splits=splits,
@@ -77,7 +78,7 @@ def read_by_items(
         (hi - 1) // per_sequence - lo // per_sequence + 1 if lo < hi else 0 for lo, hi in items
     )
     spans = tuple(
-        _merged(span for item in range(lo, hi) for span in used(item)) for lo, hi in items
+        merged_spans(span for item in range(lo, hi) for span in used(item)) for lo, hi in items
     )
     return Read(
         value.id,
@@ -87,7 +88,7 @@ def read_by_items(
     )
 
 
-def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
+def merged_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
     """Ascending, disjoint."""
     made: list[Span] = []
     for lo, hi in sorted(set(spans)):
@@ -99,7 +100,13 @@ def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def queries_of(
-    b: Builder, layer: int, weights: list[tuple[Weight, int]], latent: Value, rank: int
+    b: Builder,
+    layer: int,
+    weights: list[tuple[Weight, int]],
+    latent: Value,
+    rank: int,
+    *,
+    pushed: bool = False,
 ) -> Value:
     """Queries (rows of each weight on this rank) from the compressed ones, the first `rank`
     elements of `latent`.
@@ -111,6 +118,7 @@ def queries_of(
         reads=[b.span(latent, 0, rank)],
         vector=b.options.tokens * rank,
         operations=("q_norm", "q_proj", "rope"),
+        pushed=pushed,
     )
 
 
@@ -169,7 +177,7 @@ def head_out(
     outputs, heads = weight.rows // weight.groups * groups, scan.group // groups
     width, one = (partial_words(count, dim, b.options.kv_dtype) for count in (scan.group, heads))
     spans = tuple(
-        _merged(
+        merged_spans(
             (item * width + group * one, item * width + (group + 1) * one)
             for item in range(scan.items)
             for group in heads_of(span, outputs // groups)
@@ -180,7 +188,7 @@ def head_out(
         StageKind.HEAD_OUT,
         layer,
         [Piece(outputs, weight.cols, stored(b, weight))],
-        reads=[Read(partials.id, Parts.OWN, spans)],
+        reads=[Read(partials.id, Parts.ALL if partials.pushed else Parts.OWN, spans)],
         vector=b.options.tokens * heads * dim,
         operations=("head_out",),
     )

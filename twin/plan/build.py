@@ -10,6 +10,7 @@ from typing import Protocol
 from twin.errors import PlanError
 from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.feeds import ExpertFeed
+from twin.models.mixers import LatentAttention
 from twin.models.spec import WEIGHT_TYPES, LaneHead, ModelSpec
 from twin.plan.builder import Builder
 from twin.plan.catalogue import ROWS, InPass
@@ -28,6 +29,8 @@ from twin.plan.step import step
 from twin.plan.types import (
     Attention,
     CollectiveKind,
+    Common,
+    LatentCache,
     LateParts,
     Limits,
     Options,
@@ -60,6 +63,7 @@ def outline(spec: ModelSpec, options: Options, limits: Limits, attend: Attend) -
     _check(spec, options, ranks)
     options = settled(spec, options)
     _check_router(spec, options, limits)
+    _check_latent_cache(spec, options, ranks)
     ranks_per_gpu = ranks // options.gpus
     blocks = options.blocks // ranks_per_gpu
     shard = Shard(spec.hidden, -(-spec.vocab // ranks))
@@ -265,6 +269,26 @@ def _check_router(spec: ModelSpec, options: Options, limits: Limits) -> None:
         return
     if reason := not_by_own_rows(spec, options, limits.teams):
         raise PlanError(f"router_input=own: {reason}; use router_input=whole")
+
+
+def _check_latent_cache(spec: ModelSpec, options: Options, ranks: int) -> None:
+    if options.latent_cache is not LatentCache.SPLIT:
+        return
+    latent = any(isinstance(layer.mixer, LatentAttention) for layer in spec.layout)
+    compressed = all(
+        layer.mixer.q_rank for layer in spec.layout if isinstance(layer.mixer, LatentAttention)
+    )
+    reason = None
+    if not latent:
+        reason = f"{spec.name} has no latent cache"
+    elif ranks == 1:
+        reason = "one rank keeps all positions"
+    elif options.common is not Common.SHARDED:
+        reason = "ranks exchange what they need alike only with common=sharded"
+    elif not compressed:
+        reason = f"{spec.name} has no compressed queries, which all ranks need"
+    if reason:
+        raise PlanError(f"latent_cache=split: {reason}; use latent_cache=replicated")
 
 
 def _check_several(spec: ModelSpec, options: Options, ranks: int) -> None:

@@ -53,6 +53,8 @@ class StageKind(Enum):
     # norm; rows of b, c, x of a short convolution; c * conv(b * x), of channels whose history a
     # block carries on
     CONV_IN = "conv_in"
+    # each block its own words of all items' partial outputs, one of them; to the rank of its heads
+    MERGE = "merge"
 
 
 class Input(Enum):
@@ -146,6 +148,7 @@ ROWS: dict[StageKind, Row] = {
     StageKind.QUERY: Row(vector=True),
     StageKind.ABSORB: Row(vector=True),
     StageKind.INDEX: Row(spent=Spent.ATTENTION),
+    StageKind.MERGE: Row(spent=Spent.ATTENTION),
     StageKind.HEAD_OUT: Row(vector=True),
     StageKind.DELTA_IN: Row(engine=True, input=Input.HIDDEN, vector=True, norm="attn_norm"),
     StageKind.DELTA_GATES: Row(engine=True, input=Input.HIDDEN, norm="attn_norm"),

@@ -1,6 +1,11 @@
-"""Latent attention: heads attend one cached latent, which all ranks keep."""
+"""Latent attention: heads attend one cached latent, which all ranks keep, or of which each keeps
+some positions.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
 
 from twin.models.mixers import LatentAttention
 from twin.models.weight import Weight
@@ -10,6 +15,7 @@ from twin.plan.attending import (
     attend_items,
     head_out,
     heads_of,
+    merged_spans,
     output_projection,
     queries_of,
     read_by_items,
@@ -18,7 +24,17 @@ from twin.plan.attending import (
 from twin.plan.builder import Builder, Piece
 from twin.plan.residuals import common_rows, pushes_common, stored, vector
 from twin.plan.spans import scatter, share, spread
-from twin.plan.types import Parts, Read, Span, StageKind, Value
+from twin.plan.types import (
+    PARTIAL_EXTRA,
+    LatentCache,
+    Parts,
+    Read,
+    Scan,
+    Span,
+    StageKind,
+    Value,
+    partial_words,
+)
 
 
 def latent(
@@ -28,6 +44,7 @@ def latent(
         share(b.spec.name, b.ranks, "attention heads", kind.heads),
         kind.nope_dim + kind.rope_dim,
     )
+    split = b.options.latent_cache is LatentCache.SPLIT
     pushed = pushes_common(b) and kind.q_rank > 0  # a rank's own queries are nobody else's
     names = [name for name in ("q_a", "kv_a") if name in weights]
     rows = [common_rows(b, weights[name].rows) if pushed else weights[name].rows for name in names]
@@ -48,31 +65,81 @@ def latent(
     )
     queries, first = latent, kind.latent_dim  # where the queries are, and from which element on
     if kind.q_rank:
-        queries, first = queries_of(b, layer, [(weights["q_b"], heads * query)], latent, rows[0]), 0
-    absorbed = _absorb(b, layer, kind, weights["k_up"], queries, first, heads)
+        rotated = [(weights["q_b"], heads * query)]
+        queries, first = queries_of(b, layer, rotated, latent, rows[0], pushed=split), 0
+    absorbed = _absorb(b, layer, kind, weights["k_up"], queries, first, heads, pushed=split)
     scan = scan_of(
         b,
         kind,
         heads=1,
-        group=heads,
+        group=kind.heads if split else heads,
         entry_bytes=kind.latent_dim * b.options.kv_dtype.bytes,
         dim=kind.latent_dim,
-        share=1,
+        share=b.ranks if split else 1,
+        divided=b.ranks if split else 1,
     )
     items = scatter(scan.items, b.blocks)
-    rotated = [
+    turned = [
         (first + head * query + kind.nope_dim, first + (head + 1) * query) for head in range(heads)
     ]
+    if split:  # of what other ranks push all is read: else nobody would know that it has arrived
+        turned = [(0, queries.elements)]
     newest = (sum(rows) - rows[-1], sum(rows))
     used: dict[int, list[Span]] = {absorbed.id: [(0, absorbed.elements)]}
-    for value, spans in ((queries, rotated), (latent, [newest])):
+    for value, spans in ((queries, turned), (latent, [newest])):
         used.setdefault(value.id, []).extend(spans)
     seen = [
         read_by_items(scan, items, b.values[value], alike(spans)) for value, spans in used.items()
     ]
     partials = attend_items(b, layer, scan, items, seen, kind.kv_rank)
+    if split:
+        partials = _merged(b, layer, partials, scan, kind.kv_rank)
+        scan = replace(scan, group=heads, splits=1)
     carried = head_out(b, layer, weights["v_up"], partials, scan, kind.kv_rank, heads)
     return output_projection(b, layer, weights["o"], [b.whole(carried)], heads * kind.value_dim)
+
+
+def _merged(b: Builder, layer: int, partials: Value, scan: Scan, dim: int) -> Value:
+    """[sequences][heads of a rank]: what this rank's positions say of a head, as one item says it.
+
+    Every rank writes into each other one's memory what is of that one's heads. In an item the words
+    of a head of each rank lie side by side, then their maxima and sums. So a block merges the same
+    words for all ranks.
+    """
+    ranks, one = b.ranks, partial_words(1, dim, b.options.kv_dtype)
+    heads = scan.group // ranks
+    each, width = heads * one, scan.group * one
+    owned = spread(scan.sequences * each, b.blocks)
+
+    def used(lo: int, hi: int) -> Iterator[Span]:
+        for sequence in range(lo // each, -(-hi // each)):
+            first, last = max(lo - sequence * each, 0), min(hi - sequence * each, each)
+            for item in range(sequence * scan.splits, (sequence + 1) * scan.splits):
+                at = item * width
+                yield at + ranks * first, at + ranks * last
+                for head in heads_of((first, last), one):
+                    end = at + ranks * one * (head + 1)
+                    yield end - ranks * PARTIAL_EXTRA, end
+
+    spans = tuple(merged_spans(used(lo, hi)) if lo < hi else () for lo, hi in owned)
+    value = b.value(
+        "merged",
+        layer,
+        len(b.stages),
+        elements=scan.sequences * each,
+        pushed=True,
+        owned=owned,
+        words=b.options.draft + 1,
+    )
+    b.stage(
+        StageKind.MERGE,
+        layer,
+        reads=[Read(partials.id, Parts.OWN, spans)],
+        publishes=value.id,
+        vector=0,
+        operations=("merge",),
+    )
+    return b.collected(value)
 
 
 def _absorb(
@@ -83,6 +150,8 @@ def _absorb(
     queries: Value,
     first: int,
     heads: int,
+    *,
+    pushed: bool,
 ) -> Value:
     """[heads][kv_rank]: each head's part without rotation, times its own [kv_rank, nope_dim]."""
     query, outputs = kind.nope_dim + kind.rope_dim, heads * kind.kv_rank
@@ -100,4 +169,5 @@ def _absorb(
         reads=[Read(queries.id, Parts.OWN, spans)],
         vector=0,
         operations=("absorb_q",),
+        pushed=pushed,
     )

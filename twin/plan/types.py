@@ -120,6 +120,15 @@ class RouterInput(Enum):
     OWN = "own"
 
 
+class LatentCache(Enum):
+    """Which positions of a latent cache a rank keeps, and attends with which heads."""
+
+    REPLICATED = "replicated"  # all, with its own heads
+    # its share, with all heads; ranks exchange queries, and what a rank's positions say of the
+    # other ranks' heads
+    SPLIT = "split"
+
+
 class Exchanged(Enum):
     """Where the words lie that blocks of one GPU exchange, on a GPU of several I/O dies."""
 
@@ -201,6 +210,8 @@ class Options:
     # None: reduced where a block of a lane then reads fewer bytes, without a further kernel or
     # barrier
     late_parts: LateParts | None = None
+    # split: on several ranks that share what they need alike
+    latent_cache: LatentCache = LatentCache.REPLICATED
     # per-io-die can only be simulated, on GPUs of several I/O dies
     exchanged: Exchanged = Exchanged.ONCE
 

@@ -158,11 +158,22 @@ class LayerWalk:
         return value
 
     def head_out(
-        self, stage: Stage, partials: Value, name: str, groups: int, outputs: int, dim: int
+        self,
+        stage: Stage,
+        partials: Value,
+        name: str,
+        groups: int,
+        outputs: int,
+        dim: int,
+        *,
+        merged: bool = False,
     ) -> Value:
-        """Combined splits through a matrix for each group of heads."""
+        """Combined splits through a matrix for each group of heads. `merged`: every rank has made
+        one of them for these heads.
+        """
         scan = scan_of(stage)
-        width = partials_of(self.plan, scan.group, dim)
+        items, heads = (scan.sequences, groups) if merged else (scan.items, scan.group)
+        width = partials_of(self.plan, heads, dim)
         part = width // groups
 
         def needs(owned: tuple[Span, ...]) -> list[Need]:
@@ -174,12 +185,12 @@ class LayerWalk:
             spans = tuple(
                 tuple(
                     (item * width + lo, item * width + hi)
-                    for item in range(scan.items)
+                    for item in range(items)
                     for lo, hi in block
                 )
                 for block in mine
             )
-            return [Need(partials, spans)]
+            return [replace(self.all(partials), spans=spans)]
 
         return self.rows(StageKind.HEAD_OUT, needs, [(outputs, name)])
 

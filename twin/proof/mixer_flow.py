@@ -18,10 +18,10 @@ from twin.models.mixers import (
     NoMixer,
     ShortConvolution,
 )
-from twin.plan.types import Span, Stage, StageKind, Value
+from twin.plan.types import LatentCache, Span, Stage, StageKind, Value
 from twin.proof.layer_walk import LayerWalk, nth, scan_of
 from twin.proof.stored import PLAIN
-from twin.proof.walk import Need, partials_of
+from twin.proof.walk import Need, Wrong, partials_of
 
 STATE_WORD = 4  # bytes of an element of a recurrent state
 CHANNEL_ROWS = 3  # b, c and x: a block has all three of a channel, and its history
@@ -138,13 +138,20 @@ def _scanned(
 
 def _latent(layer: LayerWalk, kind: LatentAttention, reads: list[Need]) -> Value:
     heads, query = layer.share(kind.heads), kind.nope_dim + kind.rope_dim
+    # ranks divide the positions, so each needs the queries of all
+    split = layer.options.latent_cache is LatentCache.SPLIT
+    if split and not (kind.q_rank and layer.sharded):
+        raise Wrong("the plan", "a latent cache is split, but ranks share neither rows nor queries")
     if kind.q_rank:
         first, second = layer.common(kind.q_rank), layer.common(kind.latent_dim)
         latent = layer.rows(
             StageKind.LATENT, reads, [(first, "q_a"), (second, "kv_a")], common=True
         )
         queries = layer.rows(
-            StageKind.QUERY, [layer.some(latent, (0, first))], [(heads * query, "q_b")]
+            StageKind.QUERY,
+            [layer.some(latent, (0, first))],
+            [(heads * query, "q_b")],
+            common=split,
         )
         newest, start = (first, first + second), 0
     else:
@@ -154,13 +161,20 @@ def _latent(layer: LayerWalk, kind: LatentAttention, reads: list[Need]) -> Value
         queries, newest, start = latent, (0, kind.latent_dim), kind.latent_dim
     plain = [(start + h * query, start + h * query + kind.nope_dim) for h in range(heads)]
     turned = [(lo + kind.nope_dim, lo + query) for lo, _ in plain]
+    if split:  # whole ones: what of a push nobody reads never arrives, as far as anyone knows
+        turned = [(0, queries.elements)]
     absorbed = layer.rows(
         StageKind.ABSORB,
         lambda rows: [Need(queries, layer.per_block(rows, kind.kv_rank, plain))],
         [(heads * kind.kv_rank, "k_up")],
+        common=split,
     )
+    attending, keepers = (kind.heads, layer.ranks) if split else (heads, 1)
     stage = layer.scans(
-        StageKind.ATTENTION, heads=1, group=heads, entries=kind.positions(layer.options.context)
+        StageKind.ATTENTION,
+        heads=1,
+        group=attending,
+        entries=-(-kind.positions(layer.options.context) // keepers),
     )
     layer.entry_bytes(stage, kind.latent_dim * layer.options.kv_dtype.bytes)
     needs = [layer.of_items(stage, absorbed, lambda item: [(0, absorbed.elements)])]
@@ -171,14 +185,68 @@ def _latent(layer: LayerWalk, kind: LatentAttention, reads: list[Need]) -> Value
             layer.of_items(stage, queries, lambda item: turned),
             layer.of_items(stage, latent, lambda item: [newest]),
         ]
-    partials = layer.attention(stage, needs, partials_of(layer.plan, heads, kind.kv_rank))
-    carried = layer.head_out(stage, partials, "v_up", heads, heads * kind.value_dim, kind.kv_rank)
+    partials = layer.attention(stage, needs, partials_of(layer.plan, attending, kind.kv_rank))
+    if split:
+        partials = _of_all_positions(layer, stage, partials, heads, kind.kv_rank)
+    carried = layer.head_out(
+        stage, partials, "v_up", heads, heads * kind.value_dim, kind.kv_rank, merged=split
+    )
     return layer.rows(
         StageKind.O_PROJ,
         [layer.all(carried)],
         [(layer.walk.spec.hidden, "o")],
         cols=heads * kind.value_dim,
     )
+
+
+def _of_all_positions(
+    layer: LayerWalk, stage: Stage, partials: Value, heads: int, dim: int
+) -> Value:
+    """One item's words of a rank's heads from all items of its positions, made for every rank."""
+    scan, one = scan_of(stage), partials_of(layer.plan, 1, dim)
+    made = layer.walk.peek(StageKind.MERGE, layer.index)
+    owned = layer.plan.values[made.publishes or 0].owned
+    outputs = one - partials_of(layer.plan, 1, 0)
+    spans = _merging(owned, scan.splits, layer.ranks, heads, one, outputs)
+    value = layer.walk.take(
+        StageKind.MERGE,
+        layer.index,
+        [Need(partials, spans)],
+        elements=scan.sequences * heads * one,
+    )
+    return layer.gathered(value, common=True)
+
+
+@lru_cache(maxsize=64)
+def _merging(
+    owned: tuple[Span, ...], splits: int, ranks: int, heads: int, one: int, outputs: int
+) -> tuple[tuple[Span, ...], ...]:
+    """Of each block the words of a sequence's items that it merges: those of its elements, of all
+    ranks' heads side by side, and these heads' maxima and sums behind their `outputs` words.
+    """
+    found = []
+    for lo, hi in owned:
+        needed: set[Span] = set()
+        for head in range(lo // one, -(-hi // one)) if lo < hi else ():
+            sequence, within = divmod(head, heads)
+            mine = (max(lo - head * one, 0), min(hi - head * one, one))
+            for item in range(sequence * splits, (sequence + 1) * splits):
+                first = (item * heads + within) * one
+                needed |= {
+                    (ranks * (first + a), ranks * (first + b)) for a, b in (mine, (outputs, one))
+                }
+        found.append(_disjoint(needed))
+    return tuple(found)
+
+
+def _disjoint(spans: Iterable[Span]) -> tuple[Span, ...]:
+    made: list[Span] = []
+    for lo, hi in sorted(spans):
+        if made and lo <= made[-1][1]:
+            made[-1] = made[-1][0], max(hi, made[-1][1])
+        else:
+            made.append((lo, hi))
+    return tuple(made)
 
 
 def _compressed(layer: LayerWalk, kind: CompressedAttention, reads: list[Need]) -> Value:
