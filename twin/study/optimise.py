@@ -25,7 +25,7 @@ from twin.hardware.types import Node
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import ModelSpec
 from twin.plan.ranges import GPUS
-from twin.plan.types import Common, LateParts, Options, Plan, Residual
+from twin.plan.types import Common, LatentCache, LateParts, Options, Plan, Residual
 from twin.schedule.choose import chooser_of
 from twin.schedule.options import plan_for
 from twin.study.depth import repeating
@@ -43,7 +43,15 @@ Axis = tuple[Value, ...]  # the standard value first
 
 STANDARD: Value = ()
 # options whose values are searched; naming one of them means a plan of one's own
-SEARCHED = ("common", "residual", "expert_ranks", "late_parts", "attention_splits")
+SEARCHED = (
+    *("common", "residual", "expert_ranks", "late_parts", "latent_cache", "attention_splits"),
+)
+KINDS = {
+    "common": Common,
+    "residual": Residual,
+    "late_parts": LateParts,
+    "latent_cache": LatentCache,
+}
 OF_SPLITS = ("attention_splits", "split_positions", "window_splits")
 ROUNDS = 4  # of descent, at most: a round tries all single changes (judged)
 # A step that another plan beats by less is as good: of such plans one that the engine runs is
@@ -219,7 +227,7 @@ def axes(point: Point) -> tuple[Axis, ...]:
 
 def _alternatives(plan: Plan) -> Iterator[tuple[Sequence[str], list[Value]]]:
     options = plan.options
-    for name, kind in (("common", Common), ("residual", Residual), ("late_parts", LateParts)):
+    for name, kind in KINDS.items():
         others = [one.value for one in kind if one is not getattr(options, name)]
         yield (name,), [((name, value),) for value in others]
     if plan.routed:
