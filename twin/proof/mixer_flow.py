@@ -169,12 +169,12 @@ def _latent(layer: LayerWalk, kind: LatentAttention, reads: list[Need]) -> Value
         [(heads * kind.kv_rank, "k_up")],
         common=split,
     )
-    attending, keepers = (kind.heads, layer.ranks) if split else (heads, 1)
+    attending, holders = (kind.heads, layer.ranks) if split else (heads, 1)
     stage = layer.scans(
         StageKind.ATTENTION,
         heads=1,
         group=attending,
-        entries=-(-kind.positions(layer.options.context) // keepers),
+        entries=-(-kind.positions(layer.options.context) // holders),
     )
     layer.entry_bytes(stage, kind.latent_dim * layer.options.kv_dtype.bytes)
     needs = [layer.of_items(stage, absorbed, lambda item: [(0, absorbed.elements)])]
