@@ -181,22 +181,22 @@ struct DraftHead {
                    mine * load_shared(values + long(p) * pitch + lane + k * THREADS, true);
       }
       float* const parts = b.scratch;  // [warps][dim, most, sum]
-      float* const part = parts + b.core.warp() * (HEAD_MOST + 2);
+      float* const part = parts + b.core.warp() * (dim + 2);
       b.core.barrier();
       for (int k = 0; k < EACH && lane + k * THREADS < dim; ++k) part[lane + k * THREADS] = out[k];
-      if (lane == 0) part[HEAD_MOST] = most, part[HEAD_MOST + 1] = sum;
+      if (lane == 0) part[dim] = most, part[dim + 1] = sum;
       b.core.barrier();
       TWIN_EACH(i, dim) {
         float highest = -infinity(), total = 0.0f, made = 0.0f;
         for (int w = 0; w < warps; ++w) {
-          const float one = parts[w * (HEAD_MOST + 2) + HEAD_MOST];
+          const float one = parts[w * (dim + 2) + dim];
           highest = one > highest ? one : highest;
         }
         for (int w = 0; w < warps; ++w) {
-          const float* const one = parts + w * (HEAD_MOST + 2);
-          if (one[HEAD_MOST + 1] == 0.0f) continue;  // a warp without positions
-          const float by = exp32(one[HEAD_MOST] - highest);
-          total += by * one[HEAD_MOST + 1], made += by * one[i];
+          const float* const one = parts + w * (dim + 2);
+          if (one[dim + 1] == 0.0f) continue;  // a warp without positions
+          const float by = exp32(one[dim] - highest);
+          total += by * one[dim + 1], made += by * one[i];
         }
         store_shared(at(b.plan.draft_out) + head * dim + i, made / total);
       }

@@ -527,3 +527,4 @@ __device__ __forceinline__ int nearest(float x) {
 #include "cuda_split.cuh"
 
 #include "cuda_core.cuh"  // of all of these
+#include "cuda_draft.cuh"

@@ -4,7 +4,11 @@
 namespace twin {
 
   // Rows of 16-bit weights, one behind the other in memory, times x: a warp's.
-  template <class Block>
+  static_assert(Plan::draft_dim == 0 ||
+                  CONSUMER_WARPS * (Plan::draft_dim + 2) <= Plan::scratch_floats,
+              "attention's parts of a head's warps lie in the scratch");
+
+template <class Block>
   __device__ __forceinline__ void dot_draft_rows(Block& b, const u8* rows, int count, int cols,
                                                   const float* x, float* sums) {
     constexpr int EACH = 8, MOST = 8;  // neighbours of a thread's load; rows

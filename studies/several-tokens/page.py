@@ -11,7 +11,7 @@ from studies.common.study_page import write_page
 from twin.study.outcome import Bars, Series
 
 HERE = Path(__file__).resolve().parent
-ROWS = HERE / "rows.csv"
+ROWS, TEXT = HERE / "rows.csv", HERE / "text.csv"
 RUN = "2026-11-29"
 HEAD = (
     *("products", "model", "after", "tokens", "predicted, us", "a round, us", "a step, us"),
@@ -20,7 +20,7 @@ HEAD = (
 
 
 def stamp() -> Stamp:
-    return Stamp(RUN, files_digest([ROWS]))
+    return Stamp(RUN, files_digest([ROWS, TEXT]))
 
 
 def rows() -> list[dict[str, str]]:
@@ -53,6 +53,24 @@ def table() -> str:
     return markdown_table(HEAD, lines)
 
 
+TEXT_HEAD = ("prompts", "prompt", "answer", "tokens a round", "tokens/s", "by steps", "equal")
+
+
+def text_table() -> str:
+    """SmolLM2-135M on a CPU."""
+    with TEXT.open(encoding="utf-8", newline="") as file:
+        lines = [
+            (
+                *(row["kind"], row["prompt"], row["tokens"]),
+                f"{float(row['tokens_per_round']):.2f}",
+                *(f"{float(row[name]):.1f}" for name in ("tokens_per_s", "by_steps")),
+                "yes" if row["same"] == "True" else "no",
+            )
+            for row in csv.DictReader(file)
+        ]
+    return markdown_table(TEXT_HEAD, lines)
+
+
 def chart() -> Bars:
     found = [row for row in rows() if row["products"] == "by the ring"]
     names = tuple(f"{row['model']}, {row['after']}, {row['tokens']}" for row in found)
@@ -61,7 +79,7 @@ def chart() -> Bars:
 
 
 def main() -> None:
-    write_page(HERE, stamp(), {"rows": table()}, chart())
+    write_page(HERE, stamp(), {"rows": table(), "text": text_table()}, chart())
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from twin.engine.session import (
     random_pattern,
 )
 from twin.errors import EngineError
+from twin.kernel.draft_head import packed_head
 from twin.kernel.header import (
     MAX_RANKS,
     SENTINEL_WORD,
@@ -229,9 +230,9 @@ class CudaEngine(Session):
                 self._pack(weights, rank, gpu)
             if weights is not None:
                 memory.constants = gpu.copied(layout(self.plan).constants.pack(weights, rank))
-            self._allocate_work(gpu, memory)
+            self._allocate_work(gpu, memory, weights)
 
-    def _allocate_work(self, gpu: Gpu, memory: RankMemory) -> None:
+    def _allocate_work(self, gpu: Gpu, memory: RankMemory, weights: Weights | None) -> None:
         """What a rank computes in."""
         plan, made = self.plan, layout(self.plan)
         sizes = made.sizes
@@ -244,6 +245,9 @@ class CudaEngine(Session):
             gpu.allocate_exchanged(made.logits_buffers_floats * 4),
         )
         memory.prompt = gpu.allocate(int(sizes["prompt_floats"]) * 4)
+        if weights is not None and "draft_vocab" in sizes:
+            for first, part in packed_head(plan, sizes, weights):
+                gpu.write(memory.prompt + 4 * first, np.ascontiguousarray(part))
         memory.state = gpu.allocate(state * 4) if state else None
         gpu.cleared += [(memory.exchange, exchange, SENTINEL_WORD), (memory.counters, counters, 0)]
         if state:

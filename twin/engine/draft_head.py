@@ -36,6 +36,7 @@ _NAMES = {
     "norm": "norm.weight",
     "lm_head": "lm_head.weight",
 }
+MOST_VALUES = (1 << 22) - 3  # random values of a tensor; the rest repeats them
 TABLE, SHIFTS, KNOWN = "embed_tokens.weight", "d2t", "t2d"
 _INTEGERS = {"I64": np.int64, "I32": np.int32}
 
@@ -66,10 +67,12 @@ def random_tensor(spec: ModelSpec, seed: int, name: str, dtype: DType) -> Array:
         found: Array = np.sort(random.permutation(spec.vocab)[: head.vocab])
         return found
     shape = shapes(head)[leaf]
-    values = random.standard_normal(shape, np.float32)
+    size = int(np.prod(shape))
+    values = random.standard_normal(min(size, MOST_VALUES), np.float32)
     if len(shape) == 1:
         return (1 + values * np.float32(0.1)).astype(NUMPY[dtype])
-    return (values * np.float32(shape[1] ** -0.5)).astype(NUMPY[dtype])
+    scaled = (values * np.float32(shape[1] ** -0.5)).astype(NUMPY[dtype])
+    return np.resize(scaled, shape)
 
 
 @dataclass(frozen=True, slots=True)
