@@ -55,17 +55,19 @@ struct DraftHead {
                                            const float* x, long pitch, int tokens, Emit emit) {
     const u8* const from =
         reinterpret_cast<const u8*>(at(weights)) + long(first) * cols * type_bytes(WEIGHT);
+    float* const sums = b.scratch + b.core.warp() * HEAD_ROWS;
     const int groups = (rows + HEAD_ROWS - 1) / HEAD_ROWS, step = b.plan.blocks * b.core.warps();
     TWIN_ONCE
     for (int group = b.block * b.core.warps() + b.core.warp(); group < groups; group += step) {
       const int row = group * HEAD_ROWS, count = least(HEAD_ROWS, rows - row);
       TWIN_ONCE
       for (int token = 0; token < tokens; ++token) {
-        float sums[HEAD_ROWS];
         dot_draft_rows(b, from + long(row) * cols * type_bytes(WEIGHT), count, cols,
                        x + token * pitch, sums);
-        if (b.core.warp_thread() != 0) continue;
-        for (int i = 0; i < count; i += 2) emit(token, row + i, sums[i], sums[i + 1]);
+        b.core.warp_sync();
+        for (int i = 0; i < count && b.core.warp_thread() == 0; i += 2)
+          emit(token, row + i, sums[i], sums[i + 1]);
+        b.core.warp_sync();
       }
     }
   }

@@ -221,7 +221,6 @@ template <class Block>
 __device__ void dot_draft_rows(Block& b, const u8* rows, int count, int cols, const float* x,
                                float* sums) {
   b.core.dot_tile(rows, count, cols, x, sums);
-  b.core.warp_sync();
 }
 
 }  // namespace twin

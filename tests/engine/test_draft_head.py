@@ -15,6 +15,8 @@ from tests.command_line import Twin
 from tests.engine.families import TOGETHER
 from tests.engine.small_engine import LLAMA, QWEN3, TOKENS, planned
 from tests.engine.test_routed_prompts import FAMILIES
+from tests.native.test_warps import build_warps
+from twin.engine import host
 from twin.engine.draft_head import _NAMES, PREFIX, with_head
 from twin.engine.generation import Drafting
 from twin.engine.host import HostEngine
@@ -90,6 +92,10 @@ def last_drafts(running: HostEngine, plan: Plan) -> list[int]:
     ids=str,
 )
 def test_a_head_drafts_what_its_paper_says(spec: ModelSpec, chosen: dict[str, Any]) -> None:
+    a_head_drafts_what_its_paper_says(spec, chosen)
+
+
+def a_head_drafts_what_its_paper_says(spec: ModelSpec, chosen: dict[str, Any]) -> None:
     """Rounds of which one token counts each. The last that has room for i drafts leaves its i-th
     one in memory.
     """
@@ -159,6 +165,12 @@ def test_weights_of_16_bits_have_heads_too() -> None:
     with HostEngine(plan, random_weights(plan.spec, SEED, DType.BF16)) as running:
         one = running.generate(TOKENS, max_tokens=30)
         assert one.tokens == running.generate(TOKENS, max_tokens=30).tokens
+
+
+def test_blocks_of_many_warps_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU's: a warp's threads share a row, warps the rows and the positions."""
+    monkeypatch.setattr(host, "build_host", build_warps)
+    a_head_drafts_what_its_paper_says(LLAMA, {"slot_bytes": 512, "prompt_chunk": 16, "blocks": 2})
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
