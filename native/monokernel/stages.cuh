@@ -355,30 +355,39 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
   return by_heads(stage, [&](auto heads) { return attention<decltype(heads)>(b, index, stage); });
 }
 
-// The input of an output projection: what attention made, a recurrent state, or channels. A stage
-// that reads one of the latter follows it.
-template <class S, class Vector>
-__device__ __forceinline__ bool take_heads(Block& b, int index, const Stage& stage, Vector& x) {
-  if constexpr (Delta::ANY)
-    if (b.plan.stages_at(index - 1).kind == int(StageKind::DELTA))
-      return take_states(b, index, stage, x);
+// Does a stage follow one that carries a state, or channels, on? Then it reads what that made.
+__device__ __forceinline__ bool follows_states(const Block& b, int index) {
+  const auto& before = b.plan.stages_at(index - 1);
+  return (Delta::ANY && before.kind == int(StageKind::DELTA)) || convolves(before);
+}
+
+// The input of an output projection: that,
+template <class Vector>
+__device__ __forceinline__ bool take_carried(Block& b, int index, const Stage& stage, Vector& x) {
   if constexpr (Convolution::ANY)
     if (convolves(b.plan.stages_at(index - 1)))
       return gather_vector(b, index, b.plan.reads_at(stage.first_read), x);
+  if constexpr (Delta::ANY) return take_states(b, index, stage, x);
+  return false;
+}
+
+// or what attention made.
+template <class S, class Vector>
+__device__ __forceinline__ bool take_heads(Block& b, int index, const Stage& stage, Vector& x) {
   if (!combine<S>(b, index, stage, x)) return false;
   if constexpr (Outgoing::GATED) return gate_heads(b, index, stage, x);
   return true;
 }
 
-template <class S>
-__device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) {
-  using Heads = Core::Heads<S>;
-  Heads x = Heads::in(b.input, stage.cols);
+// take(x): is the input there?
+template <class Vector, class Take>
+__device__ __forceinline__ bool o_proj_of(Block& b, int index, const Stage& stage, Take take) {
+  Vector x = Vector::in(b.input, stage.cols);
   const Work work = work_of(b, stage, 1);
-  auto ahead = b.core.template prefetch<Heads>(stage, work.own, true);
+  auto ahead = b.core.template prefetch<Vector>(stage, work.own, true);
   const OutputBias<Additions::OUTPUT_BIAS> bias(b, stage, work.own);
   OwnScores<Scores::ANY> scores(b, index, work.own);
-  if (!take_heads<S>(b, index, stage, x)) return false;
+  if (!take(x)) return false;
   begin(b, index, stage);
   const bool done = multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) {
     const float made = bias.added(row, sum);
@@ -388,8 +397,19 @@ __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) 
   return scores.add(b, index, done);
 }
 
+// Where states and heads make as many outputs, one piece of code takes both.
 __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) {
-  return by_heads(stage, [&](auto heads) { return o_proj<decltype(heads)>(b, index, stage); });
+  constexpr bool APART = Plan::states_cols > 0;
+  const auto carried = [&](auto& x) { return take_carried(b, index, stage, x); };
+  if constexpr (APART)
+    if (follows_states(b, index)) return o_proj_of<Core::States>(b, index, stage, carried);
+  return by_heads(stage, [&](auto heads) {
+    using S = decltype(heads);
+    return o_proj_of<Core::Heads<S>>(b, index, stage, [&](auto& x) {
+      if (!APART && follows_states(b, index)) return carried(x);
+      return take_heads<S>(b, index, stage, x);
+    });
+  });
 }
 
 __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {

@@ -109,6 +109,8 @@ struct Core {
       Either<OtherShape::ANY, Near<TWIN_LAYOUT(other, Plan::other_cols)>, FirstOutputs>;
   template <class S>  // the outputs of heads of a shape
   using Heads = Either<S::OTHER, OtherOutputs, FirstOutputs>;
+  using States = Either<(Plan::states_cols > 0), Near<TWIN_LAYOUT(states, Plan::states_cols)>,
+                        FirstOutputs>;
   using Ffn = Either<
       Plan::wide_ffn, Activation<FfnTeams, Quantised<only_code(FFN_CODES)>>,
       Either<(Plan::ffn_at_once < FfnTeams::PORTIONS),
@@ -464,6 +466,7 @@ struct Core {
     return (SAME<Vector, Normed> ? HIDDEN_CODES : 0u) |
            (SAME<Vector, FirstOutputs> ? HEADS_CODES : 0u) |
            (OtherShape::ANY && SAME<Vector, OtherOutputs> ? OTHER_CODES : 0u) |
+           (Plan::states_cols > 0 && SAME<Vector, States> ? STATES_CODES : 0u) |
            (SAME<Vector, Ffn> ? FFN_CODES : 0u) |
            (NonRouted::SHARED && SAME<Vector, Shared> ? SHARED_CODES : 0u) |
            (NonRouted::DENSE && SAME<Vector, Dense> ? DENSE_CODES : 0u);

@@ -305,6 +305,7 @@ struct Core {
   using Residual = RegisterResidual;
   template <class S>
   using Heads = MemoryVector;
+  using States = MemoryVector;
   using Ffn = InputOf<NARROW>::Type;
   using Shared = MemoryVector;
   using Dense = Ffn;  // of models without experts the same

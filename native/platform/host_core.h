@@ -76,6 +76,7 @@ struct Core {
   using Residual = MemoryResidual;
   template <class S>
   using Heads = MemoryVector;
+  using States = MemoryVector;
   using Ffn = MemoryVector;
   using Shared = MemoryVector;
   using Dense = MemoryVector;

@@ -17,7 +17,7 @@ from twin.models.spec import LaneHead
 from twin.plan import shards
 from twin.plan.biases import bias_shape, stage_bias, stage_sinks
 from twin.plan.cache_scales import NUMBERS, has_cache_scales, stage_cache_scales
-from twin.plan.catalogue import ROWS
+from twin.plan.catalogue import CARRYING, ROWS
 from twin.plan.delta_vectors import delta_sizes, delta_vectors
 from twin.plan.shards import Weights
 from twin.plan.types import Plan, Stage, StageKind
@@ -175,7 +175,7 @@ def _vector(
         found = shards.parallel_norms(stage, weights)[name]
     elif name in ("choice_bias", "expert_scales"):
         found = weights[f"layers.{stage.layer}.{name}"].astype(np.float32)
-    elif stage.kind in (StageKind.DELTA, StageKind.CONV_IN):
+    elif stage.kind in CARRYING:
         found = delta_vectors(plan, stage, rank, weights)[name]
     else:
         norms = shards.query_key_norms(stage, weights)

@@ -34,6 +34,7 @@ from twin.kernel.traits import (
 )
 from twin.models.spec import DType
 from twin.models.variant import Activation
+from twin.plan.catalogue import ALWAYS, INPUTS
 from twin.plan.types import HandOffKind, Options, Parts, Plan, Sampling, StageKind
 
 MAX_RANKS = 16
@@ -64,7 +65,8 @@ ABSENT_SIZES = (
     *(f"other_{name}" for name in (*OTHER, "kv_items", "scan_heads", "cache_tile", "tensor_scan")),
     *(
         f"{name}_{what}"
-        for name in ("shared", "dense", "other")
+        for name in INPUTS
+        if name not in ALWAYS
         for what in ("cols", "tile", "vector", "team", "ahead_chunks", "ahead_groups")
     ),
 )

@@ -29,13 +29,13 @@ from twin.kernel.fields import (
 from twin.kernel.prompt import prompt_of
 from twin.kernel.sizes import sizes_of
 from twin.kernel.streams import Streams, streams_of
+from twin.plan.catalogue import CARRYING
 from twin.plan.types import Matrix, Parts, Plan, Read, Span, Stage, StageKind, Value
 from twin.schedule.block import LINE_FLOATS, up
 from twin.schedule.choose import schedule_of
 from twin.schedule.memory import logits_buffers_floats
 from twin.schedule.types import Schedule
 
-CARRYING = (StageKind.DELTA, StageKind.CONV_IN)  # stages whose states the kernel keeps
 STATE_ALIGNED = 256  # bytes: where states begin behind the cache
 
 

@@ -65,6 +65,7 @@ class Input(Enum):
     HIDDEN = "hidden"  # the residual, or a probe's constant
     HEADS = "heads"  # the outputs of all heads
     OTHER = "other"  # the same of heads of a second shape
+    STATES = "states"  # what recurrences and convolutions made, where heads make another number
     FFN = "ffn"  # the feed-forward's activations, of the chosen experts where there are some
     SHARED = "shared"  # those of shared experts
     DENSE = "dense"  # those of layers without experts, where others have some
@@ -189,6 +190,8 @@ ROWS: dict[StageKind, Row] = {
     StageKind.ROUTED_DOWN: Row(engine=True, input=Input.FFN, vector=True, summed=True, bias=True),
 }
 
+# stages whose states the kernel carries on
+CARRYING = (StageKind.DELTA, StageKind.CONV_IN)
 ALWAYS = (Input.HIDDEN.value, Input.HEADS.value, Input.FFN.value)  # each kernel has their vectors
 
 
@@ -196,14 +199,19 @@ INPUTS = tuple(each.value for each in Input)
 
 
 @cache
-def input_of(kind: StageKind, *, routed: bool, heads: int = 0) -> Input | None:
+def input_of(
+    kind: StageKind, *, routed: bool, heads: int = 0, states: bool = False
+) -> Input | None:
     """What a stage's matrix multiplies. `routed`: of a plan with chosen experts; `heads`: which
-    shape of them the stage has.
+    shape of them the stage has; `states`: it follows a recurrence, or a convolution, with another
+    number of outputs than heads have.
     """
     if routed and kind is StageKind.DOWN:
         return Input.DENSE
     found = ROWS[kind].input
-    return Input.OTHER if found is Input.HEADS and heads else found
+    if found is not Input.HEADS:
+        return found
+    return Input.STATES if states else Input.OTHER if heads else found
 
 
 # What the engine runs of options that plans may have more of.

@@ -18,13 +18,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from twin.frozen import frozen
 from twin.models.feeds import ExpertFeed
 from twin.models.formats import Format
 from twin.models.spec import RUN, DType, ModelSpec
-from twin.plan.catalogue import ENGINE_OPTIONS, ROWS, input_of
+from twin.plan.catalogue import CARRYING, ENGINE_OPTIONS, ROWS, input_of
 from twin.plan.catalogue import StageKind as StageKind
 
 ENGINE_GPUS = 8  # of one process
@@ -719,8 +720,20 @@ class Plan:
 
     def input_of(self, stage: Stage) -> str | None:
         """Which of the kernel's inputs a stage's matrix multiplies."""
-        found = input_of(stage.kind, routed=self.routed, heads=stage.heads)
+        states = stage.index in self._of_states
+        found = input_of(stage.kind, routed=self.routed, heads=stage.heads, states=states)
         return found.value if found else None
+
+    @cached_property
+    def _of_states(self) -> frozenset[int]:
+        """Output projections of what no heads made, if that is wider or narrower than heads'."""
+        cols: dict[bool, dict[int, int]] = {True: {}, False: {}}
+        for before, stage in pairwise(self.stages):
+            if stage.kind is StageKind.O_PROJ and stage.matrix:
+                cols[before.kind in CARRYING][stage.index] = stage.matrix.cols
+        known = set(cols[False].values())
+        apart = known and not known & set(cols[True].values())
+        return frozenset(cols[True] if apart else ())
 
     @cached_property
     def coded(self) -> bool:

@@ -13,7 +13,7 @@ from twin.kernel.fields import FLOATS
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.models.formats import UNIT_BYTES
-from twin.plan.catalogue import input_of
+from twin.plan.catalogue import Input, input_of
 from twin.plan.types import (
     MOST_BATCH_ROWS,
     Execution,
@@ -25,7 +25,7 @@ from twin.plan.types import (
     Stage,
     StageKind,
 )
-from twin.proof.rounds import check_rounds
+from twin.proof.rounds import STATEFUL, check_rounds
 from twin.proof.stored import DECODED, in_blocks, multiplied
 from twin.proof.violation import Violation
 from twin.schedule.block import LINE_FLOATS
@@ -140,14 +140,37 @@ def _experts(plan: Plan) -> Iterator[Violation]:
 def _heads(plan: Plan) -> Iterator[Violation]:
     """An NVIDIA block's warps are divided for one width of what output projections multiply."""
     outputs = [s for s in plan.stages if s.matrix and s.kind is StageKind.O_PROJ]
-    for which in {stage.heads for stage in outputs}:
-        wide = {s.matrix.cols: s.name for s in outputs if s.matrix and s.heads == which}
+    inputs = _inputs(plan)
+    for which in {inputs[stage.index] for stage in outputs}:
+        wide = {s.matrix.cols: s.name for s in outputs if s.matrix and inputs[s.index] is which}
         if len(wide) > 1:
             message = (
                 f"{' and '.join(f'{cols} columns in {name}' for cols, name in wide.items())}; an "
                 "NVIDIA block's warps are divided for one width of a shape of heads' outputs"
             )
             yield Violation("kernel", THE_PLAN, message)
+
+
+def _inputs(plan: Plan) -> list[Input | None]:
+    """[stages] the kernel's input that a stage's matrix multiplies. What states, or channels with
+    a history, made is one of its own if no heads make as many outputs.
+    """
+    made = {stage.publishes for stage in plan.stages if stage.kind in STATEFUL}
+    follows = [any(read.value in made for read in stage.reads) for stage in plan.stages]
+    heads = {
+        stage.matrix.cols
+        for stage, states in zip(plan.stages, follows, strict=True)
+        if stage.kind is StageKind.O_PROJ and stage.matrix and not states
+    }
+    return [
+        input_of(
+            stage.kind,
+            routed=plan.routed,
+            heads=stage.heads,
+            states=states and bool(heads) and bool(stage.matrix and stage.matrix.cols not in heads),
+        )
+        for stage, states in zip(plan.stages, follows, strict=True)
+    ]
 
 
 def _states(plan: Plan) -> Iterator[Violation]:
@@ -267,10 +290,9 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
     """Where weights are low-bit, all matrices of an input share its layout: a thread has as many
     elements of it in a row as one load brings of 8-bit weights."""
     coded = any(m.format is not None for stage in plan.stages for m in stage.matrices)
-    routed = plan.routed
     pack = UNIT_BYTES if coded else 0
     shapes: dict[object, tuple[str, int, int]] = {}
-    for stage in plan.stages:
+    for stage, read in zip(plan.stages, _inputs(plan), strict=True):
         if stage.matrix is None:
             continue
         cols, tile = stage.matrix.cols, stage.matrix.tile_cols
@@ -280,9 +302,7 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
         elif pack and (cols % pack or tile % pack):
             message = f"{cols} columns in tiles of {tile}: must be multiples of {pack}, a load"
             yield Violation("kernel", stage.name, message)
-        first = shapes.setdefault(
-            input_of(stage.kind, routed=routed, heads=stage.heads), (stage.name, cols, tile)
-        )
+        first = shapes.setdefault(read, (stage.name, cols, tile))
         if pack and first[1:] != (cols, tile):
             message = (
                 f"tiles of {tile} of {cols} columns; {first[0]}, of the same input, has {first[2]}"
@@ -348,12 +368,12 @@ def _unfolded(stage: Stage, matrix: Matrix) -> Violation:
 def _teams(plan: Plan) -> Iterator[Violation]:
     """An NVIDIA block's warps are divided once for all matrices of an input."""
     shapes: dict[object, tuple[str, tuple[int, int, bool]]] = {}
+    inputs = _inputs(plan)
     for stage, matrix in zip(plan.stages, multiplied_at_once(plan), strict=True):
         if matrix is None:
             continue
         has = (matrix.cols, matrix.tile_cols, matrix.folded)
-        read = input_of(stage.kind, routed=plan.routed, heads=stage.heads)
-        name, first = shapes.setdefault(read, (stage.name, has))
+        name, first = shapes.setdefault(inputs[stage.index], (stage.name, has))
         if has != first:
             message = f"(columns, of a tile, folded) {has}; {name}, of the same input, has {first}"
             yield Violation("kernel", stage.name, message)

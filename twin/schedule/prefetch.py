@@ -141,8 +141,8 @@ def _registers(plan: Plan, teams: Mapping[str, Team]) -> dict[str, int]:
     if any(tensor_products(m) for stage in plan.stages for m in stage.matrices):
         return none  # a warp's pieces are not a thread's
     elements = {name: teams[name].portions * teams[name].vector for name in ALWAYS}
-    other = teams["other"]
-    widest = max(*elements.values(), other.portions * other.vector)
+    rare = [teams[name].portions * teams[name].vector for name in ("other", "states")]
+    widest = max(*elements.values(), *rare)
     by_widest = _of_coded(plan, teams, widest) if plan.coded else _of_plain(plan, widest)
     found = {
         name: by_widest[name] if name == "ffn" or elements[name] <= AHEAD_ELEMENTS else 0
