@@ -63,6 +63,7 @@ SIZES: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 THETA = {"rope_theta": 1e6}
+ALPHA = {"rope_theta": 1e4, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}}
 WINDOWS = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 
 
@@ -173,6 +174,63 @@ FAMILIES: Mapping[str, dict[str, Any]] = {
         "layer_types": WINDOWS,
     },
     "ernie4_5": {**SIZES, **THETA},
+    "ernie4_5_moe": {
+        **SIZES,
+        **THETA,
+        "moe_intermediate_size": 208,
+        "moe_num_experts": 16,
+        "moe_num_shared_experts": 1,
+        "moe_k": 4,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": -1,
+    },
+    "hunyuan_v1_dense": {**SIZES, **ALPHA},
+    "hunyuan_v1_moe": {
+        **SIZES,
+        **ALPHA,
+        "intermediate_size": 208,
+        "num_experts": 16,
+        "moe_topk": 4,
+    },
+    "granitemoehybrid": {  # states make more outputs than heads
+        **SIZES,
+        "intermediate_size": 208,
+        "shared_intermediate_size": 416,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 4,
+        "position_embedding_type": "nope",
+        "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "mamba_n_heads": 16,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 128,
+        "mamba_d_head": 64,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.015625,
+        "logits_scaling": 6.0,
+    },
+    "nemotron_h": {
+        **_without("rms_norm_eps", "num_hidden_layers"),
+        "layer_norm_epsilon": 1e-5,
+        "hybrid_override_pattern": "MEM*EME",
+        "mamba_num_heads": 16,
+        "mamba_head_dim": 64,
+        "n_groups": 8,
+        "ssm_state_size": 128,
+        "conv_kernel": 4,
+        "mlp_hidden_act": "relu2",
+        "n_routed_experts": 16,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 208,
+        "moe_shared_expert_intermediate_size": 416,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "n_group": 1,
+        "topk_group": 1,
+    },
 }
 
 HEAD = (

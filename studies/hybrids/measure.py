@@ -1,4 +1,5 @@
-"""Rows of rows.csv: predicted, then measured on this computer's H200.
+"""Rows of rows.csv, and of prompts in ../prompts/carried.csv: predicted, then measured on this
+computer's H200.
 
     python -m studies.hybrids.measure predict MODEL...    before a model's first run
     python -m studies.hybrids.measure compile MODEL...    kernels, into the cache
@@ -18,7 +19,6 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ from twin.proof.prove import prove
 from twin.schedule.options import plan_for
 
 NODE = "1xh200-sxm"
-TABLE = Path(__file__).resolve().parent / "rows.csv"
+HERE = Path(__file__).resolve().parent
+TABLE, PROMPTS = HERE / "rows.csv", HERE.parent / "prompts" / "carried.csv"
 AFTER = (32, 4096)  # prompt tokens
 TOKENS, WARM_UP = 128, 8
 CHECKED = 6  # positions of which the reference's logits are computed
@@ -85,7 +86,7 @@ def plans_of(model: str, after: int) -> dict[str, Plan]:
 def predict(rows: Sequence[tuple[str, int]]) -> None:
     import twin
 
-    lines = _lines()
+    lines = _lines(TABLE)
     known = {(line["model"], line["after"]) for line in lines}
     for model, after in rows:
         if (model, str(after)) in known:
@@ -101,7 +102,7 @@ def predict(rows: Sequence[tuple[str, int]]) -> None:
             line["floor"] = f"{1 / said.result.model_floor_s:.4g}"
         lines.append(line)
         print(line, flush=True)
-    _write(lines)
+    _write(TABLE, sorted(lines, key=lambda line: (int(line["after"]), line["model"])))
 
 
 # ---- on the GPU ----------------------------------------------------------------------------------
@@ -136,9 +137,7 @@ def _timed(plan: Plan, after: int) -> dict[str, Any]:
     assert plan.spec is not None
     prompt = first_tokens(plan.spec.vocab, after)
     in_passes = plan.options.prompt_chunk > 1
-    _, *runs = repeated(
-        calibrated_node(NODE).device, plan, prompt, TOKENS, reuse=not in_passes
-    )
+    _, *runs = repeated(calibrated_node(NODE).device, plan, prompt, TOKENS, reuse=not in_passes)
     steps = [step_ns(one, WARM_UP) / 1e3 for one in runs]
     found: dict[str, Any] = {"step_us": statistics.median(steps), "runs_us": steps}
     found["alike"] = alike(runs)
@@ -151,30 +150,35 @@ def _timed(plan: Plan, after: int) -> dict[str, Any]:
 
 
 def record(file: Path) -> None:
-    lines = _lines()
+    """Into both tables, where they have a prediction."""
+    lines, prompts = _lines(TABLE), _lines(PROMPTS)
     for name, row in read_json(file, MOST_RECORD_BYTES)["rows"].items():
         model, _, after = name.partition(":")
         if "step_us" not in row or not row["alike"] or not row.get("bitwise_equal"):
             print(name, "is not recorded:", row, flush=True)
             continue
+        fastest = min(row["prompts_s"]) if "prompts_s" in row else None
         for line in lines:
             if (line["model"], line["after"]) == (model, after):
                 line |= {key: str(row[key]) for key in ("step_us", "bitwise_equal")}
                 line["logit_difference"] = str(row["logit_difference"])
                 line["runs_us"] = " ".join(map(str, row["runs_us"]))
-                line["prompt_s"] = str(min(row["prompts_s"])) if "prompts_s" in row else ""
-    _write(lines)
+                line["prompt_s"] = str(fastest) if fastest else ""
+        for line in prompts:
+            if fastest and (line["model"], line["tokens"]) == (model, after):
+                line["measured_ms"] = f"{1e3 * fastest:.1f}"
+    _write(TABLE, sorted(lines, key=lambda line: (int(line["after"]), line["model"])))
+    _write(PROMPTS, prompts)
 
 
-def _lines() -> list[dict[str, str]]:
-    with TABLE.open(encoding="utf-8", newline="") as table:
-        return list(csv.DictReader(table))
+def _lines(table: Path) -> list[dict[str, str]]:
+    with table.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
-def _write(lines: Sequence[dict[str, str]]) -> None:
-    lines = sorted(lines, key=lambda line: (int(line["after"]), line["model"]))
+def _write(table: Path, lines: Sequence[dict[str, str]]) -> None:
     text = [",".join(lines[0])] + [",".join(line.values()) for line in lines]
-    write({TABLE: "\n".join(text) + "\n"})
+    write({table: "\n".join(text) + "\n"})
 
 
 def main() -> None:

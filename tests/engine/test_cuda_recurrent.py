@@ -90,8 +90,9 @@ def test_shared_experts_of_few_bits_match_the_reference(name: str) -> None:
         (replace(STATES, key_heads=2, conv=2), {}),
         (DeltaNet(key_heads=1, key_dim=128, value_heads=1, value_dim=64, conv=4), {"blocks": 3}),
         (DeltaNet(key_heads=1, key_dim=72, value_heads=1, value_dim=64, conv=4), {"blocks": 9}),
+        (replace(STATES, value_dim=16), {"blocks": 20}),
     ],
-    ids=("few", "many", "counter", "grid", "shared keys", "wide", "uneven"),
+    ids=("few", "many", "counter", "grid", "shared keys", "wide", "uneven", "more than heads"),
 )
 def test_states_match_the_reference(delta: DeltaNet, chosen: dict[str, Any]) -> None:
     agree(checked(recurrent(delta), **({"slot_bytes": 1024} | chosen)))
@@ -119,7 +120,7 @@ def test_states_of_the_published_shape_match_the_reference() -> None:
     agree(checked(spec, blocks=132, slot_bytes=16384, **BF16))
 
 
-# Output projections of Mamba-2 and of attention multiply 64 columns.
+# Output projections of Mamba-2 and of attention multiply 64 columns, where a name says nothing else.
 MAMBA_CASES: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
     "few": (mixed(), {"blocks": 5}),
     "many": (mixed(), {"blocks": 35}),  # two items a head, and blocks without one
@@ -129,6 +130,8 @@ MAMBA_CASES: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
     "one group": (mixed(replace(MAMBA, key_heads=1, value_heads=4, value_dim=16)), {"blocks": 9}),
     "steps clamped": (mixed(replace(MAMBA, least_step=0.6, most_step=0.8)), {"blocks": 40}),
     "own shared stages": (mixed(feed=replace(EXPERTS, shared_width=104)), {"blocks": 20}),
+    "more than heads": (mixed(replace(MAMBA, value_dim=32)), {"blocks": 9, **BF16}),
+    "fewer than heads": (mixed(replace(MAMBA, value_heads=4)), {"blocks": 9}),
     "long keys": (mixed(replace(MAMBA, key_heads=2, key_dim=72)), {"blocks": 7, **BF16}),
 }
 
@@ -311,6 +314,7 @@ IN_PASSES: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
     "convolutions and biases": (convolved(feed=test_choice_bias.FEED), {"prompt_chunk": 16}),
     "published channels": (published_channels(), {"blocks": 132, "slot_bytes": 16384}),
     "states": (carried(), {"blocks": 5}),
+    "more than heads": (carried(replace(STATES_16, value_dim=64)), {"blocks": 20}),
     "dense": (carried(feed=DenseFeed(width=64)), {"blocks": 20, "handoff": HandOffKind.COUNTER}),
     "always chosen": (carried(feed=replace(SHARED, shared_width=40)), {"blocks": 7}),
     "few columns": (carried(replace(STATES_16, key_dim=16)), {"blocks": 13}),

@@ -38,6 +38,7 @@ DENSE = {
     "gemma-2-2b": 2_614_341_888,
     "gemma-3-1b": 999_885_952,
     "granite-3.1-8b": 8_170_848_256,
+    "hunyuan-7b": 7_504_568_320,
     "internlm3-8b": 8_804_241_408,
     "laneformer-2b": 2_320_069_632,
     "llama-2-13b": 13_015_864_320,
@@ -83,6 +84,8 @@ LAYERED = {  # the exact counts whose roundings are published (test_published.py
     "glm-4.5-air": 106_852_251_264,
     "gpt-oss-120b": 116_829_156_672,
     "gpt-oss-20b": 20_914_757_184,
+    "granite-4.0-h-tiny": 6_939_037_248,
+    "hunyuan-a13b": 80_393_183_232,
     "kimi-k2.6": 1_026_408_232_448,
     "lfm2-8b-a1b": 8_339_930_560,  # 704 of them biases of the choice of experts
     "lfm2.5-1.2b": 1_170_340_608,
@@ -106,6 +109,8 @@ ROUTED = {
     "glm-4.5-air",
     "gpt-oss-120b",
     "gpt-oss-20b",
+    "granite-4.0-h-tiny",
+    "hunyuan-a13b",
     "lfm2-8b-a1b",
     "lfm2.5-1.2b",  # none: short convolutions in dense layers
     "lfm2.5-350m",

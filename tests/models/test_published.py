@@ -26,6 +26,8 @@ TOTAL_AND_ACTIVE = {  # as printed: total, active, whether active counts the emb
     "glm-4.5-air": ("106 B", "12 B", False),
     "gpt-oss-120b": ("116.83 B", "5.13 B", False),
     "gpt-oss-20b": ("20.91 B", "3.61 B", False),
+    "granite-4.0-h-tiny": ("7 B", "1 B", True),
+    "hunyuan-a13b": ("80 B", "13 B", True),
     "kimi-k2.6": ("1 T", "32 B", False),
     "lfm2-8b-a1b": ("8.3 B", "1.5 B", False),
     "lfm2.5-1.2b": ("1.17 B", "1.17 B", False),
