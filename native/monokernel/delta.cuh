@@ -396,9 +396,11 @@ __device__ __forceinline__ bool delta(Block& b, int index, const Stage& stage) {
 // ---- who reads it -------------------------------------------------------------------------------
 
 // The sum of squares of outputs that are normed together, those of a head or of several. Of threads
-// side by side that have some of these each requests some of their items, and they add up what they found: all blocks poll these few words, and waited for
-// them where each thread requested all. Of few items the exchanges take longer, 0.6 us of 5,120
-// columns.
+// side by side that have some of these each requests some of their items, and they add up what they
+// found: all blocks poll these few words, and waited for them where each thread requested all. Of
+// few items the exchanges take longer, 0.6 us of 5,120 columns. Where one norm is over all outputs,
+// every warp requests each item once: Granite 4's threads requested 96 items for each of their
+// packs, and spilled 2,236 bytes.
 template <class Vector>
 struct Squares {
   static constexpr int SPLITS = Recurrent::JOINT, PITCH = Vector::SIDE_BY_SIDE;
@@ -407,17 +409,20 @@ struct Squares {
       PITCH > 0 && Delta::NORMED % PITCH == 0 ? Delta::NORMED / PITCH : 1;
   static constexpr int NEIGHBOURS =
       ALL_NEIGHBOURS % Core::warp_threads() == 0 ? Core::warp_threads() : ALL_NEIGHBOURS;
-  static constexpr bool TOGETHER = SPLITS > 4 && NEIGHBOURS > 1 && (NEIGHBOURS & (NEIGHBOURS - 1)) == 0 &&
-                                   Core::warp_threads() % NEIGHBOURS == 0 &&
-                                   Vector::SIDE_WIDTH % Delta::NORMED == 0;
-  static constexpr int THREADS = TOGETHER ? NEIGHBOURS : 1,
+  static constexpr bool BESIDE = SPLITS > 4 && NEIGHBOURS > 1 && (NEIGHBOURS & (NEIGHBOURS - 1)) == 0 &&
+                                 Core::warp_threads() % NEIGHBOURS == 0 &&
+                                 Vector::SIDE_WIDTH % Delta::NORMED == 0;
+  static constexpr bool OF_ALL = !BESIDE && SPLITS > 4 && PITCH > 0 && SPLITS == Recurrent::ITEMS;
+  static constexpr bool TOGETHER = BESIDE || OF_ALL;
+  static constexpr int THREADS = OF_ALL ? Core::warp_threads() : BESIDE ? NEIGHBOURS : 1,
                        EACH = (SPLITS + THREADS - 1) / THREADS;
 
   Pack<1> item[EACH];
 
   // `element`: the thread's first of them
-  __device__ __forceinline__ void load(const float* head, int element) {
-    const int mine = TOGETHER ? element % Delta::NORMED / (PITCH > 0 ? PITCH : 1) % THREADS : 0;
+  __device__ __forceinline__ void load(const float* head, int element, int thread) {
+    const int beside = element % Delta::NORMED / (PITCH > 0 ? PITCH : 1);
+    const int mine = TOGETHER ? (OF_ALL ? thread : beside) % THREADS : 0;
     TWIN_UNROLL
     for (int j = 0; j < EACH; ++j) {
       const int split = mine + j * THREADS;
@@ -475,6 +480,7 @@ __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& st
   constexpr int HEADS = Delta::NORMED % Vector::PACK == 0 ? 1 : QUADS, PITCH = QUADS / HEADS;
   static_assert(Vector::PACK % 4 == 0, "quads of an item");
   static_assert(HEADS == 1 || !Squares<Vector>::TOGETHER, "threads side by side have whole packs");
+  constexpr bool OF_ALL = Squares<Vector>::OF_ALL;  // all threads of a warp have the same sum
   bool asks = true;
   if constexpr (Vector::SHARERS > 1) {
     b.core.barrier();  // the stage before may still add up its sums where threads meet
@@ -483,43 +489,51 @@ __device__ __forceinline__ bool take_states(Block& b, int index, const Stage& st
   Patience patience;
   return b.core.agree(x.packs(b.core, [&](const auto& first, const auto& valid, const auto& out) {
     constexpr int PACKS = int(sizeof(first) / sizeof(int));
-    const auto head_of = [&](int r, int h) {
-      return base + (first[r] + 4 * PITCH * h) / Delta::NORMED * (JOINT * WORDS);
+    const auto head_of = [&](int r, int h) {  // of all: also of a thread without columns
+      const int head = OF_ALL ? 0 : (first[r] + 4 * PITCH * h) / Delta::NORMED;
+      return base + head * (JOINT * WORDS);
     };
     Pack<4> part[PACKS][QUADS];
-    Squares<Vector> squares[PACKS][HEADS];
+    constexpr int SUMS = OF_ALL ? 1 : PACKS;
+    Squares<Vector> squares[SUMS][HEADS];
     bool good = true;
-    while (good && asks && valid[0]) {  // a thread without a first pack has none
+    while (good && asks && (OF_ALL || valid[0])) {  // a thread without a first pack has none
       bool late = false;
       TWIN_UNROLL
       for (int r = 0; r < PACKS; ++r) {
-        if (r > 0 && !valid[r]) continue;
+        TWIN_UNROLL
+        for (int h = 0; h < HEADS; ++h)
+          if (r < SUMS && (r == 0 || valid[r]))
+            squares[r][h].load(head_of(r, h), first[r], b.core.thread());
+        if ((OF_ALL || r > 0) && !valid[r]) continue;
         TWIN_UNROLL
         for (int e = 0; e < QUADS; ++e) {
           const int element = first[r] + 4 * e;
           part[r][e] = load_pack<4, 16>(base + element / COLUMNS * WORDS + element % COLUMNS);
         }
-        TWIN_UNROLL
-        for (int h = 0; h < HEADS; ++h) squares[r][h].load(head_of(r, h), first[r]);
       }
       TWIN_UNROLL
       for (int r = 0; r < PACKS; ++r) {
-        if (r > 0 && !valid[r]) continue;
+        TWIN_UNROLL
+        for (int h = 0; h < HEADS; ++h)
+          if (r < SUMS && (r == 0 || valid[r])) late |= squares[r][h].late();
+        if ((OF_ALL || r > 0) && !valid[r]) continue;
         TWIN_UNROLL
         for (int e = 0; e < QUADS; ++e) late |= missing(part[r][e]);
-        TWIN_UNROLL
-        for (int h = 0; h < HEADS; ++h) late |= squares[r][h].late();
       }
       if (!late || !source.polled) break;
       good = keep_waiting(b, patience, {index, read.value, 0, first[0] / COLUMNS * WORDS});
     }
+    float by = 0;
     TWIN_UNROLL
     for (int r = 0; r < PACKS; ++r)
       TWIN_UNROLL
       for (int h = 0; h < HEADS; ++h) {
-        const bool has = asks && valid[0] && (r == 0 || valid[r]);
-        const float squared = squares[r][h].sum(b.core, has);
-        const float by = inverse_root(squared / float(Delta::NORMED) + b.plan.norm_eps);
+        if (r < SUMS) {
+          const bool has = asks && (OF_ALL || (valid[0] && (r == 0 || valid[r])));
+          const float squared = squares[r][h].sum(b.core, has);
+          by = inverse_root(squared / float(Delta::NORMED) + b.plan.norm_eps);
+        }
         TWIN_UNROLL
         for (int d = 0; d < 4 * PITCH; ++d) {
           const int e = h * PITCH + d / 4;
