@@ -144,8 +144,8 @@ struct Partial {
                        POSITION_THREADS = Cached::POSITION_THREADS;
 
   // Wide queries stay in registers: read for each position they took more of the shared memory's
-  // time than keys and values (0.6 us a position of eight heads of 512 on an H200).
-  static constexpr bool KEPT = Core::CACHE_IN_RING && PIECE > 8;
+  // time than keys and values (0.6 us a position of eight heads of 512 on an H200, 0.17 us of 256).
+  static constexpr bool KEPT = Core::CACHE_IN_RING && SUBWARPS<S> == 1 && PIECE >= 8;
 
   float output[HEADS][PIECE];
   float most[HEADS];

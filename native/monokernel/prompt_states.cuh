@@ -205,6 +205,52 @@ __device__ __forceinline__ void carry_states(Block& b, const S& stage, const Pas
   }
 }
 
+// outputs of a thread that one norm is over, which it keeps; Nemotron 3 has 16, Granite 4 96 to 256
+constexpr int MOST_NORMED = 32;
+
+// The same where threads look twice at what one norm is over.
+template <class S>
+__device__ __forceinline__ void norm_long_states(Block& b, const S& stage, const Pass& pass) {
+  constexpr int ALL = Delta::VALUE_HEADS * Delta::VALUE_DIM, DIM = Delta::NORMED, NORMS = ALL / DIM,
+                WARP = Core::warp_threads(), TOGETHER = 8;
+  const DeltaRows<S> from(b, stage);
+  const float* const scales = b.memory.constants + stage.gated_norm;
+  float* const to = pass_row(b.memory, b.plan.values_at(stage.publishes), 0, 0);
+  const int step = b.plan.blocks * b.core.warps();
+  TWIN_ONCE
+  for (int at = b.block * b.core.warps() + b.core.warp(); at < pass.tokens * NORMS; at += step) {
+    const int token = at / NORMS, begin = at % NORMS * DIM;
+    const float *const outputs = state_outputs(b, token) + begin,
+                *const gates = from.gates(token) + begin;
+    const auto each = [&](auto use) {  // use(column, output, what opens it)
+      TWIN_ONCE
+      for (int first = b.core.warp_thread(); first < DIM; first += TOGETHER * WARP) {
+        float made[TOGETHER], open[TOGETHER];
+        TWIN_UNROLL
+        for (int j = 0; j < TOGETHER; ++j) {
+          const int d = first + j * WARP;
+          made[j] = d < DIM ? load_shared(outputs + d) : 0.0f;
+          open[j] = d < DIM ? load_shared(gates + d) : 0.0f;
+        }
+        TWIN_UNROLL
+        for (int j = 0; j < TOGETHER; ++j)
+          if (first + j * WARP < DIM) use(first + j * WARP, made[j], silu(open[j]));
+      }
+    };
+    float squares = 0;
+    each([&](int, float made, float open) {
+      const float seen = Delta::MAMBA ? made * open : made;
+      squares += seen * seen;
+    });
+    const float by = inverse_root(b.core.warp_sum(squares) / float(DIM) + b.plan.norm_eps);
+    each([&](int d, float made, float open) {
+      const int column = begin + d;
+      Chunk::store(to, ALL, token, column,
+                   made * open * by * scales[Delta::MAMBA ? column : d]);
+    });
+  }
+}
+
 // Outputs normed and gated, or of Mamba-2 gated and normed, as the output projection multiplies
 // them: those of a token that one norm is over by a warp, several under way together.
 template <class S>
@@ -212,6 +258,10 @@ __device__ __forceinline__ void norm_states(Block& b, const S& stage, const Pass
   constexpr int ALL = Delta::VALUE_HEADS * Delta::VALUE_DIM, DIM = Delta::NORMED, NORMS = ALL / DIM,
                 EACH = (DIM + Core::warp_threads() - 1) / Core::warp_threads(),
                 AT_ONCE = EACH <= 4 ? 4 : EACH <= 8 ? 2 : 1;
+  if constexpr (EACH > MOST_NORMED) {
+    norm_long_states(b, stage, pass);
+    return;
+  }
   const DeltaRows<S> from(b, stage);
   const float* const scales = b.memory.constants + stage.gated_norm;
   float* const to = pass_row(b.memory, b.plan.values_at(stage.publishes), 0, 0);

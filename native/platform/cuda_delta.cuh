@@ -58,11 +58,16 @@ struct PassStates {
                        DIAGONAL = ROWS + 4, SIDE = COLUMNS + 8,
                        SOLVED = (VALUES + KEYS + 31) / 32 * 32 + 8;
   // where a block has what, in floats
-  static constexpr int STEERING = (PER_KEY > 4 ? 2 * PER_KEY : 8) * TOKENS, FIRST = STEERING,
-                       SECOND = FIRST + TOKENS * PITCH, THIRD = SECOND + TOKENS * PITCH;
-  static constexpr int SYSTEM = THIRD, INVERSE = SYSTEM + TOKENS * SQUARE,
-                       SIDES = INVERSE + TOKENS * DIAGONAL, SOLVING = SIDES + TOKENS * SOLVED;
-  static constexpr int SCORES = THIRD + TOKENS * TURNED, HELD = SCORES + TOKENS * SQUARE,
+  // First numbers that steer the tokens, while it solves two of each head of a key, then of one head;
+  // rows of keys and queries.
+  static constexpr int STEERING = 2 * PER_KEY * TOKENS, STEERING_ONE = 2 * TOKENS,
+                       ROWS_OF_KEYS = TOKENS * PITCH;
+  static constexpr int SYSTEM = STEERING + 2 * ROWS_OF_KEYS, INVERSE = SYSTEM + TOKENS * SQUARE,
+                       SIDES = INVERSE + TOKENS * DIAGONAL,
+                       // Mamba-2 has nothing to solve for
+                       SOLVING = Delta::MAMBA ? SYSTEM : SIDES + TOKENS * SOLVED;
+  static constexpr int TURNED_KEYS = STEERING_ONE + 2 * ROWS_OF_KEYS,
+                       SCORES = TURNED_KEYS + TOKENS * TURNED, HELD = SCORES + TOKENS * SQUARE,
                        WRITTEN = HELD + KEYS * SIDE, DECAYED = WRITTEN + TOKENS * SIDE,
                        GIVEN = DECAYED + TOKENS * SIDE, CARRYING = GIVEN + TOKENS * SIDE;
   static_assert(!FITS || (4 * SOLVING <= Plan::prompt_bytes && 4 * CARRYING <= Plan::prompt_bytes &&
@@ -169,6 +174,8 @@ struct PassStates {
 // the state.
 template <class Core>
 struct Solving : PassStates {
+  static constexpr int FIRST = STEERING, SECOND = FIRST + ROWS_OF_KEYS;
+
   Core& core;
   const Memory& of;
   float* chip;
@@ -454,6 +461,7 @@ struct Solving : PassStates {
 template <class Core>
 struct Carrying : PassStates {
   static constexpr int TILES = COLUMNS / 8;
+  static constexpr int FIRST = STEERING_ONE, SECOND = FIRST + ROWS_OF_KEYS, THIRD = TURNED_KEYS;
 
   Core& core;
   const Memory& of;

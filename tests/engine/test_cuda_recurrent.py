@@ -120,7 +120,7 @@ def test_states_of_the_published_shape_match_the_reference() -> None:
     agree(checked(spec, blocks=132, slot_bytes=16384, **BF16))
 
 
-# Output projections of Mamba-2 and of attention multiply 64 columns, where a name says nothing else.
+# Output projections of Mamba-2 and of attention multiply 64 columns, unless a name says otherwise.
 MAMBA_CASES: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
     "few": (mixed(), {"blocks": 5}),
     "many": (mixed(), {"blocks": 35}),  # two items a head, and blocks without one
@@ -304,6 +304,17 @@ def published_states() -> ModelSpec:
     )  # fmt: skip
 
 
+def published_group() -> ModelSpec:
+    """Mamba-2 whose 48 heads share a key, and are normed together; they make twice as many outputs
+    as heads of attention. A token visits all experts.
+    """
+    base = load_model("granite-4.0-h-tiny")
+    feed = base.layout[0].feed
+    assert isinstance(feed, ExpertFeed)
+    layers = tuple(replace(base.layout[at], feed=replace(feed, experts=6)) for at in (4, 5, 6))
+    return replace(base, layers=3, windows=(0,) * 3, ropes=(None,) * 3, layout=layers, vocab=512)
+
+
 def published_channels() -> ModelSpec:
     base = load_model("lfm2.5-1.2b")
     return replace(base, layers=3, windows=(0,) * 3, layout=base.layout[1:4], vocab=512)
@@ -333,6 +344,7 @@ IN_PASSES |= {
         published_mamba("nemotron-3-nano-30b-a3b"),
         {"blocks": 132, "slot_bytes": 16512},
     ),
+    "published Mamba-2, one group": (published_group(), {"blocks": 132, "slot_bytes": 16384}),
     "published Mamba-2 in FP8": (
         published_mamba("nemotron-3-nano-30b-a3b@fp8"),
         {"blocks": 132, "slot_bytes": 16512},

@@ -39,6 +39,18 @@ SHAPES: dict[str, tuple[Recurring, int]] = {  # and the columns of a state that 
         ),
         8,
     ),
+    "Mamba-2, forty states a key": (
+        Mamba2(
+            key_heads=1,
+            key_dim=16,
+            value_heads=40,
+            value_dim=8,
+            conv=4,
+            least_step=0.05,
+            most_step=2.0,
+        ),
+        8,
+    ),
     "Mamba-2, two groups": (
         Mamba2(
             key_heads=2,

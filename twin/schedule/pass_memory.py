@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twin.errors import PlanError
 from twin.models.feeds import ExpertFeed
-from twin.models.mixers import Recurring
+from twin.models.mixers import Mamba2, Recurring
 from twin.models.spec import DType, ModelSpec
 from twin.plan.recurrent import state_splits
 from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Plan
@@ -30,7 +30,7 @@ FEW_INPUT_BYTES = 68 << 10
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a pass
 # of a recurrent state on tensor cores: tokens that it is carried on by at once; rows of a product;
 # elements of a key, at most: a warp has STATE_ROWS of them; states that share a key, at most
-STATE_TOKENS, STATE_ROWS, MOST_KEYS, MOST_PER_KEY = 64, 16, 128, 8
+STATE_TOKENS, STATE_ROWS, MOST_KEYS, MOST_PER_KEY = 64, 16, 128, 128
 STEERED = 4  # numbers that steer a token's states: a multiple of so many
 SMALL_CHUNKS = (16, 32, 64)  # where attention keeps the chunk's keys in shared memory
 
@@ -77,12 +77,13 @@ def _states_bytes(kind: Recurring | None, *, ranks: int, blocks: int) -> int:
         return 0
     columns, keys = state_columns(kind, ranks=ranks, blocks=blocks), kind.key_dim
     tokens, square = STATE_TOKENS, STATE_TOKENS * (STATE_TOKENS + 4)
-    steering = max(8, 2 * kind.per_key) * tokens
-    solved = up(kind.value_dim + keys, 32) + 8
-    solving = 2 * tokens * (keys + 4) + 2 * square + tokens * (solved + STATE_ROWS + 4)
-    carrying = 2 * tokens * (keys + 4) + tokens * (keys + 8) + square
+    solving = 2 * tokens * (kind.per_key + keys + 4)
+    if not isinstance(kind, Mamba2):
+        solved = up(kind.value_dim + keys, 32) + 8
+        solving += square + tokens * (solved + STATE_ROWS + 4)
+    carrying = 2 * tokens * (1 + keys + 4) + tokens * (keys + 8) + square
     carrying += (keys + 3 * tokens) * (columns + 8)
-    return 4 * (max(solving, carrying) + steering)
+    return 4 * max(solving, carrying)
 
 
 def attention_bytes(own: Attention, *, chunk: int, blocks: int, kv_bytes: int) -> int:
