@@ -206,12 +206,16 @@ def test_what_the_kernel_has_no_code_for_is_refused_by_name() -> None:
 
 
 def test_an_nvidia_block_takes_the_published_widths() -> None:
-    """Output projections of Mamba-2 and of attention multiply as many columns there."""
+    """Output projections of Mamba-2 and of attention multiply as many columns in Nemotron, where
+    they share an input, and not in Granite 4.
+    """
     gpu = replace(LIMITS, teams=True)
-    plan = build(mixed(), planned(mixed()).options, gpu)
-    assert not violations(plan)
-    wide = mixed(replace(MAMBA, value_dim=16))
-    assert any("one width" in str(one) for one in violations(build(wide, plan.options, gpu)))
+    for value_dim, inputs in ((8, {"heads"}), (16, {"states", "heads"})):
+        spec = mixed(replace(MAMBA, value_dim=value_dim))
+        plan = build(spec, planned(spec).options, gpu)
+        assert not violations(plan)
+        outputs = [stage for stage in plan.stages if stage.kind is StageKind.O_PROJ]
+        assert {plan.input_of(stage) for stage in outputs} == inputs
 
 
 # ---- rows and configurations ---------------------------------------------------------------------

@@ -36,7 +36,8 @@ def test_the_engine_runs_what_the_kernel_has_code_for() -> None:
 
 def test_only_what_the_engine_runs_has_an_input_or_a_norm_of_it() -> None:
     assert all(row.engine for row in ROWS.values() if row.input or row.norm)
-    assert {row.input for row in ROWS.values()} == {None, *Input} - {Input.DENSE, Input.OTHER}
+    by_stage = {Input.DENSE, Input.OTHER, Input.STATES}
+    assert {row.input for row in ROWS.values()} == {None, *Input} - by_stage
 
 
 def test_a_down_projection_has_another_input_where_other_layers_have_experts() -> None:
@@ -44,6 +45,7 @@ def test_a_down_projection_has_another_input_where_other_layers_have_experts() -
     assert input_of(StageKind.ROUTED_DOWN, routed=True) is Input.FFN
     assert input_of(StageKind.DOWN, routed=True) is Input.DENSE
     assert input_of(StageKind.O_PROJ, routed=False, heads=1) is Input.OTHER
+    assert input_of(StageKind.O_PROJ, routed=False, states=True) is Input.STATES
 
 
 def test_every_row_names_a_cause_of_the_twin() -> None:

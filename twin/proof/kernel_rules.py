@@ -137,20 +137,6 @@ def _experts(plan: Plan) -> Iterator[Violation]:
         yield from _expert_tiles(plan, stage, matrix)
 
 
-def _heads(plan: Plan) -> Iterator[Violation]:
-    """An NVIDIA block's warps are divided for one width of what output projections multiply."""
-    outputs = [s for s in plan.stages if s.matrix and s.kind is StageKind.O_PROJ]
-    inputs = _inputs(plan)
-    for which in {inputs[stage.index] for stage in outputs}:
-        wide = {s.matrix.cols: s.name for s in outputs if s.matrix and inputs[s.index] is which}
-        if len(wide) > 1:
-            message = (
-                f"{' and '.join(f'{cols} columns in {name}' for cols, name in wide.items())}; an "
-                "NVIDIA block's warps are divided for one width of a shape of heads' outputs"
-            )
-            yield Violation("kernel", THE_PLAN, message)
-
-
 def _inputs(plan: Plan) -> list[Input | None]:
     """[stages] the kernel's input that a stage's matrix multiplies. What states, or channels with
     a history, made is one of its own if no heads make as many outputs.
@@ -315,7 +301,6 @@ def _of_warps(plan: Plan) -> Iterator[Violation]:
     experts within a launch.
     """
     yield from _teams(plan)
-    yield from _heads(plan)
     resident = plan.options.execution is Execution.RESIDENT
     if any(stage.routed and stage.matrix for stage in plan.stages) and not resident:
         message = (
