@@ -409,20 +409,20 @@ struct Squares {
       PITCH > 0 && Delta::NORMED % PITCH == 0 ? Delta::NORMED / PITCH : 1;
   static constexpr int NEIGHBOURS =
       ALL_NEIGHBOURS % Core::warp_threads() == 0 ? Core::warp_threads() : ALL_NEIGHBOURS;
-  static constexpr bool BESIDE = SPLITS > 4 && NEIGHBOURS > 1 && (NEIGHBOURS & (NEIGHBOURS - 1)) == 0 &&
+  static constexpr bool ADJACENT = SPLITS > 4 && NEIGHBOURS > 1 && (NEIGHBOURS & (NEIGHBOURS - 1)) == 0 &&
                                  Core::warp_threads() % NEIGHBOURS == 0 &&
                                  Vector::SIDE_WIDTH % Delta::NORMED == 0;
-  static constexpr bool OF_ALL = !BESIDE && SPLITS > 4 && PITCH > 0 && SPLITS == Recurrent::ITEMS;
-  static constexpr bool TOGETHER = BESIDE || OF_ALL;
-  static constexpr int THREADS = OF_ALL ? Core::warp_threads() : BESIDE ? NEIGHBOURS : 1,
+  static constexpr bool OF_ALL = !ADJACENT && SPLITS > 4 && PITCH > 0 && SPLITS == Recurrent::ITEMS;
+  static constexpr bool TOGETHER = ADJACENT || OF_ALL;
+  static constexpr int THREADS = OF_ALL ? Core::warp_threads() : ADJACENT ? NEIGHBOURS : 1,
                        EACH = (SPLITS + THREADS - 1) / THREADS;
 
   Pack<1> item[EACH];
 
   // `element`: the thread's first of them
   __device__ __forceinline__ void load(const float* head, int element, int thread) {
-    const int beside = element % Delta::NORMED / (PITCH > 0 ? PITCH : 1);
-    const int mine = TOGETHER ? (OF_ALL ? thread : beside) % THREADS : 0;
+    const int adjacent = element % Delta::NORMED / (PITCH > 0 ? PITCH : 1);
+    const int mine = TOGETHER ? (OF_ALL ? thread : adjacent) % THREADS : 0;
     TWIN_UNROLL
     for (int j = 0; j < EACH; ++j) {
       const int split = mine + j * THREADS;

@@ -399,14 +399,14 @@ __device__ __forceinline__ bool o_proj_of(Block& b, int index, const Stage& stag
 
 // Where states and heads make as many outputs, one piece of code takes both.
 __device__ __forceinline__ bool o_proj(Block& b, int index, const Stage& stage) {
-  constexpr bool APART = Plan::states_cols > 0;
+  constexpr bool SEPARATE = Plan::states_cols > 0;
   const auto carried = [&](auto& x) { return take_carried(b, index, stage, x); };
-  if constexpr (APART)
+  if constexpr (SEPARATE)
     if (follows_states(b, index)) return o_proj_of<Core::States>(b, index, stage, carried);
   return by_heads(stage, [&](auto heads) {
     using S = decltype(heads);
     return o_proj_of<Core::Heads<S>>(b, index, stage, [&](auto& x) {
-      if (!APART && follows_states(b, index)) return carried(x);
+      if (!SEPARATE && follows_states(b, index)) return carried(x);
       return take_heads<S>(b, index, stage, x);
     });
   });

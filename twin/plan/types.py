@@ -732,8 +732,8 @@ class Plan:
             if stage.kind is StageKind.O_PROJ and stage.matrix:
                 cols[before.kind in CARRYING][stage.index] = stage.matrix.cols
         known = set(cols[False].values())
-        apart = known and not known & set(cols[True].values())
-        return frozenset(cols[True] if apart else ())
+        separate = known and not known & set(cols[True].values())
+        return frozenset(cols[True] if separate else ())
 
     @cached_property
     def coded(self) -> bool:
