@@ -478,12 +478,13 @@ class _Passes:
         tokens see.
         """
         rounds = -(-own.kv_heads * -(-tokens * own.group // SCAN_ROWS) // self.plan.blocks)
+        positions = scan_positions(own.head_dim)
         return (
             self._prepared_s(own, tokens)
             + self._barrier_s()
             + rounds
             * (
-                -(-seen // scan_positions(own.head_dim)) * self._tile_s(own)
+                -(-seen // positions) * self._tile_s(own, positions)
                 + self._stored_s(SCAN_ROWS * own.head_dim / 2)
             )
             + 2 * self.latency
@@ -499,13 +500,13 @@ class _Passes:
             + self._together_s(own)
         )
 
-    def _tile_s(self, own: Attention) -> float:
-        """SCAN_ROWS rows of queries and a tile of cached positions."""
+    def _tile_s(self, own: Attention, positions: int) -> float:
+        """SCAN_ROWS rows of queries and a tile of so many cached positions."""
         cycles = self.prompt.scan_element_cycles.value * own.head_dim
         if self.variant.score_cap:
             cycles += self.prompt.scan_cap_cycles.value
-        share = scan_positions(own.head_dim) / SCAN_POSITIONS
-        return (self.prompt.scan_cycles.value + cycles * share) / self.hz
+        cycles *= positions / SCAN_POSITIONS
+        return (self.prompt.scan_cycles.value + cycles) / self.hz
 
 
 def _loaded(idle: Number, behind_stream: Number | None, load: float) -> float:

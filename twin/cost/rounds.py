@@ -1,7 +1,8 @@
 """Predicts how long a round takes: a pass that verifies drafts, by the laws of prompt passes.
 
-Blocks meet before and within stages (`Passes.meetings`), and what lies between two meetings takes
-no weights. Where weights come through the ring, it fills meanwhile: `_Ring` is that recurrence.
+Blocks meet before and within stages (`Passes.meetings`), or hand numbers on one by one. What lies
+between two stages takes no weights. Where these come through the ring, it fills meanwhile: `_Ring`
+is that recurrence.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from twin.schedule.choose import schedule_of
 from twin.schedule.pass_memory import FEW_COLUMNS, FEW_INPUT_BYTES, FEW_SUMS_BYTES, FEW_TOKENS
 from twin.schedule.passes import (
     ROUND_MEETINGS,
+    WIDE_POSITIONS,
     Passes,
     PassStage,
     experts_used,
@@ -32,6 +34,7 @@ from twin.schedule.passes import (
 UNIT, HISTORY_AT_ONCE = 8, 4
 TILES_AT_ONCE = 4  # loads of a row, or of activations, that a warp has under way together
 TILE_ROWS = 8  # of a product
+HANDED_BYTES = 48 << 10  # next to the ring where numbers are handed on; `Few` in cuda_few.cuh
 
 
 @frozen
@@ -66,6 +69,11 @@ def round_passes(plan: Plan) -> Passes:
     return made if made.rounds else with_rounds(made)
 
 
+def handed_on(made: Passes) -> bool:
+    """Do blocks hand a round's numbers on one by one, as steps do, instead of meeting?"""
+    return bool(getattr(made, "handed_on", False))
+
+
 def round_time(plan: Plan, node: Node, *, context: int, tokens: int) -> RoundTime:
     """Predicted time of a round. Raises PlanError for one without a place in the plan."""
     made = round_passes(plan)
@@ -84,6 +92,7 @@ def round_time(plan: Plan, node: Node, *, context: int, tokens: int) -> RoundTim
         seconds = model.round_s(context, tokens, waits)
         load = streamed / seconds
     meetings = sum(made.meetings(one.stage) for one in made.rounds) + ROUND_MEETINGS
+    meetings *= not handed_on(made)
     floor = floor_s(node.device, node.gpus, size)
     return RoundTime(tokens, context, seconds, floor, size, meetings, waits)
 
@@ -119,7 +128,9 @@ class _Rounds(_Passes):
             self.tensor_cores and plan.visited is None and not plan.coded
         ) and plan.options.weight_dtype is not DType.FP32
         # an inner division of the ring of steps: the rest holds inputs and sums
-        rest = 4 * schedule_of(plan).memory.scratch.floats - FEW_INPUT_BYTES - 2 * FEW_SUMS_BYTES
+        self.handed_on = handed_on(made)
+        taken = HANDED_BYTES if self.handed_on else FEW_INPUT_BYTES + 2 * FEW_SUMS_BYTES
+        rest = 4 * schedule_of(plan).memory.scratch.floats - taken
         ring = plan.options.ring_slots * plan.options.slot_bytes + rest
         self.ring = _Ring(max(0.0, ring) if self.streamed else 0.0, self.stream)
         memory = node.device.memory
@@ -159,6 +170,8 @@ class _Rounds(_Passes):
 
     def _paused(self, stage: Stage, first: int, tokens: int) -> dict[str, float]:
         """Seconds in which a block takes no weights, by cause."""
+        if self.handed_on:
+            return self._handed(stage, first, tokens)
         paused = self._waits(stage, first, tokens)
         paused["barriers"] = self.made.meetings(stage) * self._barrier_s()
         if stage.kind is StageKind.ATTENTION and self.made.tensor:
@@ -171,14 +184,26 @@ class _Rounds(_Passes):
             paused["starts"] = self._brought_s(stage.matrix, tokens)
         return paused
 
+    def _handed(self, stage: Stage, first: int, tokens: int) -> dict[str, float]:
+        """The same where blocks hand numbers on one by one: each input is polled and gathered."""
+        poll = self.node.device.handoff.poll_s.value
+        each = self.hop + poll + self.kernel.stage_s.value + self.fence_s
+        if stage.matrix:  # to threads, and from there to shared memory
+            gathered = 2 * 2 * tokens * stage.matrix.cols / self.cache
+            return {"hand-offs": each, "gathers": self.latency + gathered}
+        seen = min(first + tokens, stage.window) if stage.window else first + tokens
+        looked = self._split_attention_s(self.plan.kernel_attention(), seen, tokens)
+        return {"hand-offs": 2 * each, "attention": looked}
+
     def _split_attention_s(self, own: Attention, seen: int, tokens: int) -> float:
         """All heads prepared, each split's tiles looked at by a block, the splits added up."""
-        tiles = -(-seen // scan_positions(own.head_dim))
+        positions = WIDE_POSITIONS if self.handed_on else scan_positions(own.head_dim)
+        tiles = -(-seen // positions)
         rounds = -(-own.kv_heads * self.made.round_splits // self.plan.blocks)
         added = -(-tokens * own.heads * own.head_dim // (self.plan.blocks * TEAM_WARPS * WARP))
         return (
             self._prepared_s(own, tokens)
-            + rounds * -(-tiles // self.made.round_splits) * self._tile_s(own)
+            + rounds * -(-tiles // self.made.round_splits) * self._tile_s(own, positions)
             + (2 + 2 * added) * self.latency
         )
 
@@ -197,14 +222,17 @@ class _Rounds(_Passes):
         warp has a slot of the ring while it multiplies its tile, so few warps do at a time.
         """
         prompt, cycle = self.prompt, 1 / self.hz
+        rate = prompt.few_bytes_per_cycle.value
         size = one.rows * matrix.cols * self.plan.options.weight_dtype.bytes
         turn = prompt.few_turn_cycles.value
-        if self._lies_far(matrix, tokens):
+        if self.handed_on:  # inputs lie in shared memory, slices of them in turn
+            rate = self.kernel.tensor_bytes_per_cycle.value
+        elif self._lies_far(matrix, tokens):
             turn += prompt.few_far_cycles.value
         turns = -(-min(matrix.tile_cols, matrix.cols) // (TILES_AT_ONCE * FEW_COLUMNS))
         tile = -(-matrix.tile_rows // TILE_ROWS) * turns * turn * cycle
         refilled = self.ring.bytes / (self.under_way_s + tile)
-        multiplied = max(size / refilled, size / prompt.few_bytes_per_cycle.value * cycle)
+        multiplied = max(size / refilled, size / rate * cycle)
         elements = one.rows // matrix.unit * min(tokens, FEW_TOKENS)
         return multiplied + tile + self._stored_s(elements)
 
@@ -218,11 +246,8 @@ class _Rounds(_Passes):
         matched = -(-history // (threads * HISTORY_AT_ONCE))
         best = -(-plan.ranks * plan.blocks // WARP)
         loads = tokens * own + best + 2 * matched + 4
-        return (
-            loads * self.latency
-            + 2 * self.kernel.stage_s.value
-            + ROUND_MEETINGS * self._barrier_s()
-        )
+        met = 0.0 if self.handed_on else ROUND_MEETINGS * self._barrier_s()
+        return loads * self.latency + 2 * self.kernel.stage_s.value + met
 
 
 def distinct_experts(plan: Plan, tokens: int) -> float | None:
