@@ -53,6 +53,11 @@ class Prediction:
     result: Result = field(repr=False)  # everything else: stages, all steps
 
     @property
+    def model_floor_s(self) -> float:
+        """Each byte that the model needs once, whatever the plan: no engine is faster."""
+        return self.result.model_floor_s
+
+    @property
     def stream_fraction(self) -> float:
         """`floor_s` / `step_s`, 0 to 1."""
         return self.floor_s / self.step_s

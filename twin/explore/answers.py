@@ -12,6 +12,7 @@ from typing import Any
 from twin.batching.prices import Rates, rates_of
 from twin.calibrate.known_error import KnownError, first_error, known_error
 from twin.calibrate.on_record import step_at
+from twin.cost.model_floor import model_floor_s
 from twin.cost.prompt import prompt_time
 from twin.errors import TwinError
 from twin.explore.processes import Waiting
@@ -213,6 +214,8 @@ def _speed(
         "total_tokens_per_s": row.total_tokens_per_s,
         "step_s": row.step_s,
         "floor_tokens_per_s": 1 / row.floor_s,
+        "model_floor_tokens_per_s": 1
+        / model_floor_s(point.case().plan(), row.floor_s, row.bytes_per_step),
         "stream_fraction": row.stream_fraction,
         "mbu": row.bytes_per_step / (row.peak_bytes_per_s * row.step_s),
         "interval": ends,

@@ -59,6 +59,9 @@ function card(c) {
       : []),
     ["a token", time(s.step_s)],
     ["floor", `${number(s.floor_tokens_per_s)} tokens/s`],
+    ...(s.model_floor_tokens_per_s > s.floor_tokens_per_s * 1.02
+      ? [["floor of the model", `${number(s.model_floor_tokens_per_s)} tokens/s`]]
+      : []),
     ...(c.speed ? [["stream fraction", percent(s.stream_fraction)]] : []),
     ...(s.total_tokens_per_s > s.tokens_per_s * 1.001
       ? [["all sequences", `${number(s.total_tokens_per_s)} tokens/s`]]
