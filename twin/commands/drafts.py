@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twin.commands.arguments import whole
 from twin.cost.acceptance import Acceptance, read_acceptance
 from twin.cost.drafting import Drafted, Drafter, drafted, read_drafter
-from twin.engine.draft_head import with_head
-from twin.engine.opening import Source
-from twin.engine.weights import random_weights
 from twin.errors import ConfigError, PlanError
 from twin.frozen import frozen
 from twin.models.eagle3 import published
@@ -22,6 +19,9 @@ from twin.report.tables import count, facts, percent, table
 from twin.study.case import Case
 from twin.text import shown
 from twin.units import format_quantity
+
+if TYPE_CHECKING:  # a prediction loads no engine
+    from twin.engine.opening import Source
 
 Draft = tuple[Drafter, int]
 
@@ -92,6 +92,9 @@ def engine_draft(text: str) -> EngineDraft:
 
 def headed(source: Source, head: str) -> Source:
     """The source with the head that `--draft` names. Raises ConfigError, CheckpointError."""
+    from twin.engine.draft_head import with_head
+    from twin.engine.weights import random_weights
+
     if not head:
         return source
     if head == RANDOM:
