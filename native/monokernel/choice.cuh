@@ -4,6 +4,8 @@
 #include "handoff.cuh"
 #include "row_batches.cuh"
 
+#include "../platform/time_steps.h"  // behind the platform, whose arithmetic it uses
+
 namespace twin {
 
 __device__ __forceinline__ constexpr bool routed(int kind) {
@@ -85,14 +87,18 @@ struct Contest {
   }
 };
 
+// Does a score depend on its own logit alone?
+constexpr bool ALONE = Experts::SIGMOID || Experts::ROOTS;
+
 __device__ __forceinline__ float score_of(float logit, float most) {
+  if constexpr (Experts::ROOTS) return square_root(time_step(logit));  // of softplus
   return Experts::SIGMOID ? 1.0f / (1.0f + exp32(-logit)) : exp32(logit - most);
 }
 
 // By which a logit becomes what a bias of the choice is added to: its sigmoid, or its share of the
 // scores of all experts.
 struct Shares {
-  static constexpr bool OF_ALL = Experts::CHOICE_BIASED && !Experts::SIGMOID;
+  static constexpr bool OF_ALL = Experts::CHOICE_BIASED && !ALONE;
 
   float most = 0.0f, total = 1.0f;
 
@@ -119,12 +125,12 @@ __device__ __forceinline__ float weight_of(const float* logits, const Choice& ch
   if (Experts::NORMALISED) {
 #pragma unroll 4
     for (int i = 0; i < Experts::TOP_K; ++i) total += score_of(logits[choice.expert[i]], most);
-  } else if (!Experts::SIGMOID) {
+  } else if (!ALONE) {
     TWIN_ONCE
     for (int i = 0; i < Experts::COUNT; ++i) total += score_of(logits[i], most);
   }
   const float score = score_of(logits[choice.expert[place]], most);
-  return (Experts::NORMALISED || !Experts::SIGMOID ? score / total : score) * Experts::SCALING;
+  return (Experts::NORMALISED || !ALONE ? score / total : score) * Experts::SCALING;
 }
 
 // What the shared experts' rows are multiplied by: the sigmoid of the logit behind the router's.

@@ -14,10 +14,15 @@ struct ChosenBy {
   const float* biases;
   float own;
 
+  // a table needs none
+  template <class Stage>
+  __device__ __forceinline__ static bool biased(const Stage& stage) {
+    return BIASED && !(Experts::HASHED && stage.chosen >= 0);
+  }
   template <class Stage>
   __device__ __forceinline__ ChosenBy(const Block& b, const Stage& stage)
-      : biases(BIASED ? constants(b, stage.choice_bias) : nullptr),
-        own(BIASED && b.core.thread() < Experts::COUNT ? biases[b.core.thread()] : 0.0f) {}
+      : biases(biased(stage) ? constants(b, stage.choice_bias) : nullptr),
+        own(biased(stage) && b.core.thread() < Experts::COUNT ? biases[b.core.thread()] : 0.0f) {}
   __device__ __forceinline__ float of(const Block& b, const Shares& shares, int expert) const {
     const float logit = b.scratch[expert];
     if (!BIASED) return logit;
@@ -94,6 +99,17 @@ __device__ __forceinline__ void choose(Block& b, const Choice& choice, const Cho
   }
 }
 
+// The same where a table says which experts a token visits.
+template <class Stage>
+__device__ __forceinline__ void look_up(Block& b, const Stage& stage, const Choice& choice) {
+  if constexpr (Experts::HASHED) {
+    const float* const row = constants(b, stage.chosen) + long(b.at.token) * Experts::TOP_K;
+    TWIN_EACH(i, Experts::VISITED)
+      choice.expert[i] =
+          i < Experts::TOP_K ? int(row[i]) : Experts::COUNT + i - Experts::TOP_K;
+  }
+}
+
 // Every block chooses for itself: all have the logits, and the choice is theirs without another
 // hand-off.
 template <class Stage>
@@ -110,7 +126,11 @@ __device__ __forceinline__ bool route(Block& b, int index, const Stage& stage) {
       begin(b, index, stage);
     }
     const Choice choice = choice_of(b.plan, b.scratch);
-    choose(b, choice, by);
+    if (Experts::HASHED && stage.chosen >= 0) {
+      look_up(b, stage, choice);
+    } else {
+      choose(b, choice, by);
+    }
     b.core.barrier();
     b.core.chosen(choice.made);
     if constexpr (NonRouted::SHARED && NonRouted::GATED)
@@ -192,6 +212,20 @@ __device__ __forceinline__ bool compute_experts(Block& b, int index, const Stage
   if constexpr (NonRouted::SHARED) {
     switch (StageKind(stage.kind)) {
       case StageKind::SHARED_DOWN: return shared_down(b, index, stage);
+      default: break;
+    }
+  }
+  if constexpr (Hyper::ANY) {
+    switch (StageKind(stage.kind)) {
+      case StageKind::HYPER: return hyper(b, index, stage);
+      default: break;
+    }
+  }
+  if constexpr (Compressed::ANY) {
+    switch (StageKind(stage.kind)) {
+      case StageKind::QUERY: return query(b, index, stage);
+      case StageKind::INDEX: return score_entries(b, index, stage);
+      case StageKind::HEAD_OUT: return head_out(b, index, stage);
       default: break;
     }
   }

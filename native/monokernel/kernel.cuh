@@ -18,7 +18,7 @@ __device__ __forceinline__ bool compute(Block& b, int index, const Stage& stage)
     case StageKind::EMBED: return has(b, StageKind::EMBED) && embed(b, index, stage);
     case StageKind::QKV:
     case StageKind::GATE_UP:
-    case StageKind::LM_HEAD: return has(b, StageKind::QKV) && from_residual(b, index, stage);
+    case StageKind::LM_HEAD: return (Compressed::ANY || has(b, StageKind::QKV)) && from_residual(b, index, stage);
     case StageKind::ATTENTION: return has(b, StageKind::ATTENTION) && attention(b, index, stage);
     case StageKind::O_PROJ: return has(b, StageKind::O_PROJ) && o_proj(b, index, stage);
     case StageKind::DOWN: return has(b, StageKind::DOWN) && down(b, index, stage);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "biases.cuh"
-#include "combine.cuh"
+#include "compressed.cuh"
 #include "delta.cuh"
 #include "logits.cuh"
 #include "sampling.cuh"
@@ -83,6 +83,8 @@ __device__ __forceinline__ bool read_residual(Block& b, int index, const Stage& 
                                               Core::Hidden& sum) {
   if constexpr (NonRouted::PARALLEL)
     if (stage.reads > 1) return read_parallel(b, index, stage, sum);
+  if constexpr (Hyper::ANY)
+    if (collapses(b, index, stage)) return collapse(b, index, stage);
   const auto weight = added_weight(b, stage);
   const float whole = layer_scalar(b, stage);
   TWIN_ONCE
@@ -156,6 +158,7 @@ __device__ __forceinline__ bool embed(Block& b, int index, const Stage& stage) {
   if constexpr (Family::EMBEDDING != 1.0f)
     residual.each(b.core, [](int, float& value) { value = embedded(value); });
   b.residual.close(b.core, residual);
+  begin_residuals(b);
   b.core.barrier();
   if (b.core.thread() == 0) {
     b.at.token = token;
@@ -179,6 +182,13 @@ __device__ __forceinline__ StageKind way_of(int kind) {
   if constexpr (Convolution::ANY) {
     switch (StageKind(kind)) {
       case StageKind::CONV_IN: return StageKind::QKV;
+      default: break;
+    }
+  }
+  if constexpr (Compressed::ANY) {
+    switch (StageKind(kind)) {
+      case StageKind::LATENT:
+      case StageKind::COMPRESS: return StageKind::QKV;
       default: break;
     }
   }
@@ -352,20 +362,22 @@ __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stag
 }
 
 __device__ __forceinline__ bool attention(Block& b, int index, const Stage& stage) {
+  if constexpr (Compressed::ANY) return attend_compressed(b, index, stage);
   return by_heads(stage, [&](auto heads) { return attention<decltype(heads)>(b, index, stage); });
 }
 
 // Does a stage follow one that carries a state, or channels, on? Then it reads what that made.
 __device__ __forceinline__ bool follows_states(const Block& b, int index) {
   const auto& before = b.plan.stages_at(index - 1);
-  return (Delta::ANY && before.kind == int(StageKind::DELTA)) || convolves(before);
+  return (Delta::ANY && before.kind == int(StageKind::DELTA)) || convolves(before) ||
+         Compressed::ANY;
 }
 
 // The input of an output projection: that,
 template <class Vector>
 __device__ __forceinline__ bool take_carried(Block& b, int index, const Stage& stage, Vector& x) {
-  if constexpr (Convolution::ANY)
-    if (convolves(b.plan.stages_at(index - 1)))
+  if constexpr (Convolution::ANY || Compressed::ANY)
+    if (Compressed::ANY || convolves(b.plan.stages_at(index - 1)))
       return gather_vector(b, index, b.plan.reads_at(stage.first_read), x);
   if constexpr (Delta::ANY) return take_states(b, index, stage, x);
   return false;

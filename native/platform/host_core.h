@@ -195,7 +195,14 @@ struct Core {
 
   // The same of a tile of low-bit weights, whose scales lie behind it.
   void dot_coded(Code code, const u8* w, int rows, int cols, const float* x, float* sums) {
-    if (code == Code::PLAIN) return dot_tile(w, rows, cols, x, sums);
+    dot_part(code, w, rows, cols, x, sums, 0, rows);
+  }
+  // Of its rows first..last-1, all of GGUF's blocks.
+  void dot_part(Code code, const u8* w, int rows, int cols, const float* x, float* sums, int first,
+                int last) {
+    if (code == Code::PLAIN)
+      return dot_tile(w + long(first) * cols * type_bytes(WEIGHT), last - first, cols, x,
+                      sums + first);
     if (in_blocks(code)) {
       InputRoom& made = inputs();
       if (!made.open) made.make(x, cols, 1);
@@ -205,11 +212,11 @@ struct Core {
     const long pitch = long(cols) * bits / 8;
     const Scales scales = {code, w + whole_rows(code, rows) * pitch, scaled_rows(rows),
                            (cols + block - 1) / block};
-    for (int r = 0; r < rows; ++r) sums[r] = 0;
+    for (int r = first; r < last; ++r) sums[r] = 0;
     for (int c = 0, at = 0; c < cols; c += block, ++at)
-      for (int r = 0; r < rows; r += CODED_ROWS) {
+      for (int r = first; r < last; r += CODED_ROWS) {
         float part[CODED_ROWS] = {}, zero[CODED_ROWS] = {};
-        const int count = rows - r < CODED_ROWS ? rows - r : CODED_ROWS,
+        const int count = last - r < CODED_ROWS ? last - r : CODED_ROWS,
                   wide = cols - c < block ? cols - c : block;
         for (int i = 0; i < count; ++i) zero[i] = scales.zero(r + i, at);
         dot_codes(code_element(code), w + r * pitch + long(c) * bits / 8, pitch, count, wide, x + c,

@@ -143,6 +143,35 @@ __device__ void dot_memory_tiles(Core& core, const Stage& stage, const MemoryVec
   }
 }
 
+// The same of several matrices one below the other, `each` rows of which have an input of their own,
+// of(group).
+template <class Core, class Of>
+__device__ void dot_group_tiles(Core& core, const Stage& stage, int each, Of of, int lo, int hi,
+                                float* sums, int batch) {
+  for (int row = lo; row < hi; row += stage.tile_rows) {
+    const int rows = hi - row < stage.tile_rows ? hi - row : stage.tile_rows;
+    float* to = sums + (row - lo);
+    for (int col = 0; col < stage.cols; col += stage.tile_cols, to += batch) {
+      const int cols = stage.cols - col < stage.tile_cols ? stage.cols - col : stage.tile_cols;
+      if (core.ring.mine()) {
+        const u8* const tile = core.ring.acquire();
+        for (int r = 0, end; r < rows; r = end) {
+          const int group = (row + r) / each, left = (group + 1) * each - row;
+          end = left < rows ? left : rows;
+          if constexpr (CODED) {
+            core.dot_part(code_of(stage), tile, rows, cols, of(group) + col, to, r, end);
+          } else {
+            core.dot_tile(tile + long(r) * cols * type_bytes(WEIGHT), end - r, cols,
+                          of(group) + col, to + r);
+          }
+        }
+        core.ring.release();
+      }
+      core.ring.next(tile_bytes(stage, rows, cols));
+    }
+  }
+}
+
 // The same of a stage of experts, whose tiles lie where the choice says: [experts][column
 // slices][rows][columns of a slice] from `first` on. Its rows are those of all chosen experts one
 // below the other, or its columns side by side. In a plan with low-bit weights tiles lie where

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from twin.models.decoder import canonical_shape
+from twin.models.experts import CHOSEN
 from twin.models.load import checkpoint, from_config, stored, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.shards import Array
@@ -17,7 +18,12 @@ from twin.plan.types import CollectiveKind, Limits, Options, Plan, Sampling
 from twin.schedule.plans import build
 
 SEED = 2024
-AROUND_ONE = ("norm", "layer_scalar", "expert_scales")  # names of vectors that multiply
+AROUND_ONE = (
+    "norm",
+    "layer_scalar",
+    "expert_scales",
+    "hyper_scale",
+)  # names of vectors that multiply
 POSITIONS = 20  # more than the sliding windows below
 TOLERANCE = 3e-5  # logits are about 4; the largest difference seen in FP32 is 2.3e-5, of Qwen 3.5
 
@@ -492,6 +498,43 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "sliding_window": 7,
     },
+    "deepseek-v4": {
+        "model_type": "deepseek_v4",
+        **{key: value for key, value in _SIZES.items() if key != "intermediate_size"},
+        "num_hidden_layers": 5,
+        "hidden_size": 72,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "qk_rope_head_dim": 8,
+        "q_lora_rank": 24,
+        "o_groups": 4,
+        "o_lora_rank": 16,
+        "sliding_window": 6,
+        "layer_types": [
+            "sliding_attention",
+            *(2 * ["compressed_sparse_attention", "heavily_compressed_attention"]),
+        ],
+        "compress_rates": {
+            "compressed_sparse_attention": 4,
+            "heavily_compressed_attention": 8,
+        },
+        "compress_rope_theta": 160000.0,
+        "index_n_heads": 8,  # of few all may be negative, and entries equal
+        "index_head_dim": 16,
+        "index_topk": 2,  # of up to five entries
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe", "moe"],
+        "scoring_func": "sqrtsoftplus",
+        "topk_method": "noaux_tc",
+        "routed_scaling_factor": 1.5,
+        "swiglu_limit": 0.5,  # which gates reach
+        "hc_mult": 4,
+        "hc_sinkhorn_iters": 20,
+        "rms_norm_eps": 1e-6,
+    },
     "gpt-oss": {
         "model_type": "gpt_oss",
         **_SIZES,
@@ -547,6 +590,10 @@ def _values(spec: ModelSpec) -> dict[str, Array]:
     values: dict[str, Array] = {}
     for name in tensors(spec):
         shape = canonical_shape(spec, name)
+        if name.endswith(CHOSEN):  # a token's experts
+            order = np.argsort(random.standard_normal((shape[0], spec.layer(0).feed.experts)))
+            values[name] = order[:, : shape[1]]
+            continue
         scale = 0.1 if len(shape) == 1 else shape[1] ** -0.5
         values[name] = (name.endswith(AROUND_ONE) + scale * random.standard_normal(shape)).astype(
             np.float32
@@ -581,7 +628,8 @@ def tokens(config: dict[str, Any]) -> list[int]:
 def plan(
     spec: ModelSpec, gpus: int, blocks: int, splits: int, page: int, sampling: Sampling, **more: Any
 ) -> Plan:
-    """A plan on a machine without limits."""
+    """A plan on a machine without limits, unless `limits` are given."""
+    limits = more.pop("limits", Limits(64, 1, 2**30, 2**40, True))
     collective = more.pop(
         "collective", CollectiveKind.PUSH if gpus > 1 or spec.lanes else CollectiveKind.NONE
     )
@@ -594,4 +642,4 @@ def plan(
         collective=collective,
         **{"context": 8, "max_context": 32, **more},
     )
-    return build(spec, options, Limits(64, 1, 2**30, 2**40, True))
+    return build(spec, options, limits)

@@ -68,7 +68,8 @@ def test_a_dense_layer_that_is_described_by_itself_is_refused_for_its_cache() ->
 
 
 def test_formats_that_the_kernel_does_not_decode_are_refused() -> None:
-    packed = replace(tiny(2), hidden=32, stored=PACKED.with_role(Role.ATTENTION, FP8_BLOCK_E8M0))
+    unknown = replace(FP8_BLOCK_E8M0, name="fp8-64x64")
+    packed = replace(tiny(2), hidden=32, stored=PACKED.with_role(Role.ATTENTION, unknown))
     refused = [
         stage
         for stage in plan_of(packed, blocks=2).stages
@@ -81,9 +82,9 @@ def test_formats_that_the_kernel_does_not_decode_are_refused() -> None:
 def test_a_stage_without_code_is_named_where_the_model_is_dense() -> None:
     plan = plan_of(tiny(2), blocks=2)
     foreign = replace(
-        plan, stages=(*plan.stages[:-1], replace(plan.stages[-1], kind=StageKind.HYPER))
+        plan, stages=(*plan.stages[:-1], replace(plan.stages[-1], kind=StageKind.ABSORB))
     )
-    assert "hyper can be planned and simulated only" in (foreign.simulation_only() or "")
+    assert "absorb can be planned and simulated only" in (foreign.simulation_only() or "")
 
 
 def test_a_dense_layer_and_the_same_layer_of_a_layout_stream_and_add_the_same() -> None:

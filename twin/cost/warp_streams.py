@@ -27,7 +27,7 @@ class WarpStreams(Streams):
         super().__init__(schedule, device)
         self.kernel, self.warps, plan = kernel, schedule.warps, schedule.plan
         # an option that the engine does not run changes nothing of how warps take experts
-        stored = plan.spec is not None and as_stored(plan.spec, plan.options)
+        stored = plan.spec is not None and as_stored(plan.spec, plan.options, plan.limits)
         self.by_kernel = stored and any(stage.routed for stage in plan.stages)
         self.ffn_in_memory = self.by_kernel and self.warps.ffn.in_memory
         self.wide: dict[int, Matrix | None] = {}

@@ -12,6 +12,8 @@ import numpy as np
 
 from twin.engine.four_bit_tensors import (
     ACTIVATIONS,
+    BYTES,
+    EXPONENTS,
     FourBitTensor,
     Layout,
     four_bit_tensor,
@@ -20,15 +22,25 @@ from twin.engine.four_bit_tensors import (
 )
 from twin.engine.safetensors import NUMPY, STORED, Array, Entry
 from twin.errors import CheckpointError
-from twin.models.codes import CODES, Encoded
+from twin.models.codes import Encoded, code_of
 from twin.models.decoder import Tensor
 from twin.models.formats import INT4, WHOLE_ROW, Format
 from twin.models.formats import STORED as FORMATS
 from twin.models.spec import ModelSpec
 from twin.text import shown
 
-CODE_TYPES = {"int8": "I8", "fp8": "F8_E4M3", "fp8-128x128": "F8_E4M3"}
-SCALES = {"int8": "weight_scale", "fp8": "weight_scale", "fp8-128x128": "weight_scale_inv"}
+E8M0 = "F8_E8M0"  # exponents, a byte each
+CODE_TYPES = {
+    "int8": "I8",
+    **dict.fromkeys(("fp8", "fp8-128x128", "fp8-128x128-e8m0"), "F8_E4M3"),
+}
+SCALES = {
+    "int8": "weight_scale",
+    "fp8": "weight_scale",
+    "fp8-128x128": "weight_scale_inv",
+    "fp8-128x128-e8m0": "scale",
+}
+FOUR_BITS = 4
 NAN_BITS = 0x7F  # of E4M3 without the sign
 
 
@@ -45,7 +57,7 @@ class CodedTensor:
         return self.codes, self.scales
 
     def matrix(self, files: dict[Path, Array]) -> Encoded:
-        return CODES[self.format.name].matrix(self._codes(files), self._scales(files))
+        return code_of(self.format).matrix(self._codes(files), self._scales(files))
 
     def part(self, part: str, files: dict[Path, Array]) -> Array:
         """Raises CheckpointError for a code or a scale that is no number."""
@@ -64,9 +76,8 @@ class CodedTensor:
 
     def _scales(self, files: dict[Path, Array]) -> Array:
         rows, cols = self.codes.shape
-        raw = np.asarray(files[self.scales.path][self.scales.begin : self.scales.end]).view(
-            NUMPY[STORED[self.scales.dtype]]
-        )
+        kind = EXPONENTS if self.scales.dtype == E8M0 else NUMPY[STORED[self.scales.dtype]]
+        raw = np.asarray(files[self.scales.path][self.scales.begin : self.scales.end]).view(kind)
         scales = raw.astype(np.float32)
         if not np.isfinite(scales).all():
             raise CheckpointError(
@@ -86,6 +97,7 @@ def coded_tensor(
     path: Path, tensor: Tensor, format: Format, layout: Layout | None, found: dict[str, Entry]
 ) -> CodedTensor | FourBitTensor:
     """A matrix of a checkpoint, by the names of its tensors. Raises CheckpointError."""
+    layout = _layout(layout, format)
     if layout is not None:
         return four_bit_tensor(path, tensor, format, layout, found)
     matrix, scales = (
@@ -108,8 +120,9 @@ def coded_tensor(
     high, wide = format.block
     whole = wide == WHOLE_ROW
     allowed = [[rows, 1], [rows], [1], []] if whole else [[-(-rows // high), -(-cols // wide)]]
-    if list(scales.shape) not in allowed or scales.dtype not in STORED:
-        wanted = f"expected {allowed[0]} of {', '.join(STORED)}"
+    kinds = (E8M0,) if format.name.endswith("e8m0") else tuple(STORED)
+    if list(scales.shape) not in allowed or scales.dtype not in kinds:
+        wanted = f"expected {allowed[0]} of {', '.join(kinds)}"
         raise CheckpointError(
             f"{scales.path}: {shown(scales.name)} is {scales.dtype} {list(scales.shape)}, {wanted}"
         )
@@ -137,11 +150,17 @@ def with_stored_scales(
 
 def names_read(tensor: Tensor, format: Format, layout: Layout | None) -> set[str]:
     """The names of a coded matrix's tensors, those that are read over among them."""
+    layout = _layout(layout, format)
     if layout is None:
         module = tensor.name.removesuffix("weight")
         activations = {f"{module}{name}" for name in ACTIVATIONS}
         return {tensor.name, scale_name(tensor, format)} | activations
     return names_known(layout, tensor, format)
+
+
+def _layout(layout: Layout | None, format: Format) -> Layout | None:
+    """Of a matrix of four bits among others of eight, whose configuration names no layout."""
+    return BYTES if layout is None and format.bits == FOUR_BITS else layout
 
 
 def scale_name(tensor: Tensor, format: Format) -> str:

@@ -12,6 +12,8 @@ and what their words mean.
 - compressed-tensors `mxfp4-` and `nvfp4-pack-quantized`: `weight_packed` [out, in / 2] has two
   inputs to a byte, the first in its lower half; `weight_scale` [out, blocks] is exponents, or E4M3
   numbers, which NVFP4 divides by `weight_global_scale`.
+- DeepSeek-V4's experts: `weight` [out, in / 2], signed bytes that hold the same, and exponents
+  `scale` [out, blocks].
 
 Sources: compressed-tensors 0.20 (compressors/pack_quantized, nvfp4, mxfp4); AutoAWQ 0.2
 (utils/packing_utils.py); GPTQModel 2 (nn_modules/qlinear, utils/model.py, convert_gptq_v1_to_v2).
@@ -39,7 +41,7 @@ WORD = 8  # codes of a word
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output that each nibble of a word is of
 LESS = np.uint32(0x11111111)  # a word of GPTQ's zero points: one of each nibble, with borrows
 HALF = 8  # above a signed number: compressed-tensors', and the zero of a symmetric GPTQ
-NAN = {"U8": 0xFF, "F8_E4M3": 0x7F}  # of scales of a byte, without the sign
+NAN = {"U8": 0xFF, "F8_E8M0": 0xFF, "F8_E4M3": 0x7F}  # of scales of a byte, without the sign
 AGAIN = "download the file again"
 
 
@@ -56,6 +58,8 @@ GPTQ_TENSORS = {"codes": "qweight", "zeros": "qzeros", "scales": "scales"}
 PACKED = {"codes": "weight_packed", "scales": "weight_scale"}
 # what is said of activations is ignored: the engine keeps them more exact
 ACTIVATIONS = ("input_global_scale", "input_scale", "input_zero_point")
+BYTES = Layout("bytes", {"codes": "weight", "scales": "scale"})  # next to matrices of eight bits
+EXPONENTS = np.dtype(ml_dtypes.float8_e8m0fnu)
 LAYOUTS = {
     layout.name: layout
     for layout in (
@@ -124,7 +128,7 @@ class FourBitTensor:
 
     def _codes(self, files: dict[Path, Array]) -> Array:
         rows, cols = self.shape
-        if self.held["codes"].dtype == "U8":
+        if self.held["codes"].dtype in ("U8", "I8"):
             packed = self._raw("codes", files)
             return np.stack([packed & 15, packed >> 4], axis=2).reshape(rows, cols)
         words = self._raw("codes", files)
@@ -192,8 +196,9 @@ class FourBitTensor:
     def _raw(self, what: str, files: dict[Path, Array]) -> NDArray[Any]:
         """A tensor as it is stored; words as U32, bytes as U8."""
         entry = self.held[what]
-        kind: Any = {"I32": np.uint32, "U8": np.uint8, "F8_E4M3": np.uint8}.get(entry.dtype)
-        if kind is None:
+        bytes_ = ("U8", "I8", "F8_E4M3", "F8_E8M0")
+        kind: Any = np.uint32 if entry.dtype == "I32" else np.uint8
+        if entry.dtype not in ("I32", *bytes_):
             kind = NUMPY[STORED[entry.dtype]]
         stored: NDArray[Any] = np.asarray(files[entry.path][entry.begin : entry.end]).view(kind)
         return stored.reshape(entry.shape)
@@ -262,6 +267,8 @@ def _expected(
                 "scales": (scales, (rows, blocks)),
                 **zeros,
             }
+        case "bytes":
+            return {"codes": (("I8",), (rows, cols // 2)), "scales": (("F8_E8M0",), (rows, blocks))}
         case "mxfp4-pack-quantized":
             return {"codes": (("U8",), (rows, cols // 2)), "scales": (("U8",), (rows, blocks))}
         case "nvfp4-pack-quantized":

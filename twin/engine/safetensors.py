@@ -38,6 +38,8 @@ NUMPY: dict[DType, np.dtype[Any]] = {
     DType.FP32: np.dtype(np.float32),
 }
 STORED = {"F16": DType.FP16, "BF16": DType.BF16, "F32": DType.FP32}
+# of tables of numbers, which are no weights
+INTEGERS: dict[str, np.dtype[Any]] = {"I32": np.dtype(np.int32), "I64": np.dtype(np.int64)}
 # Bits of an element of every type. Source: the enumeration Dtype of the format's own library, 0.6.
 _BITS = {
     "BOOL": 8,
@@ -113,11 +115,8 @@ def read_header(path: Path) -> dict[str, Entry]:
 
 def view(entry: Entry, file: Array) -> Array:
     """The tensor without a copy; `file` is the whole file as mapped bytes."""
-    return (
-        np.asarray(file[entry.begin : entry.end])
-        .view(NUMPY[STORED[entry.dtype]])
-        .reshape(entry.shape)
-    )
+    kind = INTEGERS[entry.dtype] if entry.dtype in INTEGERS else NUMPY[STORED[entry.dtype]]
+    return np.asarray(file[entry.begin : entry.end]).view(kind).reshape(entry.shape)
 
 
 def check_finite(name: str, array: Array, dtype: DType) -> None:
@@ -143,12 +142,13 @@ def check_finite(name: str, array: Array, dtype: DType) -> None:
 
 
 def write(path: Path, tensors: Mapping[str, Array]) -> None:
-    """A file of tensors of the three stored types, in the order given: whole, or not there. Raises
-    OutputError.
+    """A file of tensors of the three stored types, and of tables of numbers, in the order given:
+    whole, or not there. Raises OutputError.
     """
     # Hugging Face's loader insists on it
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     names = {NUMPY[dtype]: name for name, dtype in STORED.items()}
+    names |= {kind: name for name, kind in INTEGERS.items()}
     offset = 0
     for name, array in tensors.items():
         end = offset + array.nbytes

@@ -33,11 +33,22 @@ from twin.engine.packed_experts import (
     packed_entries,
     unpacked,
 )
-from twin.engine.safetensors import NUMPY, STORED, Array, Entry, check_finite, read_header, view
+from twin.engine.safetensors import (
+    INTEGERS,
+    NUMPY,
+    STORED,
+    Array,
+    Entry,
+    check_finite,
+    read_header,
+    view,
+)
 from twin.engine.save import CONFIG, INDEX, SINGLE, save_checkpoint
 from twin.errors import CheckpointError, ConfigError
-from twin.models.codes import CODES, Encoded, code_of
+from twin.models.codes import Encoded, code_of
 from twin.models.decoder import Tensor, canonical_shape
+from twin.models.experts import CHOSEN
+from twin.models.feeds import ExpertFeed
 from twin.models.files import find, is_there, read_json
 from twin.models.foreign import (
     INSTEAD,
@@ -46,13 +57,14 @@ from twin.models.foreign import (
     format_of_tensors,
     is_quantized,
 )
-from twin.models.formats import Format, Role
+from twin.models.formats import Format, Role, decoded
 from twin.models.gguf_file import is_gguf
 from twin.models.linear import DECAY, SKIP, STEP
 from twin.models.load import (
     canonical,
     described,
     load_model,
+    published,
     refuse_foreign,
     tensors,
 )
@@ -73,9 +85,14 @@ __all__ = [
 LARGEST_SEED = 2**64 - 1
 CODED_PARTS = ("codes", "scales", "zeros", "outer", "blocks")  # of a coded matrix, behind its name
 # what tools may leave in FP32 next to weights of 16 bits
+_FINE = ("attn_hyper", "ffn_hyper", "head_hyper", "compress_bias", "index_bias")
 _EXACT, ROUTER = ("choice_bias", DECAY, STEP, SKIP), "router"
 _ROLES = {
-    Role.ATTENTION: ("q", "k", "v", "o", "qkvz", "qkv", "z", "state_in", "conv_in"),
+    Role.ATTENTION: (
+        *("q", "k", "v", "o", "qkvz", "qkv", "z", "state_in", "conv_in"),
+        *("q_a", "q_b", "kv", "o_a"),
+    ),
+    Role.INDEX: ("index_q",),
     Role.SMALL: ("ba", "b", "a"),
     Role.DENSE: ("gate", "up", "down"),
     Role.SHARED: ("shared_gate", "shared_up", "shared_down"),
@@ -129,7 +146,31 @@ class StoredWeights:
 
     def _check(self, name: str) -> None:
         entry = self.entries[name]
+        if entry.dtype in INTEGERS:
+            check_numbers(f"{entry.path}: {shown(entry.name)}", self._stored(name), self.spec, name)
+            return
         check_finite(f"{entry.path}: {shown(entry.name)}", self._stored(name), STORED[entry.dtype])
+
+
+def check_numbers(what: str, table: Array, spec: ModelSpec, name: str) -> None:
+    """Raises CheckpointError where a table of a layer's chosen experts names none of them, or one
+    twice for a token.
+    """
+    feed = spec.layer(int(name.split(".")[1])).feed
+    count = feed.experts if isinstance(feed, ExpertFeed) else 0
+    if table.min(initial=0) < 0 or table.max(initial=0) >= count:
+        where = int(np.argmax((table < 0) | (table >= count)))
+        raise CheckpointError(
+            f"{what}: names expert {int(table.reshape(-1)[where])} of token "
+            f"{where // table.shape[1]}; allowed: 0 to {count - 1}; download the file again"
+        )
+    ordered = np.sort(table, axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
+    if twice.any():
+        raise CheckpointError(
+            f"{what}: names an expert twice for token {int(np.argmax(twice))}; allowed: each once; "
+            "download the file again"
+        )
 
 
 class _Looked:
@@ -207,11 +248,11 @@ def open_checkpoint(
     if is_packed(packed := described(path)):
         return _open_packed(path, packed, dtype)
     spec = load_model(path, runs=True)
-    found, layout, named = _entries(path), _layout(path), tensors(spec)
+    found, layout, named = published(spec, _entries(path)), _layout(path), tensors(spec)
     spec = with_stored_scales(spec, named, layout, found)
     spec, of_caches = with_cache_scales(path, spec, named, found)
     _refuse_suspicious(path, spec, found, layout, of_caches)
-    few = {name: form for name in named if (form := format_of(spec, name)).name in CODES}
+    few = {name: form for name in named if decoded(form := format_of(spec, name))}
     if len({named[name].name for name in few}) < len(few):
         raise CheckpointError(
             f"{path}: fused matrices of family {spec.family} are not read quantised; {INSTEAD}"
@@ -220,9 +261,11 @@ def open_checkpoint(
         name: coded_tensor(path, named[name], form, layout, found) for name, form in few.items()
     }
     entries = {
-        name: _checked(path, tensor, found) for name, tensor in named.items() if name not in coded
+        name: _checked(path, name, tensor, found)
+        for name, tensor in named.items()
+        if name not in coded
     }
-    exact = {name for name in entries if _more_exact(name, entries[name])}
+    exact = {name for name in entries if _more_exact(spec, name, entries[name])}
     alike = [entry for name, entry in entries.items() if name not in exact]
     dtype = _common_dtype(path, alike or entries.values())
     spec = replace(spec, dtype=dtype)
@@ -237,11 +280,15 @@ def open_checkpoint(
     return Checkpoint(path, spec, dtype, whole, _note_rounded(exact, dtype))
 
 
-def _more_exact(name: str, entry: Entry) -> bool:
-    """Is it stored in FP32, and may be next to weights of 16 bits? Vectors of `_EXACT` are taken in
-    FP32, routers are rounded.
+def _more_exact(spec: ModelSpec, name: str, entry: Entry) -> bool:
+    """Is it stored in FP32, and may be next to weights of 16 bits? Vectors of `_EXACT`, and with
+    hyper-connections all vectors and mixing matrices, are taken in FP32, routers are rounded. Or is
+    it a table of numbers?
     """
-    return entry.dtype == "F32" and name.rpartition(".")[2] in (*_EXACT, ROUTER)
+    leaf = name.rpartition(".")[2]
+    vector = spec.hyper is not None and (len(entry.shape) == 1 or leaf.startswith(_FINE))
+    exact = vector or leaf in (*_EXACT, ROUTER)
+    return leaf == CHOSEN or (entry.dtype == "F32" and exact)
 
 
 def _note_rounded(exact: Iterable[str], dtype: DType) -> str:
@@ -274,7 +321,9 @@ def _open_packed(path: Path, spec: ModelSpec, dtype: DType | None) -> Checkpoint
         None,
         of_caches,
     )
-    entries = {name: _checked(path, tensor, found) for name, tensor in others(named, spec).items()}
+    entries = {
+        name: _checked(path, name, tensor, found) for name, tensor in others(named, spec).items()
+    }
     stored = _common_dtype(path, entries.values())
     every = [*entries.values(), *(entry for one in experts.values() for entry in one.entries)]
     files: dict[Path, Array] = {
@@ -364,7 +413,7 @@ def _refuse_suspicious(
     known = set(of_caches)
     for name, tensor in tensors(spec).items():
         form = format_of(spec, name)
-        known |= names_read(tensor, form, layout) if form.name in CODES else {tensor.name}
+        known |= names_read(tensor, form, layout) if decoded(form) else {tensor.name}
     for name in sorted(found.keys() - known):
         if is_quantized(name) and not beyond(spec, name):
             raise CheckpointError(
@@ -374,7 +423,7 @@ def _refuse_suspicious(
     refuse_left_over(path, spec, found, known)
 
 
-def _checked(path: Path, tensor: Tensor, found: dict[str, Entry]) -> Entry:
+def _checked(path: Path, name: str, tensor: Tensor, found: dict[str, Entry]) -> Entry:
     if tensor.name not in found:
         raise CheckpointError(
             f"{path}: tensor {shown(tensor.name)} is missing; is {CONFIG} that of these weights?"
@@ -385,6 +434,8 @@ def _checked(path: Path, tensor: Tensor, found: dict[str, Entry]) -> Entry:
             f"{entry.path}: {shown(entry.name)} has shape {list(entry.shape)}, expected "
             f"{list(tensor.shape)} from {CONFIG}"
         )
+    if name.endswith(f".{CHOSEN}") and entry.dtype in INTEGERS:
+        return entry
     if entry.dtype not in STORED:
         format = format_of_dtype(entry.dtype)
         stored = f"{entry.dtype}{f' ({format})' if format else ''}, expected {', '.join(STORED)}"
@@ -423,7 +474,7 @@ class RandomWeights:
             if (
                 name not in self._names
                 and not headed
-                and not (part in CODED_PARTS and format_of(self.spec, matrix).name in CODES)
+                and not (part in CODED_PARTS and decoded(format_of(self.spec, matrix)))
             ):
                 raise CheckpointError(f"{self.spec.name} has no tensor {shown(name)}")
             self._recent[name] = self._make(name)
@@ -439,7 +490,7 @@ class RandomWeights:
         if part in CODED_PARTS:
             made: Array = getattr(self._coded(matrix), part)
             return made
-        if format_of(self.spec, name).name in CODES:
+        if decoded(format_of(self.spec, name)):
             return self._coded(name).astype(np.float32)
         return self._plain(name)
 
@@ -454,11 +505,24 @@ class RandomWeights:
 
     def _plain(self, name: str) -> Array:
         random = np.random.Generator(np.random.PCG64([self.seed, zlib.crc32(name.encode())]))
+        leaf = name.rpartition(".")[2]
+        if leaf == CHOSEN:
+            return self._table(name, random)
+        dtype = DType.FP32 if leaf.startswith(_FINE) else self.dtype
         mean, deviation = _distribution(self.spec, name)
         values = random.standard_normal(canonical_shape(self.spec, name), np.float32)
         values *= np.float32(deviation)
         values += np.float32(mean)
-        return values.astype(NUMPY[self.dtype])
+        return values.astype(NUMPY[dtype])
+
+    def _table(self, name: str, random: np.random.Generator) -> Array:
+        """Different experts for each token."""
+        tokens, chosen = canonical_shape(self.spec, name)
+        feed = self.spec.layer(int(name.split(".")[1])).feed
+        assert isinstance(feed, ExpertFeed)
+        first = random.integers(feed.experts, size=(tokens, 1))
+        step = random.integers(1, max(2, feed.experts // max(1, chosen)), size=(tokens, 1))
+        return (first + step * np.arange(chosen)) % feed.experts
 
 
 def format_of(spec: ModelSpec, name: str) -> Format:
@@ -495,9 +559,9 @@ def _distribution(spec: ModelSpec, name: str) -> tuple[float, float]:
     """
     leaf = name.rpartition(".")[2]
     shape = canonical_shape(spec, name)
-    if leaf.endswith("norm") or leaf in ("layer_scalar", "expert_scales"):
+    if leaf.endswith(("norm", "hyper_scale")) or leaf in ("layer_scalar", "expert_scales"):
         return 1.0, 0.1
-    if leaf.endswith("_bias"):
+    if leaf.endswith(("_bias", "hyper_base")):
         return 0.0, 0.1
     if leaf in ("sinks", DECAY, SKIP):
         return 0.0, 1.0

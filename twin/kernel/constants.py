@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.frozen import frozen
-from twin.kernel.fields import STAGE_EXTRAS
+from twin.kernel.compressed import (
+    TURNING,
+    compressed_names,
+    compressed_sizes,
+    compressed_vector,
+    compresses,
+)
+from twin.kernel.fields import COMPRESSED, STAGE_EXTRAS
 from twin.kernel.scores import columns_of
 from twin.models.spec import LaneHead
 from twin.plan import shards
@@ -83,7 +90,7 @@ def constants_of(schedule: Schedule) -> Constants:
     used = (
         spec is not None and spec.variant.norms.after,
         spec is not None and len(spec.rotations) > 1,
-        spec is not None and spec.sinks and plan.attention is not None,
+        spec is not None and (spec.sinks or compresses(plan)) and plan.attention is not None,
         plan.kernel_recurs,
         *(2 * (bool(plan.delta_stages),)),
         plan.kernel_experts is not None and plan.kernel_experts.choice_bias,
@@ -92,6 +99,7 @@ def constants_of(schedule: Schedule) -> Constants:
         any(has_cache_scales(plan, stage) for stage in plan.stages),
         *(3 * (plan.kernel_experts is not None and plan.kernel_experts.parallel,)),
         *(2 * (scores_of(plan) is not None,)),
+        *(len(COMPRESSED) * (compresses(plan),)),
     )
     extras = tuple(name for name, wanted in zip(STAGE_EXTRAS, used, strict=True) if wanted)
     if spec is None:
@@ -110,7 +118,7 @@ def constants_of(schedule: Schedule) -> Constants:
     )
     if "rope" in extras:
         for stage in plan.stages:
-            if stage.kind is StageKind.ATTENTION:
+            if stage.kind in TURNING:
                 at = total + 2 * sum(tables[: spec.rotation(stage.layer)])
                 offsets.setdefault(stage.index, {})["rope"] = at
     return Constants(schedule, extras, total + 2 * sum(tables), offsets, tables)
@@ -132,6 +140,7 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
             yield "layer_scalar", 1
         if kind is not None and kind.parallel:
             yield from ((name, plan.shard.hidden) for name in PARALLEL_NORMS)
+    yield from compressed_sizes(plan, stage).items()
     if shape := bias_shape(plan.spec, stage):
         yield "bias", math.prod(shape)
     if ROWS[stage.kind].sinks and plan.spec.sinks:
@@ -142,7 +151,8 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
     if (made := scores_of(plan)) is not None and by_own_rows(plan, stage):
         yield "own_norm", plan.shard.hidden
         yield "columns", plan.blocks * made.words
-    if stage.kind is StageKind.ROUTE and kind is not None and kind.choice_bias:
+    chosen = bool(compressed_names(plan, stage))  # by a table, which needs no biases
+    if stage.kind is StageKind.ROUTE and kind is not None and kind.choice_bias and not chosen:
         yield "choice_bias", kind.experts
     if stage.kind is StageKind.ROUTE and kind is not None and kind.parallel:
         yield "expert_scales", kind.experts
@@ -155,6 +165,9 @@ def _vector_sizes(plan: Plan, stage: Stage) -> Iterable[tuple[str, int]]:
 def _vector(
     plan: Plan, stage: Stage, name: str, rank: int, weights: Weights
 ) -> NDArray[np.float32]:
+    own = compressed_vector(plan, stage, name, rank, weights)
+    if own is not None:
+        return own
     if name == "norm":
         found = shards.stage_norm(stage, weights)
     elif name == "post_norm":

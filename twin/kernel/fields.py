@@ -70,15 +70,22 @@ FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "streams": ("StreamStart", ("page",)),
     "starts": ("StageStart", ("units",)),
 }
+# of a stage: vectors; where its caches begin, positions of an entry, windows that it mixes, entries
+# of an item
+COMPRESSED_VECTORS = ("mix_base", "mix_scale", "compress_bias", "compress_norm", "chosen")
+COMPRESSED_NUMBERS = ("cached", "ratio", "overlap", "page")
+COMPRESSED = (*COMPRESSED_VECTORS, *COMPRESSED_NUMBERS)
 # where the model norms what modules add; where layers are rotated differently; where heads have
 # sinks; where some layers have recurrent states; where the choice of experts has biases; where a
 # layer ends with a factor of the residual; where heads have two shapes; where caches have scales;
-# where experts stand next to a dense MLP; where blocks multiply routers with rows of their own
+# where experts stand next to a dense MLP; where blocks multiply routers with rows of their own;
+# where attention is of compressed entries, behind hyper-connections
 STAGE_EXTRAS = (
     *("post_norm", "rope", "sinks", "taps", "decays", "gated_norm", "choice_bias"),
     *("layer_scalar", "heads", "cache_scales"),
     *("expert_scales", "shared_post_norm", "experts_post_norm"),
     *("own_norm", "columns"),
+    *COMPRESSED,
 )
 # of a plan with coded weights: twin/kernel/packing.py
 CODED_FIELDS = ("code", "row_bytes", "last_bytes", "row_scales", "last_scales")

@@ -57,7 +57,7 @@ ABSENT_FIELDS = dict.fromkeys(STAGE_EXTRAS, -1) | dict.fromkeys(
     ("heads", *CODED_FIELDS, *experts.FIELDS, *experts.CODED_FIELDS), 0
 )
 ABSENT_SIZES = (
-    *("choice", "kept", "channels", "scored", "held", "whole", "whole_units"),
+    *("residuals", "choice", "kept", "channels", "scored", "held", "whole", "whole_units"),
     *(f"prompt_{name}" for name in OTHER_COLUMNS),
     *("drafts", "round_stages", "round_splits", "round_counter"),
     *(f"round_{name}" for name in ROUND_PARTS),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from twin.frozen import frozen
 from twin.kernel import experts
 from twin.kernel.coded import coded_fields
+from twin.kernel.compressed import cached_bytes, compressed_numbers, compresses
 from twin.kernel.constants import Constants, constants_of
 from twin.kernel.fields import (
     CODED_FIELDS,
@@ -96,9 +97,10 @@ def layout(plan: Plan) -> Layout:
     routed = (experts.FIELDS + (experts.CODED_FIELDS if codes else ())) if weights.experts else ()
     fields = (*FIELDS["stages"][1], *extras, *codes, *routed)
     kv = [0] * len(plan.attentions)  # stages of attention so far, by shape of heads
-    states = 0
+    states = compressed_end = 0
     for stage, matrix in zip(plan.stages, schedule.matrices, strict=True):
-        at = vectors.get(stage.index, {})
+        at = vectors.get(stage.index, {}) | compressed_numbers(plan, stage, compressed_end)
+        compressed_end += cached_bytes(plan, stage)
         stages.append(
             in_order(
                 fields,
@@ -147,8 +149,8 @@ def layout(plan: Plan) -> Layout:
             record("resets", value=r.value, previous_step=int(r.previous_step))
             for r in stage.resets
         ]
-    cache_bytes = 0
-    for own, count in zip(plan.attentions, kv, strict=True):
+    cache_bytes = compressed_end
+    for own, count in () if compresses(plan) else zip(plan.attentions, kv, strict=True):
         position = own.position_bytes(plan.options.kv_dtype)
         cache_bytes += count * own.items * own.item_positions * position
     if plan.kernel_recurs:
@@ -177,6 +179,8 @@ def layout(plan: Plan) -> Layout:
     if scratch.whole:
         sizes |= {"whole": behind - scratch.whole, "whole_units": scratch.whole_units}
     sizes |= {"held": scratch.stages} if scratch.held else {}
+    if scratch.residuals:
+        sizes |= {"residuals": scratch.floats - scratch.residuals}
     return Layout(
         schedule=schedule,
         constants=constants,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from twin.errors import PlanError
 from twin.kernel import experts
 from twin.kernel.coded import bits_of
+from twin.kernel.compressed import compressed_traits
 from twin.kernel.fields import CODED_FIELDS
 from twin.models.feeds import ExpertFeed, Scoring
 from twin.models.formats import DECODED
@@ -60,11 +61,13 @@ TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
         "TOP_K": (1, "of a token, by the router,"),
         "VISITED": (1, "and shared ones behind them, which are numbered behind the routed ones"),
         "WIDTH": (1, "columns of one's down projection"),
-        "SIGMOID": (False, "scores are sigmoids of the logits, else their softmax"),
+        "SIGMOID": (False, "scores are sigmoids of the logits,"),
+        "ROOTS": (False, "or roots of their softplus, else their softmax"),
         "NORMALISED": (True, "the chosen weights sum to one,"),
         "SCALING": (1.0, "times this"),
         "CHOICE_BIASED": (False, "the choice is by scores and Stage::choice_bias"),
         "SCALED": (False, "their weights are multiplied by Stage::expert_scales"),
+        "HASHED": (False, "some layers' are those that Stage::chosen says of a token"),
     },
     "Scores": {  # logits of a router that blocks multiply with rows of their own
         "ANY": (False, "there are some"),
@@ -98,6 +101,25 @@ TRAITS: dict[str, dict[str, tuple[Constant, str]]] = {
         "CONV": (2, "positions that one sees"),
         "CHANNELS": (1, "of a rank"),
     },
+    "Hyper": {  # hyper-connections
+        "ANY": (False, "there are some"),
+        "RESIDUALS": (1, "that a module's input collapses from"),
+        "MIXES": (1, "outputs of a layer's mixing matrix"),
+        "PARTS": (1, "matrices whose sum is a mixing matrix"),
+        "ROUNDS": (1, "in which columns and rows are divided by their sums"),
+        "EPS": (0.0, "is added to these, and to what residuals collapse by"),
+    },
+    "Compressed": {  # attention over a window and compressed entries, of a rank
+        "ANY": (False, "there is some"),
+        "HEADS": (1, "of queries, over one of keys"),
+        "HEAD_DIM": (2, "elements, keys that are values"),
+        "ROPE_DIM": (2, "of them, the last ones, that are turned"),
+        "GROUPS": (1, "of heads, with an output projection each"),
+        "WINDOW": (1, "positions that are attended as they are"),
+        "INDEX_HEADS": (1, "of queries that score entries"),
+        "INDEX_DIM": (2, "elements of these"),
+        "TOP_K": (1, "entries that are attended where there are scores"),
+    },
     "Outgoing": {
         "GATED": (False, "each output of attention times the sigmoid of a number"),
     },
@@ -115,7 +137,8 @@ def traits(plan: Plan) -> dict[str, dict[str, Constant]]:
     if spec and routed:
         found["Additions"] = _additions(spec, routed)
         down = next(s for s in plan.stages if s.kind is StageKind.ROUTED_DOWN)
-        found["Experts"] = _experts(routed, down)
+        hashed = any(getattr(spec.layer(i).feed, "hashed", False) for i in range(spec.layers))
+        found["Experts"] = _experts(routed, down) | {"HASHED": hashed}
         if (made := scores_of(plan)) is not None:
             found["Scores"] = {
                 "ANY": True,
@@ -138,6 +161,7 @@ def traits(plan: Plan) -> dict[str, dict[str, Constant]]:
             "CONV": spec.convolution.conv,
             "CHANNELS": spec.convolution.channels // plan.ranks,
         }
+    found |= compressed_traits(plan)
     return {
         struct: {
             name: found.get(struct, {}).get(name, value) for name, (value, _) in members.items()
@@ -222,6 +246,7 @@ def _experts(kind: ExpertFeed, down: Stage) -> dict[str, Constant]:
         "VISITED": down.routed.top_k,
         "WIDTH": down.matrix.cols,
         "SIGMOID": kind.scoring is Scoring.SIGMOID,
+        "ROOTS": kind.scoring is Scoring.SQRT_SOFTPLUS,
         "NORMALISED": kind.renormalise,
         "SCALING": kind.scaling,
         "CHOICE_BIASED": kind.choice_bias,

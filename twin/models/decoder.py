@@ -10,7 +10,7 @@ from dataclasses import replace
 from twin.errors import ConfigError
 from twin.frozen import frozen
 from twin.models.config import Config, dtype
-from twin.models.experts import Names, feed_shape
+from twin.models.experts import CHOSEN, Names, feed_shape
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.linear import mixer_shape
 from twin.models.modules import DENSE, Table
@@ -178,9 +178,13 @@ def canonical_shape(spec: ModelSpec, name: str) -> tuple[int, ...]:
         return (spec.vocab, spec.hidden)
     if leaf == "layer_scalar":
         return (1,)
+    if spec.hyper and "hyper" in leaf:
+        return spec.hyper.shapes(spec.hidden)[leaf]
     if spec.layout and name.startswith("layers."):
         _, layer, inner = name.split(".", 2)
         parts = spec.layer(int(layer))
+        if inner == CHOSEN and isinstance(parts.feed, ExpertFeed):
+            return (spec.vocab, parts.feed.top_k)
         shape = mixer_shape(parts.mixer, spec.hidden, inner)
         shape = shape or feed_shape(parts.feed, spec.hidden, inner)
         if shape is not None:

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 from twin.errors import ConfigError
 from twin.models.config import Config, rope
+from twin.models.decoder import Tensor, canonical_shape
 from twin.models.deepseek_v3 import deepseek_experts
-from twin.models.feeds import Feed
+from twin.models.experts import CHOSEN, Names
+from twin.models.feeds import ExpertFeed, Feed
 from twin.models.formats import MXFP4, Role
 from twin.models.layered import check_experts, kinds_of_layers, layered, layout
-from twin.models.layers import HyperConnections
+from twin.models.layers import HEAD_HYPER, HYPER_ENDS, HyperConnections
 from twin.models.mixers import CompressedAttention
 from twin.models.modules import COMPRESSED
 from twin.models.schemes import said_of_experts
@@ -43,32 +45,118 @@ def from_config(fields: Config) -> ModelSpec:
             f"up to head_dim = {fields.count('head_dim')}",
             "correct one of the two",
         )
-    fields.unused("num_nextn_predict_layers", "hc_eps")  # drafts; what moves no bytes
+    fields.unused("num_nextn_predict_layers")  # drafts
     ratios = _ratios(fields)
     experts = check_experts(
         fields, deepseek_experts(fields), "n_routed_experts", "num_experts_per_tok"
     )
-    hashed = replace(experts, hashed=True, router_bias=False)  # its choice needs no correction
+    # what its router adds corrects the choice, which a table needs none of
+    experts = replace(experts, router_bias=False, choice_bias=experts.router_bias)
+    hashed = replace(experts, hashed=True, choice_bias=False)
     hashed_layers = _hashed(fields)
 
     def feed(index: int) -> Feed:
         return hashed if index < hashed_layers else experts
 
+    turned = rope(fields, theta=10000.0, style=RopeStyle.INTERLEAVED, simulated=True)
+    wide = fields.real("compress_rope_theta")
+    ropes = (replace(turned, scaling=None), replace(turned, theta=wide))
     layers = layout(fields, lambda i: _attention(fields, ratios[i]), feed)
     spec = layered(
         fields,
         family="deepseek_v4",
-        rope=rope(fields, theta=10000.0, style=RopeStyle.INTERLEAVED, simulated=True),
+        rope=turned,
         layout=layers,
         table=COMPRESSED,
+        ropes=tuple(ropes[ratio > 0] for ratio in ratios),  # only those that compress are stretched
         kv_heads=fields.count("num_key_value_heads", 1),
         head_dim=fields.count("head_dim"),
         ffn=experts.width,
         hyper=HyperConnections(
-            residuals=fields.count("hc_mult"), iterations=fields.count("hc_sinkhorn_iters")
+            residuals=fields.count("hc_mult"),
+            iterations=fields.count("hc_sinkhorn_iters"),
+            eps=fields.real("hc_eps", 1e-6),
         ),
     )
     return _with_expert_dtype(fields, spec)
+
+
+_NAMES = {  # canonical name -> name, below a layer
+    "attn_norm": "attn_norm.weight",
+    "ffn_norm": "ffn_norm.weight",
+    "q_a": "attn.wq_a.weight",
+    "q_a_norm": "attn.q_norm.weight",
+    "q_b": "attn.wq_b.weight",
+    "kv": "attn.wkv.weight",
+    "kv_norm": "attn.kv_norm.weight",
+    "sinks": "attn.attn_sink",
+    "o_a": "attn.wo_a.weight",
+    "o": "attn.wo_b.weight",
+    "compress_kv": "attn.compressor.wkv.weight",
+    "compress_gate": "attn.compressor.wgate.weight",
+    "compress_bias": "attn.compressor.ape",
+    "compress_norm": "attn.compressor.norm.weight",
+    "index_kv": "attn.indexer.compressor.wkv.weight",
+    "index_gate": "attn.indexer.compressor.wgate.weight",
+    "index_bias": "attn.indexer.compressor.ape",
+    "index_norm": "attn.indexer.compressor.norm.weight",
+    "index_q": "attn.indexer.wq_b.weight",
+    "index_heads": "attn.indexer.weights_proj.weight",
+    CHOSEN: "ffn.gate.tid2eid",
+    **{f"{site}_hyper": f"hc_{site}_fn" for site in ("attn", "ffn")},
+    **{f"{site}_hyper_{end}": f"hc_{site}_{end}" for site in ("attn", "ffn") for end in HYPER_ENDS},
+}
+_EXPERTS = Names(
+    "ffn.gate", "ffn.experts", "w1", "w3", "w2", "ffn.shared_experts", choice_bias="ffn.gate.bias"
+)
+
+
+NO_PART = ("mtp.",)  # layers that only draft
+
+
+def published_name(name: str) -> str:
+    """The published name of a tensor that transformers wrote: it prefixes some, and takes one norm
+    for another.
+    """
+    plain = name.removeprefix("model.").replace("embed_tokens.", "embed.")
+    return plain.replace("hc_head.hc_", "hc_head_").replace(".attn.norm.", ".attn.kv_norm.")
+
+
+def tensors(spec: ModelSpec) -> dict[str, Tensor]:
+    """Canonical name -> tensor of a checkpoint as it is published, without what only drafts."""
+    assert spec.hyper is not None
+    out = {
+        name: Tensor(called, canonical_shape(spec, name))
+        for name, called in (
+            ("embed", "embed.weight"),
+            ("lm_head", "head.weight"),
+            ("final_norm", "norm.weight"),
+            (HEAD_HYPER, "hc_head_fn"),
+            *((f"{HEAD_HYPER}_{end}", f"hc_head_{end}") for end in HYPER_ENDS),
+        )
+    }
+    for layer in range(spec.layers):
+        for name, called in _of_layer(spec, layer).items():
+            own = f"layers.{layer}.{name}"
+            out[own] = Tensor(f"layers.{layer}.{called}", canonical_shape(spec, own))
+    return out
+
+
+def _of_layer(spec: ModelSpec, index: int) -> dict[str, str]:
+    layer = spec.layer(index)
+    assert isinstance(layer.mixer, CompressedAttention)
+    assert isinstance(layer.feed, ExpertFeed)
+    assert spec.hyper is not None
+    own = {"attn_norm", "ffn_norm", *layer.mixer.vector_shapes()}
+    own |= {weight.name for weight in layer.mixer.weights(spec.hidden, spec.formats)}
+    own |= {name for name in spec.hyper.shapes(spec.hidden) if not name.startswith(HEAD_HYPER)}
+    own |= {CHOSEN} if layer.feed.hashed else set()
+    named = {name: called for name, called in _NAMES.items() if name in own}
+    routed = _EXPERTS.alone(layer.feed)
+    for expert in range(layer.feed.experts):
+        routed |= _EXPERTS.of(expert)
+    named |= {name: f"{called}.weight" for name, called in routed.items()}
+    return named | ({"choice_bias": _EXPERTS.choice_bias} if layer.feed.choice_bias else {})
 
 
 def _attention(config: Config, ratio: int) -> CompressedAttention:

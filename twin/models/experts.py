@@ -11,10 +11,12 @@ from twin.frozen import frozen
 from twin.models import linear
 from twin.models.feeds import DenseFeed, ExpertFeed, Feed, NoFeed, Scoring, halves_of
 from twin.models.layers import Layer
-from twin.models.mixers import RECURRENT, GroupedAttention, NoMixer
+from twin.models.mixers import RECURRENT, CompressedAttention, GroupedAttention, NoMixer
 
+# of each token the experts that it visits, where the router does not choose
+CHOSEN = "chosen"
 SHARED_GATE = "shared_expert_gate"  # the row whose sigmoid gates the shared experts
-SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID)  # of a router, for which the kernel has code
+SCORINGS = tuple(Scoring)  # of a router, for which the kernel has code
 
 
 def runs(layout: Sequence[Layer]) -> bool:
@@ -22,8 +24,12 @@ def runs(layout: Sequence[Layer]) -> bool:
 
     Their attention is grouped. Only windows differ, and the shapes of heads between two kinds of
     layers. Some layers may have recurrent states instead, or short convolutions; some may lack one
-    of their halves.
+    of their halves. Or all attend compressed entries, and some choose experts by a table.
     """
+    if compresses(layout):
+        chosen = {_by_router(one.feed) for one in layout if isinstance(one.feed, ExpertFeed)}
+        whole = all(isinstance(layer.feed, ExpertFeed) for layer in layout)
+        return whole and len(chosen) == 1 and all(map(_feed_runs, chosen))
     states = {layer.mixer for layer in layout if isinstance(layer.mixer, RECURRENT)}
     others = (*RECURRENT, NoMixer)
     attending = [layer.mixer for layer in layout if not isinstance(layer.mixer, others)]
@@ -46,6 +52,21 @@ def runs(layout: Sequence[Layer]) -> bool:
     return alike and known and whole and all(map(_feed_runs, feeds))
 
 
+def compresses(layout: Sequence[Layer]) -> bool:
+    """Do all layers attend compressed entries, alike but for how many positions make one?"""
+    kinds = [layer.mixer for layer in layout if isinstance(layer.mixer, CompressedAttention)]
+    alike = {
+        replace(kind, ratio=0, theta=1.0, index_heads=0, index_dim=0, top_k=0) for kind in kinds
+    }
+    indexed = {(kind.index_heads, kind.index_dim, kind.top_k) for kind in kinds if kind.top_k}
+    return len(kinds) == len(layout) > 0 and len(alike) == 1 and len(indexed) < 2
+
+
+def _by_router(feed: ExpertFeed) -> ExpertFeed:
+    """The same as if a router chose; a table needs no biases of the choice."""
+    return replace(feed, hashed=False, choice_bias=False)
+
+
 MOST_SHAPES = 2  # of heads, each with caches of its own
 
 
@@ -64,8 +85,11 @@ def _gate(feed: ExpertFeed) -> tuple[bool, float | None, float, float]:
 
 
 def experts_of(layout: Sequence[Layer]) -> ExpertFeed | None:
-    """The experts of a layout that runs; None of a dense model."""
-    return next((layer.feed for layer in layout if isinstance(layer.feed, ExpertFeed)), None)
+    """The experts of a layout that runs, those that a router chooses before others; None of a
+    dense model.
+    """
+    found = [layer.feed for layer in layout if isinstance(layer.feed, ExpertFeed)]
+    return next((feed for feed in found if not feed.hashed), found[0] if found else None)
 
 
 def _plain(mixer: object) -> GroupedAttention | None:
@@ -119,8 +143,9 @@ def _feed_runs(feed: DenseFeed | ExpertFeed) -> bool:
         shared_gate=feed.shared_gate,
         parallel=feed.parallel,
     )
-    # shared experts have the plain gate: no family gives them another
-    shared = not feed.shared_gate if not feed.shared_width else _gate(feed) == _PLAIN_GATE
+    # shared experts have the plain gate, clamped as routed ones are: no family gives them another
+    clamped = _gate(replace(feed, limit=None)) == _PLAIN_GATE
+    shared = not feed.shared_gate if not feed.shared_width else clamped
     chooses = feed.scoring in SCORINGS and 0 < feed.top_k <= feed.experts
     # biases, limits and offsets are of pairs of a gate and of what passes it
     plain = feed.gated or _gate(feed) == _PLAIN_GATE

@@ -194,6 +194,13 @@ DECODED = {
 }
 # names of those without scales, which are the engine's weight types
 PLAIN = ("fp32", "bf16", "fp16")
+# what the engine decodes as another format, whose scales of blocks are FP32, one of each row
+DECODED_AS = {FP8_BLOCK_E8M0.name: "fp8-128x128"}
+
+
+def decoded(form: Format) -> Format | None:
+    """As the engine has a matrix of this format; None where it decodes no such."""
+    return DECODED.get(DECODED_AS.get(form.name, form.name))
 
 
 @frozen

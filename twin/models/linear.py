@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from twin.models.formats import BF16, Formats
 from twin.models.layers import Layer
 from twin.models.mixers import (
+    CompressedAttention,
     GroupedAttention,
     Mamba2,
     Mixer,
@@ -74,6 +76,9 @@ def mixer_shape(mixer: Mixer, hidden: int, name: str) -> tuple[int, ...] | None:
             "q_norm": (q if together else mixer.head_dim,),
             "k_norm": (kv if together else mixer.head_dim,),
         }.get(name)
+    if isinstance(mixer, CompressedAttention):
+        matrices = {w.name: (w.rows, w.cols) for w in mixer.weights(hidden, Formats(BF16))}
+        return (matrices | mixer.vector_shapes()).get(name)
     if isinstance(mixer, ShortConvolution):
         return {
             "conv_in": (3 * mixer.channels, hidden),

@@ -10,7 +10,7 @@ from dataclasses import field, replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -117,7 +117,7 @@ _FAMILIES = {  # by model_type
     "deepseek_v3": _Family("deepseek_v3"),
     "kimi_k2": _Family("deepseek_v3"),
     "kimi_k25": _Family("deepseek_v3", text=("deepseek_v3", "kimi_k2")),
-    "deepseek_v4": _Family("deepseek_v4"),
+    "deepseek_v4": _Family("deepseek_v4", no_part="NO_PART"),
     "glm4_moe": _Family("glm4_moe"),
     "minimax_m2": _Family("minimax_m2"),
     "nemotron_h": _Family("nemotron_h", no_part="NO_PART"),
@@ -312,8 +312,19 @@ def canonical(spec: ModelSpec, name: str, array: npt.NDArray[Any]) -> npt.NDArra
     return result
 
 
+Named = TypeVar("Named")
+
+
 class _Arrays(Protocol):
     def __getitem__(self, name: str) -> npt.NDArray[Any]: ...
+
+
+def published(spec: ModelSpec, entries: Mapping[str, Named]) -> dict[str, Named]:
+    """A checkpoint's tensors by the names under which the family is published: other tools write
+    others.
+    """
+    name_of = _FAMILIES[spec.family].part("published_name")
+    return {name_of(name) if name_of else name: entry for name, entry in entries.items()}
 
 
 def no_part(spec: ModelSpec) -> tuple[str, ...]:

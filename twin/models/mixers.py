@@ -4,6 +4,7 @@ gated short convolutions. Sizes are those of the whole model.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from twin.frozen import frozen
@@ -340,6 +341,11 @@ class CompressedAttention:
     top_k: int = 0  # 0: no indexer, all entries are attended
 
     @property
+    def shape(self) -> HeadShape:
+        """What all of a model's layers have in common."""
+        return HeadShape(self.heads, 1, self.head_dim, False)
+
+    @property
     def overlap(self) -> int:
         """Windows that one entry mixes: two where an indexer picks entries, else one."""
         return 2 if self.top_k else 1
@@ -385,13 +391,27 @@ class CompressedAttention:
         )
         latent = self.o_groups * self.o_rank
         o_a = Weight("o_a", Role.ATTENTION, latent, queries // self.o_groups, form, self.o_groups)
-        return (*before, o_a, Weight("o_b", Role.ATTENTION, hidden, latent, form))
+        return (*before, o_a, Weight("o", Role.ATTENTION, hidden, latent, form))
 
     def vectors(self, hidden: int) -> int:
         """Norm scales, sinks, and the position biases of the compressors."""
-        own = self.q_rank + self.head_dim + self.heads
-        dims = ([self.head_dim] if self.ratio else []) + ([self.index_dim] if self.top_k else [])
-        return own + sum(dim + self.ratio * self.overlap * dim for dim in dims)
+        return sum(math.prod(shape) for shape in self.vector_shapes().values())
+
+    def vector_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The same by canonical name; a position bias is [ratio, overlap * dim]."""
+        found: dict[str, tuple[int, ...]] = {
+            "q_a_norm": (self.q_rank,),
+            "kv_norm": (self.head_dim,),
+            "sinks": (self.heads,),
+        }
+        for name, dim, there in (
+            ("compress", self.head_dim, self.ratio),
+            ("index", self.index_dim, self.top_k),
+        ):
+            if there:
+                found[f"{name}_norm"] = (dim,)
+                found[f"{name}_bias"] = (self.ratio, self.overlap * dim)
+        return found
 
     def traffic(self, context: int, element_bytes: float) -> Traffic:
         """Window, attended entries and every indexer key are read; one position is written. The

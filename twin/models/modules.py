@@ -130,7 +130,7 @@ COMPRESSED: Table = {
     "q_b": "attn.wq_b",
     "kv": "attn.wkv",
     "o_a": "attn.wo_a",
-    "o_b": "attn.wo_b",
+    "o": "attn.wo_b",
     "index_q": "attn.indexer.wq_b",
     **of_experts("ffn.experts", "w1", "w3", "w2"),
     **of_shared("ffn.shared_experts", "w1", "w3", "w2"),

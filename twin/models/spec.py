@@ -11,7 +11,17 @@ from typing import NamedTuple
 from twin.frozen import frozen
 from twin.models import experts, linear
 from twin.models.feeds import DenseFeed, ExpertFeed, NoFeed, halves_of
-from twin.models.formats import DECODED, PLAIN, WHOLE_ROW, Format, Formats, Role, format_named
+from twin.models.formats import (
+    DECODED,
+    DECODED_AS,
+    PLAIN,
+    WHOLE_ROW,
+    Format,
+    Formats,
+    Role,
+    decoded,
+    format_named,
+)
 from twin.models.layers import HyperConnections, Layer
 from twin.models.mixers import (
     CompressedAttention,
@@ -37,7 +47,7 @@ _WORDS = {
 }
 
 
-RUN = (*PLAIN, *DECODED)  # formats that the engine runs
+RUN = (*PLAIN, *DECODED, *DECODED_AS)  # formats that the engine runs
 
 
 class DType(Enum):
@@ -237,7 +247,7 @@ class ModelSpec:
         if not self.layout:
             yield HeadShape(self.heads, self.kv_heads, self.head_dim, False)
         for layer in self.layout:
-            if isinstance(layer.mixer, GroupedAttention):
+            if isinstance(layer.mixer, GroupedAttention | CompressedAttention):
                 yield layer.mixer.shape
 
     def rotated_dim(self, rotation: int) -> int:
@@ -245,6 +255,8 @@ class ModelSpec:
         if not self.layout or not self.ropes:
             return self.head_dim
         mixer = self.layout[self.ropes.index(self.rotations[rotation])].mixer
+        if isinstance(mixer, CompressedAttention):
+            return mixer.rope_dim
         return mixer.head_dim if isinstance(mixer, GroupedAttention) else self.head_dim
 
     @property
@@ -397,7 +409,7 @@ class ModelSpec:
         """Why the engine cannot run this model (it can still be planned and simulated); None: it
         can.
         """
-        if self.hyper is None and (self._layered_runs() if self.layout else self._formats_run()):
+        if self._layered_runs() if self.layout else self._formats_run():
             return None
         what = f"{self.name} ({', '.join(self.features()) or 'layers that are not alike'})"
         return (
@@ -410,6 +422,8 @@ class ModelSpec:
         return all(form.name in RUN for form in self._formats())
 
     def _layered_runs(self) -> bool:
+        if (self.hyper is not None) != experts.compresses(self.layout):
+            return False
         return self._formats_run() and experts.runs(self.layout)
 
     @property
@@ -483,7 +497,8 @@ class ModelSpec:
     @property
     def coded(self) -> tuple[Format, ...]:
         """The formats of its matrices that the engine decodes."""
-        return tuple(DECODED[form.name] for form in self._formats() if form.name in DECODED)
+        found = map(decoded, self._formats())
+        return tuple(dict.fromkeys(form for form in found if form))
 
     def _formats(self) -> tuple[Format, ...]:
         return (

@@ -28,15 +28,17 @@ def scan_of(
     pending: int = 0,
     chosen: bool = False,
     divided: int = 1,
+    splits: int | None = None,
 ) -> Scan:
     """The cache of a softmax attention on one rank, which holds 1 / `share` of it. `pending`: bytes
     read besides the entries. `divided`: ranks that divide the entries; the most that one has.
+    `splits`: those of the engine's attention.
     """
     options, page = b.options, b.options.kv_page
     capacity = -(-kind.positions(options.max_context) // divided)
     wanted = min(-(-capacity // ENTRIES_PER_SPLIT), -(-capacity // page))
     windowed = isinstance(kind, GroupedAttention) and kind.window
-    given = (options.window_splits if windowed else None) or options.attention_splits
+    given = splits or (options.window_splits if windowed else None) or options.attention_splits
     splits = given or max(1, min(b.blocks // (heads * options.batch), wanted))
     items = options.batch * heads * splits
     element = b.options.kv_dtype.bytes
@@ -102,19 +104,17 @@ def merged_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
 def queries_of(
     b: Builder,
     layer: int,
-    weights: list[tuple[Weight, int]],
+    pieces: list[Piece],
     latent: Value,
     rank: int,
     *,
     pushed: bool = False,
 ) -> Value:
-    """Queries (rows of each weight on this rank) from the compressed ones, the first `rank`
-    elements of `latent`.
-    """
+    """Queries (a rank's rows) from the compressed ones, the first `rank` elements of `latent`."""
     return b.rows(
         StageKind.QUERY,
         layer,
-        [Piece(rows, w.cols, stored(b, w)) for w, rows in weights],
+        pieces,
         reads=[b.span(latent, 0, rank)],
         vector=b.options.tokens * rank,
         operations=("q_norm", "q_proj", "rope"),

@@ -61,14 +61,14 @@ def outline(spec: ModelSpec, options: Options, limits: Limits, attend: Attend) -
     """
     ranks = spec.lanes.count if spec.lanes else options.gpus
     _check(spec, options, ranks)
-    options = settled(spec, options)
+    options = settled(spec, options, limits)
     _check_router(spec, options, limits)
     _check_latent_cache(spec, options, ranks)
     ranks_per_gpu = ranks // options.gpus
     blocks = options.blocks // ranks_per_gpu
     shard = Shard(spec.hidden, -(-spec.vocab // ranks))
     attentions = attend(spec, options, ranks=ranks, blocks=blocks)
-    coding = coding_of(spec.coded, ranks) if as_stored(spec, options) else None
+    coding = coding_of(spec.coded, ranks) if as_stored(spec, options, limits) else None
     builder = Builder(spec, options, ranks, blocks, shard, attentions, coding=coding)
     step(builder)
     if any(ROWS[stage.kind].in_pass is InPass.NO_CODE for stage in builder.stages):
@@ -267,7 +267,7 @@ def _check_lookup(spec: ModelSpec, options: Options) -> None:
 def _check_router(spec: ModelSpec, options: Options, limits: Limits) -> None:
     if options.router_input is not RouterInput.OWN:
         return
-    if reason := not_by_own_rows(spec, options, limits.teams):
+    if reason := not_by_own_rows(spec, options, limits):
         raise PlanError(f"router_input=own: {reason}; use router_input=whole")
 
 

@@ -38,7 +38,7 @@ from twin.plan.types import (
 # a whole step lies between two uses: one copy is enough
 ONCE_PER_STEP = ("lane_mean", "logits", "candidates", "token")
 # the engine's blocks publish something of every stage of rows but of these
-FEW_ROWS = (StageKind.ROUTER, StageKind.DELTA_GATES, StageKind.SHARED_UP)
+FEW_ROWS = (StageKind.ROUTER, StageKind.DELTA_GATES, StageKind.SHARED_UP, StageKind.HYPER)
 # partial sums of all ranks
 EXCHANGED = tuple(kind.value for kind, row in ROWS.items() if row.summed)
 

@@ -55,6 +55,9 @@ class StageKind(Enum):
     CONV_IN = "conv_in"
     # each block its own words of all items' partial outputs, one of them; to the rank of its heads
     MERGE = "merge"
+    # behind LATENT: norm once more; rows of what makes entries and their keys, where these are
+    # stored otherwise
+    COMPRESS = "compress"
 
 
 class Input(Enum):
@@ -144,13 +147,18 @@ ROWS: dict[StageKind, Row] = {
     StageKind.STREAM: Row(engine=True, input=Input.HIDDEN),
     StageKind.EXCHANGE: Row(engine=True),
     StageKind.REDUCE: Row(engine=True, vector=True, in_pass=InPass.LEFT_OUT),
-    StageKind.HYPER: Row(vector=True),
-    StageKind.LATENT: Row(vector=True),
-    StageKind.QUERY: Row(vector=True),
+    StageKind.HYPER: Row(engine=True, vector=True, in_pass=InPass.NO_CODE),
+    StageKind.LATENT: Row(
+        engine=True, input=Input.HIDDEN, vector=True, norm="attn_norm", in_pass=InPass.NO_CODE
+    ),
+    StageKind.COMPRESS: Row(
+        engine=True, input=Input.HIDDEN, norm="attn_norm", in_pass=InPass.NO_CODE
+    ),
+    StageKind.QUERY: Row(engine=True, vector=True, in_pass=InPass.NO_CODE),
     StageKind.ABSORB: Row(vector=True),
-    StageKind.INDEX: Row(spent=Spent.ATTENTION),
+    StageKind.INDEX: Row(engine=True, keeps=True, in_pass=InPass.NO_CODE, spent=Spent.ATTENTION),
     StageKind.MERGE: Row(spent=Spent.ATTENTION),
-    StageKind.HEAD_OUT: Row(vector=True),
+    StageKind.HEAD_OUT: Row(engine=True, vector=True, weights=("o_a",), in_pass=InPass.NO_CODE),
     StageKind.DELTA_IN: Row(engine=True, input=Input.HIDDEN, vector=True, norm="attn_norm"),
     StageKind.DELTA_GATES: Row(engine=True, input=Input.HIDDEN, norm="attn_norm"),
     StageKind.DELTA: Row(engine=True, keeps=True, spent=Spent.ATTENTION),

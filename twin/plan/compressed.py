@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate
+
 from twin.models.mixers import CompressedAttention
+from twin.models.weight import Weight
 from twin.plan.attending import (
     ENTRIES_PER_SPLIT,
     Weights,
@@ -15,14 +19,10 @@ from twin.plan.attending import (
     scan_of,
 )
 from twin.plan.builder import Builder, Piece
+from twin.plan.compressed_shards import FIRST, divided, divides_entries
 from twin.plan.residuals import common_rows, pushes_common, stored, vector
 from twin.plan.spans import scatter, share
 from twin.plan.types import Read, Scan, Span, StageKind, Value
-
-# From this many on ranks divide an indexer's entries, below it its heads. In the twin,
-# DeepSeek-V4-Flash on eight H200: at 128 positions (32 entries) dividing heads is 7 us a layer
-# faster, at 131,072 (32,768 entries) 76 us slower; the two meet near 12,000 positions.
-DIVIDED_ENTRIES = 3072
 
 
 def compressed(
@@ -30,12 +30,12 @@ def compressed(
 ) -> Value:
     heads, dim = share(b.spec.name, b.ranks, "attention heads", kind.heads), kind.head_dim
     groups = share(b.spec.name, b.ranks, "output groups", kind.o_groups)
-    names = ("q_a", "kv", "compress_kv", "compress_gate", "index_kv", "index_gate", "index_heads")
+    names, others = divided(b.spec, kind) if b.attention else (FIRST, ())
     first = [weights[name] for name in names if name in weights]
     latent = b.rows(
         StageKind.LATENT,
         layer,
-        [Piece(common_rows(b, w.rows), w.cols, stored(b, w)) for w in first],
+        _pieces(b, [(w, common_rows(b, w.rows)) for w in first]),
         reads=reads,
         vector=vector(b),
         operations=(
@@ -46,25 +46,34 @@ def compressed(
         ),
         pushed=pushes_common(b),
     )
-    ends = {
-        w.name: sum(common_rows(b, x.rows) for x in first[: at + 1]) for at, w in enumerate(first)
-    }
+    made = latent  # what becomes entries and their keys
+    if others:
+        made = b.rows(
+            StageKind.COMPRESS,
+            layer,
+            _pieces(b, [(weights[name], weights[name].rows) for name in others]),
+            reads=(),
+            vector=b.shard.hidden,
+            operations=(),
+        )
+    ends = _ends(b, [weights[name] for name in others] or first)
+    low = _ends(b, first)["q_a"]
     # from here on the indexer's elements
-    indexed = ends["compress_gate"] if kind.top_k else latent.elements
+    indexed = ends["compress_gate"] if kind.top_k else made.elements
     projected = [(weights["q_b"], heads * dim)] + [
-        (w, w.rows if _divides_entries(b, kind) else common_rows(b, w.rows))
+        (w, w.rows if divides_entries(b.options, b.ranks, kind) else common_rows(b, w.rows))
         for w in (weights.get("index_q"),)
         if w
     ]
-    queries = queries_of(b, layer, projected, latent, ends["q_a"])
+    queries = queries_of(b, layer, _pieces(b, projected), latent, low)
     scores = None
-    if kind.top_k and kind.entries(b.options.context):
+    if kind.top_k and kind.entries(_reach(b)):
         scores = _index(
             b,
             layer,
             kind,
             (queries, (heads * dim, queries.elements)),
-            (latent, (indexed, latent.elements)),
+            (made, (indexed, made.elements)),
         )
     scan = scan_of(
         b,
@@ -76,14 +85,15 @@ def compressed(
         share=1,
         pending=kind.pending_bytes,
         chosen=scores is not None,
+        splits=b.attention.splits if b.attention else None,
     )
     items = scatter(scan.items, b.blocks)
     # without entries to choose from, all is only kept
     mine = (0, heads * dim if scores else queries.elements)
-    kept = (ends["q_a"], indexed if scores else latent.elements)
+    end = indexed if scores else made.elements
+    kept = [(latent, (low, latent.elements)), (made, (0, end))] if others else [(made, (low, end))]
     seen = [
-        read_by_items(scan, items, queries, lambda item: [mine]),
-        read_by_items(scan, items, latent, lambda item: [kept]),
+        read_by_items(scan, items, value, alike([span])) for value, span in [(queries, mine), *kept]
     ]
     if scores is not None:
         each = scores.elements // b.options.batch
@@ -98,7 +108,26 @@ def compressed(
         )
     partials = attend_items(b, layer, scan, items, seen, dim)
     grouped = head_out(b, layer, weights["o_a"], partials, scan, dim, groups)
-    return output_projection(b, layer, weights["o_b"], [b.whole(grouped)], groups * kind.o_rank)
+    return output_projection(b, layer, weights["o"], [b.whole(grouped)], groups * kind.o_rank)
+
+
+def _ends(b: Builder, weights: list[Weight]) -> dict[str, int]:
+    """Where in what a rank publishes each one's elements end."""
+    ends = accumulate(common_rows(b, w.rows) for w in weights)
+    return dict(zip((w.name for w in weights), ends, strict=True))
+
+
+def _pieces(b: Builder, weights: list[tuple[Weight, int]]) -> list[Piece]:
+    """Of each weight so many rows; the engine's stages have one matrix."""
+    made = [Piece(rows, w.cols, stored(b, w)) for w, rows in weights]
+    if b.attention is None:
+        return made
+    return [replace(made[0], outputs=sum(piece.outputs for piece in made))]
+
+
+def _reach(b: Builder) -> int:
+    """Positions that a step's entries stand for: the engine's plans serve all contexts."""
+    return b.options.max_context if b.attention else b.options.context
 
 
 def _index(
@@ -114,8 +143,8 @@ def _index(
     Ranks that share divide the heads, whose sums readers add, or where entries are many the
     entries.
     """
-    entries, heads, sequences = kind.entries(b.options.context), kind.index_heads, b.options.batch
-    if _divides_entries(b, kind):
+    entries, heads, sequences = kind.entries(_reach(b)), kind.index_heads, b.options.batch
+    if divides_entries(b.options, b.ranks, kind):
         entries = common_rows(b, entries)
     else:
         heads = common_rows(b, heads)
@@ -161,7 +190,3 @@ def _index(
         scan=scan,
     )
     return b.collected(value)
-
-
-def _divides_entries(b: Builder, kind: CompressedAttention) -> bool:
-    return pushes_common(b) and kind.entries(b.options.max_context) >= DIVIDED_ENTRIES

@@ -65,8 +65,8 @@ def latent(
     )
     queries, first = latent, kind.latent_dim  # where the queries are, and from which element on
     if kind.q_rank:
-        rotated = [(weights["q_b"], heads * query)]
-        queries, first = queries_of(b, layer, rotated, latent, rows[0], pushed=split), 0
+        q_b = Piece(heads * query, weights["q_b"].cols, stored(b, weights["q_b"]))
+        queries, first = queries_of(b, layer, [q_b], latent, rows[0], pushed=split), 0
     absorbed = _absorb(b, layer, kind, weights["k_up"], queries, first, heads, pushed=split)
     scan = scan_of(
         b,

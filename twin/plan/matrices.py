@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from twin.errors import PlanError
-from twin.models.codes import BlockCode, Blocks, Code, Encoded, code_of, joined, paired
+from twin.models.codes import CODES, BlockCode, Blocks, Code, Encoded, code_of, joined, paired
 from twin.models.feeds import halves_of
 from twin.models.formats import WHOLE_ROW
 from twin.models.mixers import DeltaNet, Recurring, ShortConvolution
 from twin.plan.catalogue import ROWS
+from twin.plan.compressed_shards import SITES, compressed_rows, shares_of
 from twin.plan.delta_shards import Rows, projected_rows, steering_rows
 from twin.plan.shards import (
     Array,
@@ -34,8 +35,10 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
     layer, matrix = f"layers.{stage.layer}", stage.matrix
     if matrix is None:
         raise PlanError(f"{stage.name} has no weights of a model")
-    if matrix.format is not None:
+    if matrix.format is not None and matrix.format.name in CODES:
         return _coded_matrix(plan, stage, rank, weights)
+    if stage.kind in SITES:
+        return compressed_rows(plan, stage, rank, weights)
     match stage.kind:
         case StageKind.QKV:
             return np.concatenate(
@@ -68,7 +71,8 @@ def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array
 
 def named(stage: Stage) -> tuple[str, ...]:
     """The tensors of a layer whose rows or columns the ranks share. Raises PlanError for others."""
-    if not ROWS[stage.kind].weights:
+    names = ROWS[stage.kind].weights
+    if not names:
         raise PlanError(f"{stage.name} has no weights of a model")
     # of rows without a gate the last alone
     return ROWS[stage.kind].weights[-stage.matrix.unit if stage.matrix else 0 :]
@@ -146,6 +150,9 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Enco
         rows = np.arange(plan.ranks * matrix.rows)[head_rows(plan, stage, name, rank)]
         return coded(leaf).rows(turning(weights, name, rows))
 
+    if stage.kind in SITES:
+        divided = shares_of(plan, stage).items()
+        return joined([_part(coded(name), rank, count) for name, count in divided])
     match stage.kind:
         case StageKind.QKV:
             return joined([turned(name, leaf) for name, leaf in _qkv(plan, stage)])
@@ -166,6 +173,12 @@ def _coded_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Enco
             return shares[0] if len(shares) == 1 else paired(*shares)
 
 
+def _part(table: Encoded, rank: int, count: int) -> Encoded:
+    """All rows, or a rank's where ranks have fewer."""
+    first = 0 if count == table.shape[0] else rank * count
+    return _within(table, (first, first + count), (0, table.shape[1]))
+
+
 def _named(weights: Weights, code: Code | BlockCode, name: str) -> Encoded:
     return code.matrix(*(weights[f"{name}.{part}"] for part in code.parts))
 
@@ -184,7 +197,7 @@ def expert_matrix(
     name, own = f"layers.{stage.layer}.experts.{expert}.", slice(None)
     if shared >= 0:
         name, own = f"layers.{stage.layer}.shared_", _nth(shared, feed.width)
-    if matrix.format is not None:
+    if matrix.format is not None and matrix.format.name in CODES:
         return _coded_expert(stage, matrix, rank, weights, name, own)
     if stage.kind is StageKind.ROUTED_DOWN:
         columns = padded(weights[f"{name}down"][:, own].T, rank * matrix.cols, matrix.cols)

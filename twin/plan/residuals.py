@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from twin.models.formats import DECODED, PLAIN, Format
+from twin.models.formats import PLAIN, Format, decoded
 from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
+from twin.plan.compressed_shards import mixing_parts
 from twin.plan.spans import spread
 from twin.plan.types import Common, Parts, Read, Residual, StageKind, Value
 
@@ -23,7 +24,7 @@ def stored(b: Builder, weight: Weight) -> Format | None:
         return None
     if b.attention is None:
         return weight.format
-    return None if weight.format.name in PLAIN else DECODED[weight.format.name]
+    return None if weight.format.name in PLAIN else decoded(weight.format)
 
 
 def common_rows(b: Builder, rows: int) -> int:
@@ -100,8 +101,9 @@ def enter(b: Builder, name: str, layer: int, residual: list[Read]) -> list[Read]
         else b.spec.end_weights()
     )
     weight = next(w for w in weights if w.name == name)
+    parts = mixing_parts(b.options) if b.attention else 1
     piece = Piece(
-        common_rows(b, weight.rows * hyper.residuals),
+        common_rows(b, parts * weight.rows * hyper.residuals),
         weight.cols // hyper.residuals,
         stored(b, weight),
     )

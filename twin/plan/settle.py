@@ -16,6 +16,7 @@ from twin.plan.types import (
     CollectiveKind,
     Common,
     LateParts,
+    Limits,
     Options,
     Residual,
 )
@@ -26,20 +27,22 @@ from twin.plan.types import (
 SLICED_FROM = 8192  # elements of all tokens' residuals
 
 
-def settled(spec: ModelSpec, options: Options) -> Options:
+def settled(spec: ModelSpec, options: Options, limits: Limits) -> Options:
     """The options with nothing left open."""
     delay = delay_of(spec, options)
     elements = options.tokens * (spec.hyper.residuals if spec.hyper else 1) * spec.hidden
-    large = not on_kernel(spec, options) and elements >= SLICED_FROM and not spec.lanes
+    large = not on_kernel(spec, options, limits) and elements >= SLICED_FROM and not spec.lanes
     residual = options.residual or (Residual.SLICED if large else Residual.REPLICATED)
     pushed = options.collective is CollectiveKind.PUSH
-    # 0.3 to 9 % faster in the twin for MoE models on 8 H200
-    common = options.common or (Common.SHARDED if pushed else Common.REPLICATED)
+    # 0.3 to 9 % faster in the twin for MoE models on 8 H200; the kernel's ranks make latents alone
+    alone = spec.hyper is not None and on_kernel(spec, options, limits)
+    shared = pushed and not alone
+    common = options.common or (Common.SHARDED if shared else Common.REPLICATED)
     late = options.late_parts or _late_parts(spec, options, delay)
     # they have no code for what Gemma 4 has: heads of several shapes, normed values, layers'
     # factors
     odd = len(spec.head_shapes) > 1 or spec.value_norm or spec.variant.layer_scalar
-    passes = on_kernel(spec, options) and not odd
+    passes = on_kernel(spec, options, limits) and not odd
     chunk = options.prompt_chunk if passes else 1
     return replace(
         options,
@@ -51,14 +54,14 @@ def settled(spec: ModelSpec, options: Options) -> Options:
     )
 
 
-def not_by_own_rows(spec: ModelSpec, options: Options, teams: bool) -> str | None:
+def not_by_own_rows(spec: ModelSpec, options: Options, limits: Limits) -> str | None:
     """Why blocks cannot multiply a router with what each of them makes of the residual; None: they
-    can. `teams`: as of Limits.
+    can.
     """
     kind, variant = spec.experts, spec.variant
-    if kind is None or not on_kernel(spec, options):
+    if kind is None or not on_kernel(spec, options, limits):
         return f"{spec.name} has no chosen experts that the kernel multiplies"
-    if not teams:
+    if not limits.teams:
         return "only NVIDIA's blocks have code for it"
     if options.gpus > 1 or spec.lanes:
         return "the residual is the sum of several ranks' rows"
@@ -85,7 +88,7 @@ def delay_of(spec: ModelSpec, options: Options) -> int:
     return spec.lanes.delay if spec.lanes else 0
 
 
-def on_kernel(spec: ModelSpec, options: Options) -> bool:
+def on_kernel(spec: ModelSpec, options: Options, limits: Limits) -> bool:
     """Has the kernel code for all layers, and is a step one token? Their attention is then the
     kernel's.
 
@@ -93,7 +96,12 @@ def on_kernel(spec: ModelSpec, options: Options) -> bool:
     default.
     """
     several = options.tokens > 1 or options.expert_ranks > 1 or options.residual is Residual.SLICED
-    return spec.runnable_reason() is None and not several and not norms_divided(spec, options)
+    return runs_on(spec, limits) and not several and not norms_divided(spec, options)
+
+
+def runs_on(spec: ModelSpec, limits: Limits) -> bool:
+    """Has such a machine's kernel code for the model? GPUs have none for compressed attention."""
+    return spec.runnable_reason() is None and (spec.hyper is None or limits.oversubscribe)
 
 
 def norms_divided(spec: ModelSpec, options: Options) -> bool:
@@ -101,11 +109,11 @@ def norms_divided(spec: ModelSpec, options: Options) -> bool:
     return spec.whole_qk_norm and options.gpus > 1
 
 
-def as_stored(spec: ModelSpec, options: Options) -> bool:
+def as_stored(spec: ModelSpec, options: Options, limits: Limits) -> bool:
     """Are weights laid out as the kernel has them? Neither a slice of the residual nor further
     tokens change that: whoever verifies drafts reads the weights that a step of one token reads.
     """
-    return spec.runnable_reason() is None and options.expert_ranks == 1
+    return runs_on(spec, limits) and options.expert_ranks == 1
 
 
 def windows_of(spec: ModelSpec) -> set[int]:

@@ -432,6 +432,10 @@ class Reset:
     previous_step: bool = False
 
 
+# stages of the engine that scan caches of their own
+SCANNING = (StageKind.DELTA, StageKind.INDEX)
+
+
 @frozen
 class Stage:
     index: int
@@ -469,7 +473,7 @@ class Stage:
         recurrent states.
         """
         own = all(matrix.format is None or matrix.format.coded for matrix in self.matrices)
-        scans = self.scan is None or self.kind is StageKind.DELTA
+        scans = self.scan is None or self.kind in SCANNING
         return ROWS[self.kind].engine and own and scans
 
     @property
@@ -910,10 +914,24 @@ class Plan:
                 f"{self.spec.name} on {self.ranks} ranks, which divide heads that are normed "
                 "together, can be planned and simulated only; the engine runs it on one GPU"
             )
-        stage = next((stage for stage in self.stages if not stage.has_code), None)
+        hyper = self.spec is not None and self.spec.hyper is not None and self.attentions
+        if hyper and self.ranks > 1 and self.options.common is Common.SHARDED:
+            return (
+                "common=sharded with compressed attention can be planned and simulated only; the "
+                "engine runs common=replicated"
+            )
+        # whose kernel has code for attention over caches of its own
+        cached = StageKind.ATTENTION if hyper else None
+        lacking = (stage for stage in self.stages if not stage.has_code)
+        stage = next((stage for stage in lacking if stage.kind is not cached), None)
         if stage is None and (self.spec is None or self.attentions):
             return None
         model = self.spec.runnable_reason() if self.spec else None
+        if self.spec and self.spec.hyper and not model:
+            return (
+                f"{self.spec.name} (compressed attention, hyper-connections) can be planned and "
+                "simulated only on GPUs; the engine runs it on CPUs"
+            )
         stage = stage or self.stages[0]
         return (
             model

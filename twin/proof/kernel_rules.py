@@ -90,6 +90,7 @@ def _simulated_only(plan: Plan) -> bool:
         or options.ahead_slots > 0
     )
     runs = spec is None or (spec.runnable_reason() is None and multiplied(spec))
+    runs &= spec is None or spec.hyper is None or plan.limits.oversubscribe
     return several or options.residual is Residual.SLICED or not runs
 
 
@@ -179,7 +180,7 @@ def _neighbours(plan: Plan) -> Iterator[Violation]:
     recurrent state's or channels; by the one behind it attention of a prompt pass knows the next
     weights.
     """
-    makers = (StageKind.ATTENTION, StageKind.DELTA, StageKind.CONV_IN)
+    makers = (StageKind.ATTENTION, StageKind.DELTA, StageKind.CONV_IN, StageKind.HEAD_OUT)
     for stage in plan.stages if plan.spec else ():
         before = plan.stages[stage.index - 1] if stage.index else stage
         if stage.kind is StageKind.O_PROJ and before.kind not in makers:
@@ -203,10 +204,13 @@ def _stage(plan: Plan, stage: Stage) -> Iterator[Violation]:
     # the data flow says which stages are
     routed = plan.spec is not None and plan.spec.experts is not None
     recurs = plan.spec is not None and plan.spec.recurrence is not None
+    scanning = [StageKind.DELTA] if recurs else []
+    if plan.spec is not None and plan.spec.hyper:
+        scanning += [StageKind.INDEX, StageKind.ATTENTION]
     for what, there in (
         ("chosen experts", stage.routed and not routed),
         ("a gate for its weights", stage.gate is not None and not routed),
-        ("a scan of its own", stage.scan and not (recurs and stage.kind is StageKind.DELTA)),
+        ("a scan of its own", stage.scan and stage.kind not in scanning),
         ("several matrices", stage.more),
         ("sums that stay in the block", stage.kept and not routed),
     ):
@@ -288,6 +292,8 @@ def _lanes(plan: Plan) -> Iterator[Violation]:
         elif pack and (cols % pack or tile % pack):
             message = f"{cols} columns in tiles of {tile}: must be multiples of {pack}, a load"
             yield Violation("kernel", stage.name, message)
+        if read is None:  # of a stage of cores, which lay out no input
+            continue
         first = shapes.setdefault(read, (stage.name, cols, tile))
         if pack and first[1:] != (cols, tile):
             message = (

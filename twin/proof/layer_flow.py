@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from twin.models.feeds import NoFeed
 from twin.models.mixers import NoMixer
+from twin.models.spec import DType
 from twin.plan.types import Residual, StageKind, Value
 from twin.proof.feed_flow import fed
 from twin.proof.layer_walk import LayerWalk
@@ -70,6 +71,8 @@ def _entered(layer: LayerWalk, name: str, residual: list[Need]) -> list[Need]:
     if hyper is None:
         return residual
     rows = layer.weights[name].rows * hyper.residuals
+    if layer.plan.attentions and layer.options.weight_dtype is not DType.FP32:
+        rows *= 2  # the engine multiplies 16 bits, and what these leave of 32
     return [
         layer.all(
             layer.rows(

@@ -256,18 +256,25 @@ def _compressed(layer: LayerWalk, kind: CompressedAttention, reads: list[Need]) 
         for name, w in layer.weights.items()
         if w.cols == layer.walk.spec.hidden and name in LATENT_PARTS
     ]
-    latent = layer.rows(StageKind.LATENT, reads, parts, common=True)
+    first, others = _stored_apart(layer, parts)
+    latent = layer.rows(StageKind.LATENT, reads, _as_one(layer, first), common=True)
+    made = latent
+    if others:
+        made = layer.rows(StageKind.COMPRESS, [], _as_one(layer, others))
     low = layer.common(kind.q_rank)
     keys = sum(rows for rows, name in parts if name.startswith("index"))
     index_heads, divided = _index_heads(layer, kind)
     index_elements = index_heads * kind.index_dim
     projected = [(heads * dim, "q_b"), *([(index_elements, "index_q")] if index_elements else [])]
-    queries = layer.rows(StageKind.QUERY, [layer.some(latent, (0, low))], projected)
-    end = latent.elements - keys
-    entries = kind.entries(layer.options.context) if kind.top_k else 0
+    normed = [layer.some(latent, (0, low))]
+    queries = layer.rows(StageKind.QUERY, normed, _as_one(layer, projected))
+    end = made.elements - keys
+    # the engine's plans serve every context
+    reach = layer.options.max_context if layer.plan.attentions else layer.options.context
+    entries = kind.entries(reach) if kind.top_k else 0
     entries = layer.common(entries) if divided else entries
     scores = (
-        _scores(layer, index_heads, entries, kind.key_bytes, (queries, heads * dim), (latent, end))
+        _scores(layer, index_heads, entries, kind.key_bytes, (queries, heads * dim), (made, end))
         if entries
         else None
     )
@@ -275,20 +282,22 @@ def _compressed(layer: LayerWalk, kind: CompressedAttention, reads: list[Need]) 
         StageKind.ATTENTION, heads=1, group=heads, entries=kind.positions(layer.options.context)
     )
     layer.entry_bytes(stage, kind.entry_bytes)
+    if layer.plan.attentions and scan_of(stage).splits != layer.plan.attentions[0].splits:
+        layer.walk.say(
+            stage,
+            f"deals entries to {scan_of(stage).splits} splits, the kernel to "
+            f"{layer.plan.attentions[0].splits}",
+        )
     if scan_of(stage).chosen != bool(scores):
         layer.walk.say(
             stage,
             f"its entries are {'' if scores else 'not '}chosen by scores of an earlier stage",
         )
-    mine, kept = (
-        ((0, heads * dim), (low, end))
-        if scores
-        else ((0, queries.elements), (low, latent.elements))
-    )
-    needs = [
-        layer.of_items(stage, queries, lambda item: [mine]),
-        layer.of_items(stage, latent, lambda item: [kept]),
-    ]
+    mine, last = ((0, heads * dim), end) if scores else ((0, queries.elements), made.elements)
+    needs = [layer.of_items(stage, queries, lambda item: [mine])]
+    if others:
+        needs.append(layer.of_items(stage, latent, lambda item: [(low, latent.elements)]))
+    needs.append(layer.of_items(stage, made, lambda item: [(0 if others else low, last)]))
     if scores is not None:
         own = layer.of_items(
             stage, scores, lambda item: [nth(item // scan_of(stage).splits, entries)]
@@ -299,9 +308,28 @@ def _compressed(layer: LayerWalk, kind: CompressedAttention, reads: list[Need]) 
     return layer.rows(
         StageKind.O_PROJ,
         [layer.all(out)],
-        [(layer.walk.spec.hidden, "o_b")],
+        [(layer.walk.spec.hidden, "o")],
         cols=groups * kind.o_rank,
     )
+
+
+def _stored_apart(
+    layer: LayerWalk, parts: list[tuple[int, str]]
+) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    """An engine's stage multiplies one format: those stored as the first one is, and the others."""
+    if not layer.plan.attentions or not layer.walk.spec.stored:
+        return parts, []
+    plain = {name: layer.weights[name].format.name in PLAIN for _, name in parts}
+    names = {name: "" if plain[name] else layer.weights[name].format.name for name in plain}
+    first = [part for part in parts if names[part[1]] == names[parts[0][1]]]
+    return first, [part for part in parts if part not in first]
+
+
+def _as_one(layer: LayerWalk, parts: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """An engine's stage has one matrix of all rows; its weights are stored alike."""
+    if not layer.plan.attentions:
+        return parts
+    return [(sum(rows for rows, _ in parts), parts[0][1])]
 
 
 def _index_heads(layer: LayerWalk, kind: CompressedAttention) -> tuple[int, bool]:
@@ -311,7 +339,10 @@ def _index_heads(layer: LayerWalk, kind: CompressedAttention) -> tuple[int, bool
     if not kind.top_k:
         return 0, False
     stage = layer.walk.peek(StageKind.QUERY, layer.index)
-    whole = len(stage.matrices) == 2 and stage.matrices[1].rows == kind.index_heads * kind.index_dim
+    scored = kind.index_heads * kind.index_dim
+    whole = len(stage.matrices) == 2 and stage.matrices[1].rows == scored
+    if layer.plan.attentions:
+        return kind.index_heads, False  # whose ranks share nothing of it
     divided = whole and layer.sharded
     return (kind.index_heads if divided else layer.common(kind.index_heads)), divided
 

@@ -11,6 +11,7 @@ DECODED = {  # name -> bits, columns of a block; bytes of its scale, its zero po
     "int8": (8, None, 4, 0, 0),
     "fp8": (8, None, 4, 0, 0),
     "fp8-128x128": (8, 128, 4, 0, 0),
+    "fp8-128x128-e8m0": (8, 128, 4, 0, 0),  # multiplied as the one above
     "int8-g32-fp16": (8, 32, 2, 0, 0),
     "mxfp4": (4, 32, 1, 0, 0),
     "nvfp4": (4, 16, 1, 0, 4),
@@ -49,7 +50,7 @@ def streams(matrix: Matrix, stored: Format | None) -> bool:
         return has is stored
     bits, wide, *sizes = DECODED[stored.name]
     return (
-        has.name == stored.name
+        has.name == stored.name.removesuffix("-e8m0")
         and has.coded
         and (has.bits, has.block) == (bits, (1, wide or WHOLE_ROW))
         and has.interleaved == (INTERLEAVED if in_blocks(stored.name) else 0)

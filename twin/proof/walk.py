@@ -11,6 +11,7 @@ from twin.frozen import frozen
 from twin.models.feeds import DenseFeed, ExpertFeed, NoFeed, Scoring
 from twin.models.layers import Layer
 from twin.models.mixers import (
+    CompressedAttention,
     DeltaNet,
     GroupedAttention,
     Mamba2,
@@ -426,6 +427,8 @@ def _alike(plan: Plan, spec: ModelSpec) -> bool:
     options = plan.options
     several = options.tokens > 1 or options.expert_ranks > 1 or options.residual is Residual.SLICED
     mixers = [layer.mixer for layer in spec.layout]
+    if spec.hyper:
+        return _compresses(plan, spec) and not several
     together = any(isinstance(m, GroupedAttention) and m.whole_qk_norm for m in mixers)
     several |= together and options.gpus > 1  # squares of divided heads are not exchanged
     odd = any(isinstance(layer.feed, ExpertFeed) or not _attends(layer) for layer in spec.layout)
@@ -437,7 +440,39 @@ def _alike(plan: Plan, spec: ModelSpec) -> bool:
         and len({layer.mixer for layer in spec.layout if _carries(layer)}) < 2
         and len({_gated(layer) for layer in spec.layout} - {None}) < 2
     )
-    return known and multiplied(spec) and not (spec.hyper or several)
+    return known and multiplied(spec) and not several
+
+
+def _compresses(plan: Plan, spec: ModelSpec) -> bool:
+    """Does every layer attend compressed entries, on a CPU, whose kernel alone has code for it? All
+    heads are alike, and so are those that score entries.
+    """
+    kinds = [layer.mixer for layer in spec.layout]
+    alike = {
+        (m.heads, m.head_dim, m.rope_dim, m.q_rank, m.o_groups, m.o_rank, m.window)
+        for m in kinds
+        if isinstance(m, CompressedAttention)
+    }
+    indexed = {
+        (m.index_heads, m.index_dim, m.top_k)
+        for m in kinds
+        if isinstance(m, CompressedAttention) and m.top_k
+    }
+    feeds = [layer.feed for layer in spec.layout]
+    return (
+        plan.limits.oversubscribe
+        and multiplied(spec)
+        and all(isinstance(m, CompressedAttention) for m in kinds)
+        and len(alike) == 1
+        and len(indexed) < 2
+        and all(isinstance(feed, ExpertFeed) and _chosen_plainly(feed) for feed in feeds)
+    )
+
+
+def _chosen_plainly(feed: ExpertFeed) -> bool:
+    """By a router or a table, without groups; with no gate but silu, which may be clamped."""
+    other = feed.bias or feed.gain != 1.0 or feed.offset != 0.0 or feed.shared_gate
+    return feed.groups == feed.top_groups == 1 and not other and 0 < feed.top_k <= feed.experts
 
 
 def _known(layer: Layer) -> bool:
@@ -497,9 +532,12 @@ def _shapes(spec: ModelSpec) -> list[tuple[int, int, int, bool]]:
     found: list[tuple[int, int, int, bool]] = []
     for layer in spec.layout:
         mixer = layer.mixer
+        one = None
         if isinstance(mixer, GroupedAttention):
             one = (mixer.heads, mixer.kv_heads, mixer.head_dim, mixer.values_are_keys)
-            found += [one] if one not in found else []
+        elif isinstance(mixer, CompressedAttention):  # keys are values: one head, cached once
+            one = (mixer.heads, 1, mixer.head_dim, False)
+        found += [one] if one and one not in found else []
     return found
 
 

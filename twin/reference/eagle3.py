@@ -12,7 +12,8 @@ import numpy as np
 from twin.plan.shards import Weights, rope_table
 from twin.plan.types import Plan, Stage, StageKind
 from twin.reference.memory import Array
-from twin.reference.step import Reference, rms_norm
+from twin.reference.norms import rms_norm
+from twin.reference.step import Reference
 
 
 class Watched(Reference):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from twin.models.experts import CHOSEN
 from twin.models.feeds import ExpertFeed, Scoring
 from twin.models.variant import Activation
 from twin.plan import matrices
@@ -39,18 +40,24 @@ class Experts:
         self._matrices: OrderedDict[tuple[int, int, int], Array] = OrderedDict()
         self._biases: dict[tuple[int, int], Array | None] = {}
 
-    def choose(self, stage: Stage, logits: Array) -> Choices:
+    def choose(self, stage: Stage, logits: Array, token: int) -> Choices:
         """From [n, parts, elements]: ranks that divide a router publish their experts' logits in
-        rank order. Shared experts that every token visits come behind the router's.
+        rank order. Shared experts that every token visits come behind the router's. `token`: where
+        a table chooses, by it.
         """
         assert self.plan.spec is not None
-        kind = self.plan.spec.experts
-        assert kind is not None
+        kind = self.plan.spec.layer(stage.layer).feed
+        assert isinstance(kind, ExpertFeed)
         bias = None
         if kind.choice_bias:
             bias = self.weights[f"layers.{stage.layer}.choice_bias"].astype(self.dtype)
+        table = self.weights[f"layers.{stage.layer}.{CHOSEN}"] if kind.hashed else None
+        routers = [seen.reshape(-1)[: kind.experts] for seen in logits]
         made = [
-            self._choice(kind, stage, seen.reshape(-1)[: kind.experts], bias) for seen in logits
+            self._choice(kind, stage, seen, bias)
+            if table is None
+            else weighed(kind, seen, table[token])
+            for seen in routers
         ]
         if kind.parallel:
             scales = self.weights[f"layers.{stage.layer}.expert_scales"].astype(self.dtype)
@@ -170,6 +177,9 @@ def _scores(kind: ExpertFeed, logits: Array) -> Array:
     if kind.scoring is Scoring.SIGMOID:
         sigmoids: Array = 1 / (1 + np.exp(-logits))
         return sigmoids
+    if kind.scoring is Scoring.SQRT_SOFTPLUS:
+        roots: Array = np.sqrt(np.logaddexp(logits, 0))
+        return roots
     scores = np.exp(logits - logits.max())
     shares: Array = scores / scores.sum()
     return shares

@@ -19,16 +19,20 @@ import ml_dtypes
 import numpy as np
 
 from twin.errors import EngineError, InvalidPlan, PlanError
-from twin.models.spec import DType, LaneHead, ModelSpec, RopeStyle
+from twin.models.feeds import ExpertFeed
+from twin.models.spec import DType, LaneHead, ModelSpec
 from twin.plan import matrices, shards
 from twin.plan.biases import stage_bias, stage_sinks
 from twin.plan.cache_scales import LARGEST, stage_cache_scales
 from twin.plan.shards import Array, Weights
 from twin.plan.step import CANDIDATE, SUMMARY
-from twin.plan.types import Attention, Plan, Sampling, Stage, StageKind
+from twin.plan.types import Attention, Plan, Sampling, Span, Stage, StageKind, Value
 from twin.reference.activations import ACTIVATIONS
-from twin.reference.experts import Choices, Experts
+from twin.reference.compressed import Compressed, with_sinks
+from twin.reference.experts import Choices, Experts, gated
+from twin.reference.hyper import Hyper
 from twin.reference.memory import Memory, numbers_of
+from twin.reference.norms import rms_norm, rotate
 from twin.reference.states import States
 
 Sampler = Callable[[Array, int], int]  # (logits [vocab], generated position) -> token
@@ -81,7 +85,7 @@ class Reference:
         self._scaled = chosen is DType.FP8
         shapes = {}
         for stage in plan.stages:
-            if stage.kind is StageKind.ATTENTION:
+            if stage.kind is StageKind.ATTENTION and stage.scan is None:
                 own, window = plan.attention_of(stage), stage.window
                 items, positions = own.items_of(window), own.positions_of(window)
                 shapes[stage.layer] = (plan.ranks, items, positions, own.head_dim)
@@ -89,6 +93,8 @@ class Reference:
         self.keys = {layer: np.zeros(shape, stored) for layer, shape in shapes.items()}
         self.values = {layer: np.zeros(shape, stored) for layer, shape in shapes.items()}
         self.turn(plan.options.max_context)
+        self.compressed = Compressed(plan, weights, dtype, stored)
+        self.hyper = Hyper(self.spec, weights, plan.ranks, dtype) if self.spec.hyper else None
         self.experts = Experts(plan, weights, dtype)
         # [n, hidden] that a router and its experts see
         self.normed: list[Array] = [np.empty(0, dtype)] * plan.ranks
@@ -111,8 +117,7 @@ class Reference:
                 continue
             if stage.kind is StageKind.LM_HEAD or self._adds_up(stage):
                 continue
-            unit, published = stage.matrix.unit, self.plan.values[stage.publishes].owned
-            if stage.matrix.owned != tuple((unit * lo, unit * hi) for lo, hi in published):
+            if _published_rows(stage) != self.plan.values[stage.publishes].owned:
                 raise InvalidPlan(
                     f"{stage.name}: the rows that blocks own are not those of the elements they "
                     "publish"
@@ -232,10 +237,24 @@ class Reference:
             case StageKind.CONV_IN:
                 rows = self._rows(stage, rank, self._hidden(stage, rank, inputs))
                 return self.states.convolve(stage, rank, self.position, rows)
-            case StageKind.DELTA_GATES:
+            case StageKind.DELTA_GATES | StageKind.COMPRESS:
                 return self._rows(stage, rank, self.normed[rank])
             case StageKind.DELTA:
                 return self.states.run(stage, rank, self.position, [seen[:, 0] for seen in inputs])
+            case StageKind.HYPER:
+                return self._mixed(stage, rank, inputs)
+            case StageKind.LATENT:
+                self.normed[rank] = self._hidden(stage, rank, inputs)
+                return self._rows(stage, rank, self.normed[rank])
+            case StageKind.QUERY:
+                return self._rows(stage, rank, self.compressed.queries(stage, inputs[0]))
+            case StageKind.INDEX:
+                return self.compressed.scores(stage, rank, self.position, inputs)
+            case StageKind.HEAD_OUT:
+                o_a = self._matrix(stage, rank)
+                return self.compressed.grouped(stage, rank, self.position, inputs[0][:, 0], o_a)
+            case StageKind.ATTENTION if stage.scan is not None:
+                return self.compressed.attend(stage, rank, self.position, inputs)
             case StageKind.ATTENTION:
                 return self._attention(stage, rank, *(seen[:, 0] for seen in inputs))
             case StageKind.O_PROJ:
@@ -256,7 +275,7 @@ class Reference:
                 logits = inputs[-1]
                 if len(inputs) > 1:
                     logits = self._normed_logits(stage, rank, inputs)
-                self.choices[rank] = self.experts.choose(stage, logits)
+                self.choices[rank] = self.experts.choose(stage, logits, token)
                 self.gates[rank] = self.experts.shared_gates(logits)
                 return logits
             case StageKind.SHARED_UP:
@@ -297,12 +316,34 @@ class Reference:
         self.residual[rank] = self._embedding[token].astype(self.dtype)[None] * self.dtype(
             self.spec.variant.embedding
         )
+        if self.hyper is not None:
+            self.hyper.begin(rank, self.residual[rank])
         return self.residual[rank]
+
+    def _mixed(self, stage: Stage, rank: int, inputs: list[Array]) -> Array:
+        """[n, rows] of a mixing matrix, once a module's output has joined the residuals."""
+        assert self.hyper is not None
+        for made in inputs:
+            self.hyper.land(rank, made.sum(axis=1))
+        value, matrix = self.plan.values[stage.publishes or 0], self._matrix(stage, rank)
+        first = rank * len(matrix) if value.pushed else 0
+        return self.hyper.products(_base(value), rank, matrix, first)
+
+    def _collapsed(self, stage: Stage, rank: int, inputs: list[Array]) -> Array | None:
+        """[n, hidden] that several residuals collapse to; None where the stage reads no mixture."""
+        value = self.plan.values[stage.reads[0].value] if stage.reads else None
+        if self.hyper is None or value is None:
+            return None
+        return self.hyper.collapse(_base(value), stage.layer, rank, inputs[0])
 
     def _hidden(self, stage: Stage, rank: int, inputs: list[Array]) -> Array:
         """[n, hidden]: the residual (or the meeting lanes) after the stage's reads, normed if the
         stage norms.
         """
+        collapsed = self._collapsed(stage, rank, inputs)
+        if collapsed is not None:
+            scale = self._vector("norm", stage, 0, lambda: shards.stage_norm(stage, self.weights))
+            return rms_norm(collapsed, scale, self.spec.norm_eps)
         after = self._vector(
             "post_norm", stage, 0, lambda: shards.stage_post_norm(stage, self.weights)
         )
@@ -411,7 +452,12 @@ class Reference:
 
     def _activated(self, stage: Stage, rows: Array) -> Array:
         """[n, elements] of [n, rows]: what passes the gates, or rows that have none."""
-        activation = ACTIVATIONS[self.spec.variant.activation]
+        kind, activation = (
+            self.spec.layer(stage.layer).feed,
+            ACTIVATIONS[self.spec.variant.activation],
+        )
+        if isinstance(kind, ExpertFeed) and stage.kind is StageKind.SHARED_UP and kind.limit:
+            return gated(kind, self.spec.variant.activation, rows[:, 0::2], rows[:, 1::2])
         if stage.matrix is not None and stage.matrix.unit == 1:
             return activation(rows)
         return activation(rows[:, 0::2]) * rows[:, 1::2]
@@ -555,7 +601,7 @@ class Reference:
     def _heads_out(self, stage: Stage, inputs: list[Array]) -> Array:
         """[n, heads * head_dim] that an output projection multiplies."""
         made = self.plan.stages[self.plan.values[stage.reads[0].value].stage]
-        if made.kind is StageKind.CONV_IN:
+        if made.kind in (StageKind.CONV_IN, StageKind.HEAD_OUT):
             return inputs[0]
         if made.kind is StageKind.DELTA:
             return self.states.normed(made, inputs[0])
@@ -640,43 +686,31 @@ class Reference:
         return self._vectors[key]
 
 
-def with_sinks(partial: Array, sinks: Array) -> Array:
-    """[heads, outputs, maximum, sum] with a logit more for each head, which has no value: it stands
-    in the first split.
-    """
-    made, most = partial.copy(), np.maximum(partial[:, -2], sinks.astype(partial.dtype))
-    by = np.exp(partial[:, -2] - most)
-    made[:, :-2] *= by[:, None]
-    made[:, -1] = partial[:, -1] * by + np.exp(sinks.astype(partial.dtype) - most)
-    made[:, -2] = most
-    return made
-
-
-def rms_norm(x: Array, scale: Array, eps: float) -> Array:
-    # a third of the time of numpy.mean, and the same bits
-    mean = np.add.reduce(x * x, axis=-1, keepdims=True) / x.dtype.type(x.shape[-1])
-    size = np.sqrt(mean + x.dtype.type(eps))
-    normed: Array = x / size * scale.astype(x.dtype)
-    return normed
-
-
 def capped(x: Array, cap: float | None) -> Array:
     """Softly limited to -cap..cap; as it is without a cap."""
     return x if cap is None else np.tanh(x / x.dtype.type(cap)) * x.dtype.type(cap)
 
 
-def rotate(x: Array, cos: Array, sin: Array, style: RopeStyle) -> Array:
-    """x [..., head_dim] turned by the angles of one position ([head_dim / 2])."""
-    half = x.shape[-1] // 2
-    out = np.empty_like(x)
-    pairs = (
-        (slice(None, half), slice(half, None))
-        if style is RopeStyle.HALF
-        else (slice(0, None, 2), slice(1, None, 2))
-    )
-    a, b = x[..., pairs[0]], x[..., pairs[1]]
-    out[..., pairs[0]], out[..., pairs[1]] = a * cos - b * sin, b * cos + a * sin
-    return out
+def _published_rows(stage: Stage) -> tuple[Span, ...]:
+    """[blocks] elements that the rows which each block owns make, of all matrices one behind the
+    other.
+    """
+    spans: list[Span] = [(0, 0)] * len(stage.matrix.owned if stage.matrix else ())
+    first = 0
+    for matrix in stage.matrices:
+        made = [(first + lo // matrix.unit, first + hi // matrix.unit) for lo, hi in matrix.owned]
+        empty = [lo == hi for lo, hi in spans]
+        spans = [
+            own if new[0] == new[1] and not none else (new if none else (own[0], new[1]))
+            for own, new, none in zip(spans, made, empty, strict=True)
+        ]
+        first += matrix.rows // matrix.unit
+    return tuple(spans)
+
+
+def _base(value: Value) -> str:
+    """A value's name without its layer."""
+    return value.name.partition("[")[0].partition(".")[0]
 
 
 @lru_cache(maxsize=1024)

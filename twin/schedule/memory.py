@@ -79,12 +79,14 @@ class Scratch:
     channels: int = 0  # a block's rows of a short convolution's b, c and x
     # what a block makes of the residual, for a router, and that residual's last factor
     scored: int = 0
+    # of hyper-connections, and how they mix
+    residuals: int = 0
     half: int = 0  # of `stages`: partial sums of one batch of rows
     whole_units: int = 0
 
     @property
     def floats(self) -> int:
-        behind = self.choice + self.kept + self.channels + self.scored
+        behind = self.choice + self.kept + self.channels + self.scored + self.residuals
         return self.stages + self.held + self.whole + behind
 
 
@@ -187,6 +189,7 @@ def _scratch(plan: Plan, matrices: tuple[Matrix | None, ...], needs: OfWarps) ->
         kept=_kept_floats(plan),
         channels=_channel_floats(plan),
         scored=_scored_floats(plan),
+        residuals=_residuals_floats(plan),
         half=half,
         whole_units=needs.whole_units,
     )
@@ -199,6 +202,8 @@ def _input_floats(plan: Plan, matrices: tuple[Matrix | None, ...]) -> int:
         for s in plan.stages
         if s.kind is StageKind.EXCHANGE
     ]
+    if plan.spec and plan.spec.hyper:  # an input of each of a block's groups of heads
+        wanted += [one.heads * one.head_dim for one in plan.attentions]
     kind = plan.kernel_experts
     if kind is not None and kind.parallel:  # two modules' outputs are normed next to each other
         wanted.append(2 * up(plan.shard.hidden, LINE_FLOATS))
@@ -213,6 +218,15 @@ def _stages_floats(plan: Plan, half: int, needs: OfWarps) -> int:
     widths: dict[object, int] = {}  # of spans: layers that are alike share theirs
     for stage in plan.stages:
         match stage.kind:
+            case (
+                StageKind.ATTENTION
+                | StageKind.INDEX
+                | StageKind.HEAD_OUT
+                | StageKind.LATENT
+                | StageKind.ROUTER
+                | StageKind.LM_HEAD
+            ) if plan.spec and plan.spec.hyper:
+                wanted.append(_compressed_floats(plan, stage))
             case StageKind.ATTENTION:
                 wanted.append(
                     _attention_floats(
@@ -332,6 +346,25 @@ def _kept_floats(plan: Plan) -> int:
 def _scored_floats(plan: Plan) -> int:
     made = scores_of(plan)
     return up(made.rows + 1, LINE_FLOATS) if made else 0
+
+
+def _residuals_floats(plan: Plan) -> int:
+    """Residuals; two numbers of each, one of each two, and the outputs of a mixing matrix."""
+    hyper = plan.spec.hyper if plan.spec and plan.attentions else None
+    if hyper is None:
+        return 0
+    return up(hyper.residuals * plan.shard.hidden + 2 * hyper.mixes, LINE_FLOATS)
+
+
+def _compressed_floats(plan: Plan, stage: Stage) -> int:
+    """Compressed attention: what a block gathers, a new entry, what it makes of heads."""
+    gathered = sum(
+        max((sum(hi - lo for lo, hi in spans) for spans in read.spans), default=0)
+        for read in stage.reads
+    )
+    scan = stage.scan
+    made = scan.dim + scan.group * (scan.dim + 2) if scan else 0
+    return gathered + made
 
 
 def _channel_floats(plan: Plan) -> int:

@@ -182,7 +182,7 @@ def _router_input(spec: ModelSpec, node: Node, options: Options) -> RouterInput:
     """Each block's own rows where it has code for that: GPT-OSS-20B then takes an H200 1.6 % less
     time, Qwen3-30B-A3B in FP8 3.9 %.
     """
-    refused = not_by_own_rows(spec, options, limits_of(node).teams)
+    refused = not_by_own_rows(spec, options, limits_of(node))
     return RouterInput.WHOLE if refused else RouterInput.OWN
 
 
@@ -212,7 +212,7 @@ def _prompt_chunk(spec: ModelSpec, node: Node, options: Options, ranks: int) -> 
         return 1
     limits, blocks = limits_of(node), max(1, options.blocks // max(1, ranks // options.gpus))
     chooser = chooser_of(limits)
-    own = attention_of(chooser, spec, options, ranks=ranks, blocks=blocks)
+    own = attention_of(chooser, limits, spec, options, ranks=ranks, blocks=blocks)
     if not own:  # what the kernel does not run reads prompts by ordinary steps
         return 1
     room = limits.on_chip_bytes - SIGNAL_BYTES

@@ -34,7 +34,9 @@ def resized(plan: Plan, slot_bytes: int) -> Plan:
     assert plan.spec is not None
     options = replace(plan.options, slot_bytes=slot_bytes)
     chooser = chooser_of(plan.limits)
-    own = attention_of(chooser, plan.spec, options, ranks=plan.ranks, blocks=plan.blocks)
+    own = attention_of(
+        chooser, plan.limits, plan.spec, options, ranks=plan.ranks, blocks=plan.blocks
+    )
     if _divided(own) != _divided(plan.attentions):
         return build(plan.spec, options, plan.limits)
     try:
@@ -55,7 +57,7 @@ def _build(spec: ModelSpec, options: Options, limits: Limits) -> Plan:
             f"head_window_slots={options.head_window_slots}: only models without experts on NVIDIA "
             "GPUs read the LM head with a window of its own; leave it out"
         )
-    plan = outline(spec, options, limits, partial(attention_of, chooser))
+    plan = outline(spec, options, limits, partial(attention_of, chooser, limits))
     return tiled(plan, chooser.cutter(plan))
 
 

@@ -8,7 +8,7 @@ from twin.models.spec import DType, ModelSpec
 from twin.plan.ranges import pages_of
 from twin.plan.settle import on_kernel, windows_of
 from twin.plan.spans import kv_share, share
-from twin.plan.types import Attention, Options
+from twin.plan.types import Attention, Limits, Options
 from twin.schedule.chooser import Chooser
 
 # On the tensor cores a few positions more cost nothing, and whoever gathers partial outputs looks
@@ -29,12 +29,18 @@ KEPT_HEAD = 128  # most elements of a head whose queries stay in registers
 
 
 def attention_of(
-    chooser: Chooser, spec: ModelSpec, options: Options, *, ranks: int, blocks: int
+    chooser: Chooser,
+    limits: Limits,
+    spec: ModelSpec,
+    options: Options,
+    *,
+    ranks: int,
+    blocks: int,
 ) -> tuple[Attention, ...]:
     """Of a model on ranks of `blocks` blocks, one for each of its shapes of heads; empty where its
     layers need caches that the kernel does not know. Raises PlanError.
     """
-    if not on_kernel(spec, options):
+    if not on_kernel(spec, options, limits):
         return ()
     slides = any(window < options.max_context for window in windows_of(spec))
     return tuple(

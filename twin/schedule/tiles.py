@@ -36,7 +36,7 @@ def cutter_of(plan: Plan, *, teams: bool = False) -> Cutter:
     if spec is None:
         forms = {m.format for stage in plan.stages for m in stage.matrices if m.format}
         return Cutter(options, coding_of(forms, 1))
-    coding = coding_of(spec.coded, plan.ranks) if as_stored(spec, options) else None
+    coding = coding_of(spec.coded, plan.ranks) if as_stored(spec, options, plan.limits) else None
     dense = spec.experts is None and not spec.layout and not coding
     folded = teams and plan.ranks == 1 and dense and options.weight_dtype.bytes == 2
     return Cutter(options, coding, teams=teams, folded=folded)

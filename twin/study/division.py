@@ -86,7 +86,7 @@ def _unsearched(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> str:
     try:
         options = dataclasses.replace(Options(), **chosen)
         if (
-            not on_kernel(spec, options)
+            not on_kernel(spec, options, limits)
             or spec.layout
             or spec.coded
             or "blocks" in chosen

@@ -11,7 +11,7 @@ import numpy as np
 from twin.models.codes import fp4, fp8, gguf, int4, int8
 from twin.models.codes.coded import Code, Coded
 from twin.models.codes.gguf import BlockCode, Blocks
-from twin.models.formats import Format
+from twin.models.formats import DECODED_AS, Format
 
 __all__ = [
     "CODES",
@@ -42,7 +42,7 @@ CODES = {code.format.name: code for code in _CODES}
 
 def code_of(format: Format) -> Code | BlockCode:
     """How a format is encoded and decoded."""
-    return CODES[format.name]
+    return CODES[DECODED_AS.get(format.name, format.name)]
 
 
 def joined(parts: Sequence[Encoded]) -> Encoded:
