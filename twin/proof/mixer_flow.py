@@ -256,7 +256,7 @@ def _compressed(layer: LayerWalk, kind: CompressedAttention, reads: list[Need]) 
         for name, w in layer.weights.items()
         if w.cols == layer.walk.spec.hidden and name in LATENT_PARTS
     ]
-    first, others = _stored_apart(layer, parts)
+    first, others = _stored_otherwise(layer, parts)
     latent = layer.rows(StageKind.LATENT, reads, _as_one(layer, first), common=True)
     made = latent
     if others:
@@ -313,7 +313,7 @@ def _compressed(layer: LayerWalk, kind: CompressedAttention, reads: list[Need]) 
     )
 
 
-def _stored_apart(
+def _stored_otherwise(
     layer: LayerWalk, parts: list[tuple[int, str]]
 ) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
     """An engine's stage multiplies one format: those stored as the first one is, and the others."""
