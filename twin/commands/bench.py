@@ -27,6 +27,7 @@ from twin.commands.arguments import (
 )
 from twin.commands.drafts import add_draft, headed
 from twin.commands.output import Progress, done, emit, progress, say, warn_if_busy
+from twin.cost.drafting import Drafter, drafting_s
 from twin.cost.rounds import round_time
 from twin.engine.choose import check_present, compile_all, open_engine
 from twin.engine.opening import check_runs_here, open_source, plan_run
@@ -274,9 +275,11 @@ def next_to_reference(args: argparse.Namespace, node: Node) -> int:
 def rounds_json(plan: Plan, node: Node, made: Rounds) -> dict[str, Any]:
     """What was timed, and what the twin predicts of it."""
     context = plan.options.context - 1
+    by_head = plan.spec is not None and plan.spec.draft_head is not None
+    drafter = Drafter.EAGLE3 if by_head else Drafter.LOOKUP
     guess = round_time(
         plan, node, context=max(0, context - made.drafts), tokens=made.drafts + 1
-    ).seconds
+    ).seconds + drafting_s(plan, node, drafter, drafts=made.drafts, accepted=made.tokens_per_round)
     median = statistics.median(made.samples)
     return {
         "model": plan.spec.name if plan.spec else plan.name,

@@ -12,6 +12,7 @@ from enum import Enum
 
 from twin.cost.acceptance import Acceptance, acceptance_for
 from twin.cost.rounds import RoundTime, _Rounds, round_passes, round_time
+from twin.cost.terms import weight_rate
 from twin.errors import ConfigError, PlanError
 from twin.frozen import frozen
 from twin.hardware.types import Node
@@ -22,9 +23,10 @@ from twin.plan.types import Plan, StageKind
 from twin.schedule.passes import Passes
 from twin.text import shown
 
-# of a draft of EAGLE-3: norms of its input, queries to values, attention, its output, a norm, the
-# feed-forward's two, a norm, the head, the choice; of verified tokens what makes one state of three
-HEAD_MEETINGS, STATE_MEETINGS = 10, 1
+# meetings of a draft of EAGLE-3: behind keys, attention, its output, the feed-forward's two, the LM
+# head;
+# of verified tokens: behind states, inputs (native/monokernel/draft_head.cuh)
+HEAD_MEETINGS, STATE_MEETINGS = 6, 2
 
 
 class Drafter(Enum):
@@ -154,7 +156,8 @@ class _Head(_Rounds):
         return states + drafts * (each + seen / self.cache)
 
     def _streamed_s(self, weights: int, meetings: int) -> float:
-        size = weights * self.plan.options.weight_dtype.bytes
-        return size / self.plan.blocks / self.stream + meetings * (
-            self._barrier_s() + 2 * self.latency
-        )
+        dtype = self.plan.options.weight_dtype
+        size, rate = weights * dtype.bytes / self.plan.blocks, self.stream
+        if not self.tensor_cores:
+            rate = min(rate, weight_rate(self.kernel, dtype))
+        return size / rate + meetings * (self._barrier_s() + 2 * self.latency)
