@@ -21,8 +21,10 @@ from twin.engine.draft_head import _NAMES, PREFIX, with_head
 from twin.engine.generation import Drafting
 from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams
+from twin.engine.standin import StandIn
 from twin.engine.weights import random_weights, save_checkpoint
 from twin.errors import PlanError, TwinError
+from twin.kernel.draft_head import draft_floats, packed_head
 from twin.kernel.prompt import ROUND_FIRST
 from twin.kernel.tables import layout
 from twin.models.eagle3 import published
@@ -171,6 +173,19 @@ def test_blocks_of_many_warps_and_threads(monkeypatch: pytest.MonkeyPatch) -> No
     """As a GPU's: a warp's threads share a row, warps the rows and the positions."""
     monkeypatch.setattr(host, "build_host", build_warps)
     a_head_drafts_what_its_paper_says(LLAMA, {"slot_bytes": 512, "prompt_chunk": 16, "blocks": 2})
+
+
+@pytest.mark.parametrize("made", [random_weights, StandIn], ids=lambda m: m.__name__)
+def test_a_head_fills_its_place(made: Any) -> None:
+    plan = drafting(headed(vocab=61), weight_dtype=DType.BF16)
+    sizes, passes = layout(plan).sizes, layout(plan).schedule.of_passes()
+    floats = draft_floats(plan, passes)
+    found = {
+        first: part.size / 4
+        for first, part in packed_head(plan, sizes, made(plan.spec, SEED, DType.BF16))
+    }
+    assert found == {int(sizes[name]): floats[name] for name in floats if sizes[name] in found}
+    assert len(found) == 9
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------

@@ -184,6 +184,7 @@ struct Core {
   using Residual = MemoryResidual;
   template <class S>
   using Heads = SharedVector;
+  using States = SharedVector;
   using Ffn = MemoryVector;
   using Shared = MemoryVector;
   using Dense = MemoryVector;

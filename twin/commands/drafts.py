@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from twin.commands.arguments import whole
 from twin.cost.acceptance import Acceptance, read_acceptance
 from twin.cost.drafting import Drafted, Drafter, drafted, read_drafter
-from twin.errors import ConfigError, PlanError
+from twin.errors import ConfigError, InvalidPlan, PlanError
 from twin.frozen import frozen
 from twin.models.eagle3 import published
 from twin.plan.ranges import RANGES
@@ -144,7 +144,7 @@ def drafts_of(case: Case, drafts: Draft, acceptance: Acceptance, step_s: float) 
         if drafter is Drafter.EAGLE3:
             spec = replace(spec, draft_head=published(spec))
         plan = Case(spec, case.node, case.chosen | {"lookup": most}).plan()
-    except PlanError as error:
+    except (PlanError, InvalidPlan) as error:
         plan, refused = case.plan(), str(error)
     widths = (
         drafted(plan, case.node, drafter, acceptance, step_s=step_s, drafts=drafts)

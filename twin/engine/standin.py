@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from twin.engine.draft_head import PREFIX, random_tensor
 from twin.engine.safetensors import NUMPY
 from twin.models.decoder import canonical_shape
 from twin.models.spec import DType, ModelSpec
@@ -21,6 +22,8 @@ class StandIn:
         self.spec, self.seed, self.dtype = spec, seed, dtype
 
     def __getitem__(self, name: str) -> NDArray[np.generic]:
+        if name.startswith(PREFIX):  # a head's matrices are packed
+            return random_tensor(self.spec, self.seed, name, self.dtype)
         shape = canonical_shape(self.spec, name)
         if len(shape) == 1:
             return np.ones(shape, NUMPY[self.dtype])
