@@ -41,6 +41,13 @@ struct Fragments {
     return scales(whole) + u32(Plan::whole_units) * 4;
   }
 
+  // Chains of a slice that a warp has, at most, in rounds of as many as are under way together: what a
+  // round multiplies is written out, so that products of one chain do not wait for those of another.
+  static constexpr int WIDE = Vector::TEAM * CHAIN * UNIT, PER = (Vector::WIDTH + WIDE - 1) / WIDE,
+                       ROUNDS = (PER + 3) / 4, AT_ONCE = (PER + ROUNDS - 1) / ROUNDS;
+  // the first so many of them are never beyond a slice's columns
+  static constexpr int SURE = Vector::EQUAL ? Vector::WIDTH / WIDE : 0;
+
   // x as numbers of 16 bits times a scale, that of a group by its largest element. A barrier is the
   // caller's.
   __device__ __forceinline__ static void set(const Vector& x, int me, u32 whole) {
@@ -119,45 +126,59 @@ struct Fragments {
     const u32 high = u32(scaled_rows(rows)), row = u32(first) + lane.row;
     const u32 behind = from + u32(whole_rows(Coding::CODE, rows)) * pitch;
     const u32 inner = behind + (code_outer(Coding::CODE) ? 4u * high : 0u) + row;
-    // Addresses alone count the chains. Beyond a tile's columns inputs are zero, and any scales
-    // will do that are numbers: the last ones.
-    const u32 begins = from + row * pitch + lane.quarter * u32(UNIT_BYTES),
-              ends = begins + units * u32(UNIT_BYTES), inputs_end = lane.inputs(begin + units),
-              scales_end = lane.scales + 4 * (begin + units - 1), inner_end = inner + last * high;
-    u32 at = begins + lane.first * u32(UNIT_BYTES), input = lane.inputs(begin) + lane.ahead,
+    u32 at = from + row * pitch + (lane.quarter + lane.first) * u32(UNIT_BYTES),
         scaling = lane.scales + 4 * (begin + lane.first + lane.quarter * u32(UNITS)),
         inner_at = inner + (lane.first / u32(UNITS) + lane.quarter) * u32(GROUP) / BLOCK * high;
+    // Beyond a tile's columns inputs are zero, and any scales will do that are numbers: the last ones.
+    const u32 inputs_end = lane.inputs(begin + units), scales_end = lane.scales + 4 * (begin + units - 1),
+              inner_end = inner + last * high;
+    u32 input[STEPS], next[STEPS];
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      input[s] = lane.holds[s] ? lane.inputs(begin) + lane.ahead : lane.zeros;
+      next[s] = lane.holds[s] ? NEXT * 2 * UNIT : 0u;
+    }
     float total[2] = {};
 #pragma unroll 1
-    while (at < ends) {
-      u32 word[STEPS][4], right[STEPS][4], scale;
+    for (int round = 0; round < ROUNDS; ++round) {
+      u32 word[AT_ONCE][STEPS][4], right[AT_ONCE][STEPS][4], scale[AT_ONCE];
+      float by_unit[AT_ONCE];
 #pragma unroll
-      for (int s = 0; s < STEPS; ++s) load_four(at + u32(4 * s * UNIT_BYTES), word[s]);
+      for (int j = 0; j < AT_ONCE; ++j) {
+        const bool sure = ROUNDS == 1 ? j < SURE : SURE >= ROUNDS * AT_ONCE;
 #pragma unroll
-      for (int s = 0; s < STEPS; ++s)
-        load_four(lane.holds[s] && input < inputs_end ? input : lane.zeros, right[s]);
-      load_half(inner_at < inner_end ? inner_at : inner_end, &scale);
-      const float by_unit = load_float(scaling < scales_end ? scaling : scales_end);
-      at += NEXT * u32(UNIT_BYTES), input += NEXT * 2 * UNIT, scaling += NEXT * 4;
-      inner_at += NEXT * u32(UNIT) / BLOCK * high;
-      int less[4] = {}, more[4] = {};
-#pragma unroll
-      for (int s = 0; s < STEPS; ++s)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          multiply_codes(lane, word[s][h], word[s][2 + h], right[s][2 * h], right[s][2 * h + 1],
-                         less, more);
-      float by[2];
-      if constexpr (code_scale(Coding::CODE) == Scale::E8M0) {  // 2^-127 is taken for zero
-        by[0] = bits_as<float>(scale << 23 & 0x7F800000u);
-        by[1] = bits_as<float>(scale << 15 & 0x7F800000u);
-      } else {
-        two_e4m3(scale, by);
+        for (int s = 0; s < STEPS; ++s) {
+          load_four(at + u32(4 * s * UNIT_BYTES), word[j][s]);
+          load_four(sure || !lane.holds[s] || input[s] < inputs_end ? input[s] : lane.zeros,
+                    right[j][s]);
+          input[s] += next[s];
+        }
+        load_half(sure || inner_at < inner_end ? inner_at : inner_end, &scale[j]);
+        by_unit[j] = load_float(sure || scaling < scales_end ? scaling : scales_end);
+        at += NEXT * u32(UNIT_BYTES), scaling += NEXT * 4, inner_at += NEXT * u32(UNIT) / BLOCK * high;
       }
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        total[r] += float((less[2 * r] + more[2 * r]) * 256 + less[2 * r + 1] + more[2 * r + 1]) *
-                    (by[r] * by_unit);
+      for (int j = 0; j < AT_ONCE; ++j) {
+        int less[4] = {}, more[4] = {};
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+            multiply_codes(lane, word[j][s][h], word[j][s][2 + h], right[j][s][2 * h],
+                           right[j][s][2 * h + 1], less, more);
+        float by[2];
+        if constexpr (code_scale(Coding::CODE) == Scale::E8M0) {  // 2^-127 is taken for zero
+          by[0] = bits_as<float>(scale[j] << 23 & 0x7F800000u);
+          by[1] = bits_as<float>(scale[j] << 15 & 0x7F800000u);
+        } else {
+          two_e4m3(scale[j], by);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          total[r] +=
+              float((less[2 * r] + more[2 * r]) * 256 + less[2 * r + 1] + more[2 * r + 1]) *
+              (by[r] * by_unit[j]);
+      }
     }
     if constexpr (code_outer(Coding::CODE)) {
       u32 outer[2];

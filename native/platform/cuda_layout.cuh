@@ -31,6 +31,7 @@ struct TeamLayout {
   static constexpr bool RAGGED = SLICES > TEAMS&& SLICES % TEAMS != 0;
   static constexpr int WIDTH = TILE;
   static constexpr bool WIDE = false;  // it lies in registers
+  static constexpr bool EQUAL = COLS % TILE == 0 && !UNEVEN;  // is no slice narrower?
   // all threads of a team hold columns of a whole tile
   static constexpr bool FULL = TILE == FOLDS * FOLD;
   static constexpr bool EXACT = COLS % TILE == 0 && FULL && !RAGGED && !UNEVEN;

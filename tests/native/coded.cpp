@@ -195,6 +195,7 @@ struct Vector {
   }
   static bool beyond(int, int) { return false; }
   static constexpr int ELEMENTS = COLUMNS;
+  static constexpr bool EQUAL = COLUMNS % WIDTH == 0;
   struct Held {
     u32 thread, portion, element;
   };
