@@ -448,6 +448,17 @@ __device__ __forceinline__ u32 bytes_of(u32 a, u32 b, u32 chosen) {
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(chosen));
   return out;
 }
+// The upper sixteen bits of a word, as both halves, by an addition of FP16 numbers: that pipe is
+// idle where the one that shifts looks codes up. Their bits 15 and 11 are zero, so they are a number,
+// and positive. `none`: a zero that the assembler does not know.
+__device__ __forceinline__ u32 upper_half(u32 word, u32 none) {
+  u32 out;
+  asm("{ .reg .b16 low, high; .reg .b32 both; mov.b32 {low, high}, %1; mov.b32 both, {high, high}; "
+      "add.f16x2 %0, both, %2; }"
+      : "=r"(out)
+      : "r"(word), "r"(none));
+  return out;
+}
 // What another thread of the warp has; all of them ask.
 __device__ __forceinline__ u32 of_thread(u32 value, u32 thread) {
   u32 found;

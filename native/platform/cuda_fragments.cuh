@@ -8,8 +8,9 @@
 // Thread l of a warp loads columns of two neighbouring rows, those of pair l / 4; a product's sums
 // come to thread l as those of the same two rows, of group l % 4.
 //
-// The code is small on purpose. With inputs in registers, and each product written out, a layer of
-// GPT-OSS was 184 KiB of code, and an H200 no faster than without tensor cores.
+// Up to four chains of a tile are written out: a chain alone is as long as its loads, look-ups and
+// products take one after the other. The rest is small on purpose. With inputs in registers as well a
+// layer of GPT-OSS was 184 KiB of code, and an H200 no faster than without tensor cores.
 #pragma once
 
 namespace twin {
@@ -95,6 +96,7 @@ struct Fragments {
     u32 input, ahead, zeros; // where its half of right sides begins; its own columns; zeros
     u32 scales;              // of the input
     u32 less, more;          // the tables' lower halves
+    u32 none;                // zero, see the tables
     bool holds[STEPS];       // has it elements of that step's right side?
 
     __device__ __forceinline__ Lane(int me, u32 whole) {
@@ -107,7 +109,6 @@ struct Fragments {
       input = whole + lane / 4 % 2 * UNIT, ahead = (first + unit) * 2 * UNIT;
       zeros = Fragments::zeros(whole);
       scales = Fragments::scales(whole);
-      u32 none;  // see the tables
       load_one(zeros, &none);
       less = LESS_LOW + none, more = MORE_LOW + none;
     }
@@ -129,9 +130,10 @@ struct Fragments {
     u32 at = from + row * pitch + (lane.quarter + lane.first) * u32(UNIT_BYTES),
         scaling = lane.scales + 4 * (begin + lane.first + lane.quarter * u32(UNITS)),
         inner_at = inner + (lane.first / u32(UNITS) + lane.quarter) * u32(GROUP) / BLOCK * high;
-    // Beyond a tile's columns inputs are zero, and any scales will do that are numbers: the last ones.
-    const u32 inputs_end = lane.inputs(begin + units), scales_end = lane.scales + 4 * (begin + units - 1),
-              inner_end = inner + last * high;
+    // Beyond a tile's columns inputs are zero, and any scales will do that are numbers: the last
+    // ones.
+    const u32 inputs_end = lane.inputs(begin + units),
+              scales_end = lane.scales + 4 * (begin + units - 1), inner_end = inner + last * high;
     u32 input[STEPS], next[STEPS];
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
@@ -195,8 +197,8 @@ struct Fragments {
     const u32 one_less = one & 0x77777777u, two_less = two & 0x77777777u;
     const auto less_of = [&](u32 four) { return bytes_of(lane.less, LESS_HIGH, four); };
     const auto more_of = [&](u32 four) { return bytes_of(lane.more, MORE_HIGH, four); };
-    multiply_bytes(less, less_of(one_less), less_of(two_less), less_of(one_less >> 16),
-                   less_of(two_less >> 16), b0, b1);
+    multiply_bytes(less, less_of(one_less), less_of(two_less), less_of(upper_half(one_less, lane.none)),
+                   less_of(upper_half(two_less, lane.none)), b0, b1);
     multiply_bytes(more, more_of(one), more_of(two), more_of(one >> 16), more_of(two >> 16), b0,
                    b1);
   }

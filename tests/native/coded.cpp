@@ -121,6 +121,10 @@ void load_half(u32 at, u32* to) {
   if (at % 2) fprintf(stderr, "a load of 2 bytes at %u\n", at), exit(1);
   to[0] = chip[at] | u32(chip[at + 1]) << 8;
 }
+u32 upper_half(u32 word, u32 none) {  // FP16 numbers that are none would not stay as they are
+  if (word & 0x88888888u || none) fprintf(stderr, "a word with signs\n"), exit(1);
+  return word >> 16 | (word & 0xFFFF0000u);
+}
 float load_float(u32 at) {
   u32 bits;
   load_one(at, &bits);
