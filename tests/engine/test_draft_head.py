@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from studies.common.rows import first_tokens
 from tests.command_line import Twin
 from tests.engine.families import TOGETHER
 from tests.engine.small_engine import LLAMA, QWEN3, TOKENS, planned
+from tests.engine.test_prompt_chunks import needs_gpu
 from tests.engine.test_routed_prompts import FAMILIES
 from tests.native.test_warps import build_warps
+from twin.calibrate.node import calibrated_node
 from twin.engine import host
+from twin.engine.choose import open_engine
 from twin.engine.draft_head import _NAMES, PREFIX, with_head
 from twin.engine.generation import Drafting
 from twin.engine.host import HostEngine
@@ -27,11 +31,14 @@ from twin.errors import PlanError, TwinError
 from twin.kernel.draft_head import draft_floats, packed_head
 from twin.kernel.prompt import ROUND_FIRST
 from twin.kernel.tables import layout
+from twin.models.depth import first_layers
 from twin.models.eagle3 import published
+from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec, Rope
 from twin.plan.shards import Weights
 from twin.plan.types import Plan, Sampling
 from twin.reference.eagle3 import Watched, drafts
+from twin.schedule.options import plan_for
 
 MOST, SEED = 5, 1
 
@@ -186,6 +193,23 @@ def test_a_head_fills_its_place(made: Any) -> None:
     }
     assert found == {int(sizes[name]): floats[name] for name in floats if sizes[name] in found}
     assert len(found) == 9
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("repeating", [False, True])
+def test_a_gpu_drafts_by_a_head(repeating: bool) -> None:
+    whole = replace(first_layers(load_model("llama-3.2-1b"), 7), vocab=8192)
+    spec = replace(whole, draft_head=published(whole))
+    node, made = calibrated_node("1xh200"), random_weights(spec, SEED, DType.BF16, keep=10**6)
+    plan = plan_for(spec, node, context=160, max_context=256, lookup=MOST)
+    prompt = first_tokens(spec.vocab, 20)
+    with open_engine(node.device, plan, Repeating(made) if repeating else made) as running:
+        rejected = running.generate(prompt, max_tokens=40, drafting=Drafting(accepted=1.0))
+        for most in (1, 3, MOST):
+            drafted = running.generate(prompt, max_tokens=40, drafting=Drafting(most))
+            assert drafted.tokens == rejected.tokens
+        assert not repeating or drafted.tokens_per_round > 4
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------

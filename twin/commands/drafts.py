@@ -68,7 +68,7 @@ def add_draft(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         metavar="KIND",
         help="lookup:K drafts up to K tokens, 1 to 7, from what followed the last few tokens where "
-        "they stood before; eagle3:FOLDER[:K] by an EAGLE-3 head, on CPUs (default "
+        "they stood before; eagle3:FOLDER[:K] by an EAGLE-3 head (default "
         f"{USUAL_DRAFTS}); one pass verifies them, and no draft changes an answer",
     )
     parser.set_defaults(draft_head="")

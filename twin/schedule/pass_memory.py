@@ -204,9 +204,7 @@ def _check_rounds(plan: Plan) -> None:
     """Raises PlanError for drafts that an NVIDIA GPU does not verify."""
     options, reason = plan.options, None
     matrices = [m for stage in plan.stages for m in stage.matrices]
-    if plan.spec and plan.spec.draft_head:
-        reason = "a head, which no GPU has run yet"
-    elif plan.coded:
+    if plan.coded:
         reason = "weights of fewer than 16 bits"
     elif options.weight_dtype is DType.FP32:
         reason = "weights of 32 bits"
