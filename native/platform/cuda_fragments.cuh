@@ -141,6 +141,8 @@ struct Fragments {
       next[s] = lane.holds[s] ? NEXT * 2 * UNIT : 0u;
     }
     float total[2] = {};
+    u32 outer[2] = {};  // of rows, in front of other loads: what is given back has answered
+    if constexpr (code_outer(Coding::CODE)) load_two(behind + 4u * row, outer);
 #pragma unroll 1
     for (int round = 0; round < ROUNDS; ++round) {
       u32 word[AT_ONCE][STEPS][4], right[AT_ONCE][STEPS][4], scale[AT_ONCE];
@@ -183,8 +185,6 @@ struct Fragments {
       }
     }
     if constexpr (code_outer(Coding::CODE)) {
-      u32 outer[2];
-      load_two(behind + 4u * row, outer);
       sum[0] += total[0] * bits_as<float>(outer[0]), sum[1] += total[1] * bits_as<float>(outer[1]);
     } else {
       sum[0] += total[0], sum[1] += total[1];
