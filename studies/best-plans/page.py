@@ -1,5 +1,5 @@
-"""The tables and the figure of README.md, from results/cases.csv: `python
-studies/best-plans/page.py`. Nothing is simulated.
+"""The tables and the figure of README.md, from results/: `python studies/best-plans/page.py`.
+Nothing is simulated.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from studies.common.study_page import errors_chart, write_page
 from twin.study.outcome import Bars
 
 HERE = Path(__file__).resolve().parent
-CASES, TABLES = (HERE / "results" / f"{name}.csv" for name in ("cases", "tables"))
+CASES, TABLES, QUESTIONS = (
+    HERE / "results" / f"{name}.csv" for name in ("cases", "tables", "questions")
+)
 FIT = "2026-11-27"  # of an H200
 WITHIN = 0.01
-SHOWN = 12
+SHOWN = 6
+MILLION = 1_000_000
 HEAD = ("model", "node", "positions", "batch", "default", "found", "best of all", "plan found")
 EXPERTS = ("gpt-oss", "qwen3-30b-a3b", "qwen3-coder-next")
 Case = dict[str, str]
@@ -33,7 +36,7 @@ def _lines(file: Path) -> list[Case]:
 
 
 def stamp() -> Stamp:
-    return Stamp(FIT, files_digest([CASES, TABLES]))
+    return Stamp(FIT, files_digest([CASES, TABLES, QUESTIONS]))
 
 
 def loss(case: Case) -> float:
@@ -111,6 +114,17 @@ def amd() -> str:
     return markdown_table(("MI300X against H200", "default options", "best plans"), rows)
 
 
+def questions() -> str:
+    """What they cost on two cores."""
+    rows = []
+    for line in _lines(QUESTIONS):
+        points, wall_s, core_s = int(line["points"]), float(line["wall_s"]), float(line["core_s"])
+        each = f"{1e3 * core_s / points:,.0f} ms" if 1 < points < MILLION else ""
+        rows.append((line["question"], f"{points:,}", f"{wall_s:.1f} s", f"{core_s:.1f} s", each))
+    head = ("question", "points", "on two cores", "of all cores", "a point")
+    return markdown_table(head, rows)
+
+
 def chart() -> Bars:
     ordered = sorted(cases(), key=gain, reverse=True)[:SHOWN]
     names = [f"{case['model']}, {case['node']}, {case['context']}" for case in ordered]
@@ -119,7 +133,7 @@ def chart() -> Bars:
 
 def main() -> None:
     bodies = {"summary": summary(), "gains": table(), "tables": tables(), "amd": amd()}
-    write_page(HERE, stamp(), bodies, chart())
+    write_page(HERE, stamp(), bodies | {"questions": questions()}, chart())
 
 
 if __name__ == "__main__":
