@@ -109,9 +109,15 @@ struct Drafts {
   __device__ __forceinline__ explicit Drafts(Block& block)
       : b(block), most(block.launch.request.drafts), pause(0), failed(0), rounds(0) {}
   __device__ __forceinline__ bool mine() const { return b.rank == 0 && b.block == 0; }
-  // All tokens so far.
+  // All tokens so far; behind the last one, where a round's words are erased, those that are drafted.
   __device__ __forceinline__ float* history() const {
     return b.launch.ranks[0].prompt + b.plan.round_history;
+  }
+
+  // What was drafted behind a token of a round.
+  __device__ __forceinline__ int drafted(int first, int token) const {
+    return load_word(b.plan.handed_on ? history() + first + token + 1
+                                      : round_at(b, 0) + ROUND_FIRST + token + 1);
   }
 
   // Before the first round: the prompt.
@@ -152,9 +158,10 @@ struct Drafts {
     TWIN_ONCE
     TWIN_EACH(i, b.plan.ranks * (drafted + 1)) {
       const int at = i % (drafted + 1);
-      store_word(round_at(b, i / (drafted + 1)) + ROUND_FIRST + at,
-                 load_word(history() +
-                           (at == 0 ? position : from + (at - 1) % (position + 1 - from))));
+      const int token =
+          load_word(history() + (at == 0 ? position : from + (at - 1) % (position + 1 - from)));
+      store_word(round_at(b, i / (drafted + 1)) + ROUND_FIRST + at, token);
+      if (b.plan.handed_on && at > 0) store_word(history() + position + at, token);
     }
     TWIN_EACH(rank, b.plan.ranks) {
       float* const to = round_at(b, rank);
@@ -219,7 +226,7 @@ struct Drafts {
     const int made = drawing.token(best, u64(pass.first + token - wanted.read));
     float* const at = drawn() + token;
     const bool more = made >= 0 && !stops(made) && token + 1 < pass.tokens &&
-                      load_word(round_at(b, 0) + ROUND_FIRST + token + 1) == made;
+                      drafted(pass.first, token) == made;
     if (b.core.thread() == 0) store_word(at, made);
     TWIN_EACH(rank, b.plan.ranks) store_word(going(rank), more);
     b.core.barrier();
@@ -235,25 +242,43 @@ struct Drafts {
 
   // Of each token of the round the one that the model makes behind it, -1 where none is finite, and
   // the one that was drafted.
-  __device__ __forceinline__ int* choose(int tokens) const {
+  __device__ __forceinline__ int* choose(const Pass& pass) const {
+    const int tokens = pass.tokens;
     int* const to = reinterpret_cast<int*>(b.scratch);  // [tokens][2]
     if (draws(b)) {
       TWIN_EACH(t, tokens) {
         to[2 * t] = load_word(drawn() + t);
-        to[2 * t + 1] = t + 1 < tokens ? load_word(round_at(b, 0) + ROUND_FIRST + t + 1) : -1;
+        to[2 * t + 1] = t + 1 < pass.tokens ? drafted(pass.first, t) : -1;
       }
       b.core.barrier();
       return to;
     }
+    constexpr int AT_ONCE = 4;  // whose loads are under way together
     TWIN_ONCE
     for (int t = b.core.warp(); t < tokens; t += b.core.warps()) {
       Candidate mine = {-infinity(), 0x7FFFFFFF};
+      const int count = b.plan.ranks * b.plan.blocks, step = b.core.warp_threads();
       TWIN_ONCE
-      for (int i = b.core.warp_thread(); i < b.plan.ranks * b.plan.blocks;
-           i += b.core.warp_threads()) {
-        const float* const at = best_at(b, i / b.plan.blocks, t, i % b.plan.blocks);
-        const Candidate other = {load_shared(at, true), load_word(at + 1)};
-        if (wins(other, mine)) mine = other;
+      for (int i = b.core.warp_thread(); i < count; i += AT_ONCE * step) {
+        Candidate other[AT_ONCE];
+        Patience patience;
+        for (;;) {
+          bool late = false;
+          TWIN_UNROLL
+          for (int j = 0; j < AT_ONCE; ++j) {
+            const int from = i + j * step < count ? i + j * step : i;
+            const float* const at = best_at(b, from / b.plan.blocks, t, from % b.plan.blocks);
+            other[j] = {load_shared(at, true), load_word(at + 1)};
+          }
+          TWIN_UNROLL
+          for (int j = 0; j < AT_ONCE; ++j)
+            late |= bits_as<u32>(other[j].logit) == SENTINEL || u32(other[j].index) == SENTINEL;
+          if (!b.plan.handed_on || !late) break;
+          if (!keep_waiting(b, patience, {b.plan.round_stages - 1, -1, 0, t})) break;
+        }
+        TWIN_UNROLL
+        for (int j = 0; j < AT_ONCE; ++j)
+          if (wins(other[j], mine)) mine = other[j];
       }
       TWIN_UNROLL
       for (int mask = b.core.warp_threads() / 2; mask; mask /= 2) {
@@ -263,7 +288,7 @@ struct Drafts {
       }
       if (b.core.warp_thread() != 0) continue;
       to[2 * t] = finite(mine.logit) ? mine.index : -1;
-      to[2 * t + 1] = t + 1 < tokens ? load_word(round_at(b, 0) + ROUND_FIRST + t + 1) : -1;
+      to[2 * t + 1] = t + 1 < pass.tokens ? drafted(pass.first, t) : -1;
     }
     b.core.barrier();
     return to;
@@ -289,7 +314,7 @@ struct Drafts {
   // generation has failed.
   __device__ TWIN_LARGE bool settle(const Pass& pass) {
     const Request& wanted = b.launch.request;
-    const int* const made = choose(pass.tokens);
+    const int* const made = choose(pass);
     const int step = pass.first - wanted.read;
     int count = 0, token = -1;
     bool stopped = false;
@@ -301,18 +326,27 @@ struct Drafts {
     if (wanted.accepted > 0.0) count = forced(pass.tokens), stopped = false;
     const bool failed_here = token < 0;
     if (failed_here) --count;
-    TWIN_EACH(i, count) {
+    TWIN_EACH(i, count)
       if (step + i + 1 < wanted.steps) store_word(history() + pass.first + i + 1, made[2 * i]);
-      TWIN_GLOBAL(wanted.tokens)[step + i] = made[2 * i];
+    bool over = stopped || step + count >= wanted.steps;
+    if (b.core.thread() == 0)
+      over |= b.plan.handed_on ? b.core.abort_requested(wanted.abort)
+                               : load_host(wanted.abort) != 0;
+    over = b.core.any(over);
+    if (!failed_here) {  // others wait for it
+      if (!(wanted.accepted > 0.0)) learn(pass.tokens - 1, count - 1);
+      if (b.plan.draft_vocab) ask(pass.first + count, count, over);
+      else next(pass.first + count, over);
     }
+    TWIN_EACH(i, count) TWIN_GLOBAL(wanted.tokens)[step + i] = made[2 * i];
     if (b.core.thread() == 0) {  // one time for all of them: threads' clocks are read in any order
       const u64 now = now_ns();
       for (int i = 0; i < count; ++i) TWIN_GLOBAL(wanted.stamps)[step + i] = now;
       TWIN_GLOBAL(wanted.pass_stamps)[pass.number] = now;
     }
+    if (b.plan.handed_on && !over && !failed_here) return true;  // the scheduler warp tells the host
     host_fence();
     b.core.barrier();
-    bool over = stopped || step + count >= wanted.steps;
     if (b.core.thread() == 0) {
       store_host(&b.control->emitted, step + count);
       if (stopped) claim(&b.control->status, int(Status::RUNNING), int(Status::STOP));
@@ -320,14 +354,8 @@ struct Drafts {
         claim(&b.control->status, int(Status::RUNNING), int(Status::NO_TOKEN));
         leave_all(b.launch);
       }
-      over |= load_host(wanted.abort) != 0;
     }
-    over = b.core.any(over);
-    if (failed_here) return false;
-    if (!(wanted.accepted > 0.0)) learn(pass.tokens - 1, count - 1);
-    if (b.plan.draft_vocab) ask(pass.first + count, count, over);
-    else next(pass.first + count, over);
-    return true;
+    return !failed_here;
   }
 
   // How many tokens the next rounds draft: more while all are kept, fewer behind a draft that was

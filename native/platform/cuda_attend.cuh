@@ -25,7 +25,9 @@ struct PassScan {
   // memory.
   static constexpr bool KEPT = HEAD_DIM <= facts::KEPT_HEAD;
   // positions that come together
-  static constexpr int TILE = KEPT ? facts::PASS_SCAN_POSITIONS : facts::PASS_WIDE_POSITIONS;
+  static constexpr int TILE = STREAMED_ROUNDS ? Few::POSITIONS
+                              : KEPT          ? facts::PASS_SCAN_POSITIONS
+                                              : facts::PASS_WIDE_POSITIONS;
   // one in use, the others under way
   static constexpr int TILES = STREAMED_ROUNDS ? Few::SCAN_TILES : facts::PASS_SCAN_TILES;
   static constexpr int ROWS = 16 * CONSUMER_WARPS, TOKENS = GROUP ? ROWS / GROUP : 1;
@@ -78,6 +80,20 @@ struct PassScan {
                            from + unit * 16, true);
       }
     }
+    clear();
+  }
+  // Of queries in shared memory, [rows][QUERY_PITCH].
+  __device__ __forceinline__ PassScan(int thread, u32 queries)
+      : thread(thread), query_at(queries) {
+    if constexpr (KEPT) {
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step)
+        load_matrices(query[step], query_at + u32(thread % 16 * QUERY_PITCH + thread / 16 * 16 +
+                                                  step * 32));
+    }
+    clear();
+  }
+  __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int m = 0; m < 2 * STEPS; ++m)
 #pragma unroll

@@ -225,6 +225,12 @@ __device__ void load_weights(const Launch& launch, const RankMemory& memory, int
   loader.drain();
 }
 
+// Are all rows of a column slice multiplied before the next slice's? Of few rows, whose sums lie in
+// registers, so that a slice of many tokens' inputs is there once.
+__device__ __forceinline__ constexpr bool by_slices(int kind) {
+  return HANDED_ON && (kind == int(StageKind::O_PROJ) || kind == int(StageKind::DOWN));
+}
+
 // The same of passes that verify drafts: all stages' weights, again and again; attention looks at
 // the cache where it lies.
 __device__ void load_rounds(const Launch& launch, const RankMemory& memory, int block,
@@ -234,10 +240,35 @@ __device__ void load_rounds(const Launch& launch, const RankMemory& memory, int 
   for (bool more = true; more;) {
     const u8* from = stream;
     const auto fill = [&](int bytes, bool wide) { return loader.go_on(from, bytes, wide); };
-    more = stream_stages(
-        plan, block, 0, Plan::round_stages, true, fill, [](const Stage&) { return true; },
-        [](const Stage&, const Span&) { return true; },
-        [&](int bytes) { return fill(bytes, false); });
+    if constexpr (!HANDED_ON) {
+      more = stream_stages(
+          plan, block, 0, Plan::round_stages, true, fill, [](const Stage&) { return true; },
+          [](const Stage&, const Span&) { return true; },
+          [&](int bytes) { return fill(bytes, false); });
+      continue;
+    }
+    for (int s = 0; more && s < Plan::round_stages; ++s) {
+      const Stage& stage = plan.stages_at(s);
+      if (stage.owned < 0) continue;
+      if (!by_slices(stage.kind)) {
+        more = stream_stages(
+            plan, block, s, s + 1, true, fill, [](const Stage&) { return true; },
+            [](const Stage&, const Span&) { return true; }, [](int) { return true; });
+        continue;
+      }
+      const Span own = plan.owned_of(stage.owned, block);
+      const int row_bytes = stage.cols * type_bytes(WEIGHT);
+      loader.wide = false;
+      for (int column = 0; more && column < stage.cols; column += stage.tile_cols)
+        for (int row = own.lo; more && row < own.hi; row += stage.tile_rows) {
+          const int rows = least(stage.tile_rows, own.hi - row),
+                    width = least(stage.tile_cols, stage.cols - column);
+          more = loader.fill(from + (row - own.lo) * row_bytes +
+                                 rows * column * type_bytes(WEIGHT),
+                             rows * width * type_bytes(WEIGHT));
+        }
+      from += u64(own.hi - own.lo) * u64(row_bytes);
+    }
   }
   loader.drain();
 }

@@ -84,6 +84,7 @@ __device__ void keep(Block& b, bool store) {
 
 #include "cuda_scheduler.cuh"
 #include "cuda_loader.cuh"
+#include "cuda_handed.cuh"
 
 namespace twin {
 
@@ -124,7 +125,8 @@ __device__ __forceinline__ void consume(Block& b, int first, int last) {
   const bool reporter = !PEERS && b.rank == 0 && b.block == 0 && threadIdx.x == 0;
   if constexpr (ROUNDS) {
     if (reporter && !has_passes(launch.request)) store_host(&launch.control->started, now_ns());
-    run_rounds(b);
+    if constexpr (HANDED_ON) run_handed_rounds(b);
+    else run_rounds(b);
   } else if constexpr (PASSES) {
     if (reporter) store_host(&launch.control->started, now_ns());
     // launches that are already queued do nothing
@@ -194,6 +196,10 @@ extern "C" __global__ void __launch_bounds__(twin::THREADS, 1)
     const RankMemory& memory = launch.ranks[rank];
     if (!PASSES && threadIdx.x / 32 == SCHEDULER_WARP)
       keep_house(launch, memory, rank, block, signals, progress, first, last);
+    if constexpr (HANDED_ON)
+      if (threadIdx.x / 32 == SCHEDULER_WARP)
+        keep_rounds(launch, memory, block, signals, progress,
+                    *reinterpret_cast<HandedNote*>(shared + HandedNote::AT));
     if ((!PASSES || STREAMED_ROUNDS) && threadIdx.x >= 32 * LOADER_WARP &&
         threadIdx.x < 32 * (LOADER_WARP + LOADERS) && threadIdx.x % 32 == 0) {
       const Ring ring = ring_here();

@@ -72,7 +72,7 @@ def text_table() -> str:
 
 
 def chart() -> Bars:
-    found = [row for row in rows() if row["products"] == "by the ring"]
+    found = [row for row in rows() if row["products"] == "by hand-offs"]
     names = tuple(f"{row['model']}, {row['after']}, {row['tokens']}" for row in found)
     series = Series("a round's time in steps", tuple(map(ratio, found)))
     return Bars(names, (series,), "a round of so many tokens, in times of a step")

@@ -20,7 +20,7 @@ from twin.engine.session import Session
 from twin.models.load import load_model
 from twin.schedule.options import plan_for
 
-PRODUCTS = "by the ring"
+PRODUCTS = "by hand-offs"
 HEAD = ("products", "node", "model", "after", "tokens", "predicted_us", "us", "step_us", "equal")
 POSITIONS, WIDTHS, LOOKUP, SKIPPED = (32, 4096), (1, 2, 4, 8), 7, 4
 ROUNDS, STEPS, COMPARED = 24, 64, 96

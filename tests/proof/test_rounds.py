@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from studies.common.rows import cut
 from tests.engine.small_engine import planned
+from twin.hardware.load import load_node
 from twin.kernel.tables import Layout, layout
+from twin.models.load import load_model
 from twin.plan.types import Plan, StageKind
+from twin.proof.handed import Rules, handed_on
 from twin.proof.prove import prove, violations
 from twin.proof.rounds import _rounds, check_rounds
+from twin.schedule.options import plan_for
 
 LOOKUP = 3
 
@@ -90,3 +96,48 @@ def test_a_plan_without_room_for_drafts_is_refused() -> None:
     plan = drafted()
     wide = replace(plan, options=replace(plan.options, lookup=16))
     assert any(one.rule == "drafts" for one in violations(wide))
+
+
+@functools.cache
+def on_gpu() -> Layout:
+    return layout(plan_for(cut(load_model("llama-3.2-1b")), load_node("1xh200"), lookup=7))
+
+
+def test_numbers_that_are_handed_on_are_proven() -> None:
+    plan = on_gpu().schedule.plan
+    assert on_gpu().schedule.of_passes().handed_on
+    assert not found(plan, on_gpu())
+    assert not list(handed_on())
+    for enough in (Rules(places=3), Rules(behind=2)):
+        assert not list(handed_on(enough))
+
+
+@pytest.mark.parametrize(
+    ("planted", "message"),
+    [
+        (Rules(places=2), "inputs of turn 3 may be erased behind"),
+        (Rules(waits=False), "heads of turn 1 may be erased behind"),
+        (Rules(squares=False), "heads of turn 1 may be erased behind"),
+        (Rules(behind=0), "inputs of turn 1 are erased before all have read"),
+        (Rules(behind=3), "inputs of turn 5 may be erased behind"),
+        (Rules(outputs_at="qkv"), "heads of turn 1 may be erased behind"),
+    ],
+    ids=str,
+)
+def test_planted_hand_offs_are_found(planted: Rules, message: str) -> None:
+    assert message in " ".join(str(one) for one in handed_on(planted))
+
+
+def test_stages_in_another_order_are_not_handed_on() -> None:
+    made = on_gpu()
+    passes = made.schedule.of_passes()
+    rounds = (*passes.rounds[:4], *passes.rounds[5:])
+    left = replace(made, schedule=replace(made.schedule, passes=replace(passes, rounds=rounds)))
+    assert "follow each other in another order" in found(made.schedule.plan, left)
+
+
+@pytest.mark.parametrize("name", ["round_inputs", "round_heads", "round_fed", "round_outputs"])
+def test_what_is_handed_on_lies_separate(name: str) -> None:
+    made = on_gpu()
+    sizes = dict(made.sizes) | {name: made.sizes[name] - 10_000}
+    assert f"{name} begins at" in found(made.schedule.plan, replace(made, sizes=sizes))

@@ -59,7 +59,7 @@ ABSENT_FIELDS = dict.fromkeys(STAGE_EXTRAS, -1) | dict.fromkeys(
 ABSENT_SIZES = (
     *("residuals", "choice", "kept", "channels", "scored", "held", "whole", "whole_units"),
     *(f"prompt_{name}" for name in OTHER_COLUMNS),
-    *("drafts", "round_stages", "round_splits", "round_counter"),
+    *("drafts", "round_stages", "round_splits", "round_counter", "handed_on"),
     *(f"round_{name}" for name in ROUND_PARTS),
     *DRAFT_FIELDS,
     *(f"other_{name}" for name in (*OTHER, "kv_items", "scan_heads", "cache_tile", "tensor_scan")),

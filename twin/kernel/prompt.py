@@ -14,7 +14,7 @@ from twin.plan.catalogue import ROWS
 from twin.plan.types import MOST_WARPS, Plan, Stage, StageKind
 from twin.schedule.block import LINE_FLOATS, up
 from twin.schedule.memory import SUMMARY_FLOATS
-from twin.schedule.pass_memory import STATE_TOKENS, attention_bytes, routing_floats
+from twin.schedule.pass_memory import FEW_TOKENS, STATE_TOKENS, attention_bytes, routing_floats
 from twin.schedule.passes import Passes, eight_bits
 from twin.schedule.types import Schedule
 
@@ -24,7 +24,11 @@ from twin.schedule.types import Schedule
 OTHER_COLUMNS = ("mixed", "solved", "shared")
 CANDIDATE_FLOATS = 2  # a logit and its token
 ROUND_FIRST = 2  # words of a round before its tokens: how many they are, the first one's position
-ROUND_PARTS = ("logits", "best", "round", "drawn", "history", "parts")
+# what blocks hand on one by one, of each token: INPUTS residuals in turn, normed but for a factor,
+# of 16 bits, then each block's squares of them, then as they are; rows of QKV, FP32; what down and
+# output projections multiply
+HANDED, INPUTS = ("inputs", "heads", "fed", "outputs"), 4
+ROUND_PARTS = ("logits", "best", "round", "drawn", "history", "parts", *HANDED)
 PART_ENDS = (
     4  # floats behind a part of a head's outputs: its maximum, its sum, a filled-up 16 bytes
 )
@@ -156,11 +160,25 @@ def _rounds(plan: Plan, passes: Passes, at: int) -> tuple[dict[str, int], int]:
         own = plan.kernel_attention()
         rows = own.kv_heads * passes.round_splits * tokens * own.group
         each["parts"] = rows * (own.head_dim + PART_ENDS)
+    if passes.handed_on:
+        each |= _handed(plan, passes)
     found = {}
     for name, floats in each.items():
         found[name] = at
         at += up(floats, LINE_FLOATS)
     return found, at
+
+
+def _handed(plan: Plan, passes: Passes) -> dict[str, int]:
+    """Floats of HANDED."""
+    rows = {one.stage.kind: one.stage.matrix for one in passes.rounds if one.stage.matrix}
+    feed, own = rows[StageKind.GATE_UP], plan.kernel_attention()
+    return {
+        "inputs": INPUTS * FEW_TOKENS * (plan.shard.hidden // 2 + plan.blocks + plan.shard.hidden),
+        "heads": FEW_TOKENS * rows[StageKind.QKV].rows,
+        "fed": FEW_TOKENS * feed.rows // feed.unit // 2,
+        "outputs": FEW_TOKENS * own.heads * own.head_dim // 2,
+    }
 
 
 def _routed_floats(columns: Mapping[str, int], chunk: int) -> int:

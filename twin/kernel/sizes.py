@@ -145,4 +145,5 @@ def _round_sizes(plan: Plan, passes: Passes | None, prompt: Prompt) -> dict[str,
         "drafts": plan.options.lookup,
         "round_stages": prompt.round_stages,
         "round_splits": passes.round_splits,
+        "handed_on": int(passes.handed_on),
     } | (offsets | dict(prompt.head))

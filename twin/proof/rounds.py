@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
+from twin.kernel.prompt import INPUTS
 from twin.kernel.tables import Layout
 from twin.plan.types import Plan, Stage, StageKind
 from twin.proof.draft_head import check_head
+from twin.proof.handed import handed_on
 from twin.proof.violation import Violation
 from twin.schedule.passes import Passes
 
@@ -45,6 +47,9 @@ def check_rounds(plan: Plan, made: Layout) -> Iterator[Violation]:
     yield from _memory(plan, made)
     yield from _rounds(lookup, appends_first=True)
     yield from check_head(plan, made)
+    if passes.handed_on:
+        yield from _order(plan, passes)
+        yield from handed_on()
 
 
 def _wrong(where: str, message: str) -> Violation:
@@ -81,6 +86,20 @@ def _reads(plan: Plan, stage: Stage) -> Iterator[Violation]:
             yield _wrong(stage.name, f"reads {value.name}, which the pass makes later")
 
 
+def _order(plan: Plan, passes: Passes) -> Iterator[Violation]:
+    """Where numbers are handed on one by one, all layers are alike."""
+    kinds = [one.stage.kind for one in passes.rounds]
+    layer = (
+        StageKind.QKV,
+        StageKind.ATTENTION,
+        StageKind.O_PROJ,
+        StageKind.GATE_UP,
+        StageKind.DOWN,
+    )
+    if kinds != [*(layer * (len(kinds) // len(layer))), StageKind.LM_HEAD]:
+        yield _wrong(ROUND, "has layers whose stages follow each other in another order")
+
+
 # ---- memory ----------------------------------------------------------------------------------
 
 
@@ -100,6 +119,8 @@ def _memory(plan: Plan, made: Layout) -> Iterator[Violation]:
         own = plan.kernel_attention()
         rows = own.kv_heads * int(sizes["round_splits"]) * tokens * own.group
         needed["round_parts"] = rows * (own.head_dim + 2)
+    if made.schedule.of_passes().handed_on:
+        needed |= _handed(plan, made)
     places = sorted((int(sizes[name]), floats, name) for name, floats in needed.items())
     before = max(int(sizes["prompt_decoded"]), *(int(row[-1]) for row in made.values))
     for at, floats, name in places:
@@ -113,6 +134,21 @@ def _memory(plan: Plan, made: Layout) -> Iterator[Violation]:
     counters = {name: sizes[name] for name in ("grid_counter", "prompt_counter", "round_counter")}
     if len(set(counters.values())) < len(counters) or max(counters.values()) >= sizes["counters"]:
         yield _wrong(ROUND, f"counters {counters} of {sizes['counters']}")
+
+
+def _handed(plan: Plan, made: Layout) -> dict[str, int]:
+    """What blocks hand on one by one, of MOST_LOOKUP + 1 tokens."""
+    tokens, own = MOST_LOOKUP + 1, plan.kernel_attention()
+    rows = {one.stage.kind: one.stage.matrix for one in made.schedule.of_passes().rounds}
+    qkv, feed = rows[StageKind.QKV], rows[StageKind.GATE_UP]
+    assert qkv is not None
+    assert feed is not None
+    return {
+        "round_inputs": INPUTS * tokens * (3 * plan.shard.hidden // 2 + plan.blocks),
+        "round_heads": tokens * qkv.rows,
+        "round_fed": tokens * feed.rows // feed.unit // 2,
+        "round_outputs": tokens * own.heads * own.head_dim // 2,
+    }
 
 
 # ---- pass after pass -------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from twin.frozen import frozen
+from twin.models.spec import DType
 from twin.plan.catalogue import ROWS, InPass
 from twin.plan.types import Attention, Matrix, Plan, Routed, Span, Stage, StageKind
 from twin.schedule.chooser import Chooser
@@ -31,6 +32,15 @@ PAIR_BYTES = 32  # of a key that a warp loads at once
 # of an expert that a block multiplies together, and that it decodes before: so many, in 16 bits, of
 # all blocks stay in an H200's second-level cache
 ROUTED_ROWS, DECODED_ROWS = 256, 64
+ONE_AFTER_THE_OTHER = {
+    StageKind.EMBED,
+    StageKind.QKV,
+    StageKind.ATTENTION,
+    StageKind.O_PROJ,
+    StageKind.GATE_UP,
+    StageKind.DOWN,
+    StageKind.LM_HEAD,
+}
 ROUND_SPLITS = 16  # of a KV head's cache at most, where passes verify drafts
 # stages that multiply what another's norm has left
 FINDS_NORMED = (StageKind.DELTA_GATES, StageKind.SHARED_UP)
@@ -80,6 +90,14 @@ class Passes:
         """
         heads = self.plan.kernel_attention().kv_heads
         return max(1, min(ROUND_SPLITS, self.plan.blocks // heads))
+
+    @property
+    def handed_on(self) -> bool:
+        """Do blocks hand a round's numbers on one by one, as steps do, instead of meeting behind
+        each stage? On tensor cores, of a rank that has its GPU's whole model, by BF16 tiles of
+        eight rows.
+        """
+        return bool(self.rounds) and self.tensor and _handed_on(self.plan, self.rounds)
 
     def meetings(self, stage: Stage) -> int:
         """Full barriers of all blocks at a stage of a round: before what it reads, between a norm
@@ -150,6 +168,29 @@ def with_rounds(passes: Passes) -> Passes:
     plan = passes.plan
     made = (_pass_stage(plan, stage, passes.batch, passes.owners) for stage in _verified(plan))
     return replace(passes, rounds=tuple(made))
+
+
+HANDED_ROWS, HANDED_SLICES = 8, 8  # of a tile; column slices of the residual that threads hold
+
+
+def _handed_on(plan: Plan, stages: Iterable[PassStage]) -> bool:
+    spec, kinds = plan.spec, {one.stage.kind for one in stages}
+    assert spec is not None
+    norms = spec.variant.norms
+    matrices = [one.stage.matrix for one in stages if one.stage.matrix]
+    return (
+        plan.ranks == 1
+        and not plan.coded
+        and not spec.draft_head
+        and plan.options.weight_dtype is DType.BF16
+        and kinds <= ONE_AFTER_THE_OTHER
+        and norms.before
+        and not norms.after
+        and not (spec.whole_qk_norm or spec.variant.layer_scalar or spec.output_gate)
+        and {(one.tile_rows, one.tile_cols) for one in matrices}
+        == {(HANDED_ROWS, matrices[0].tile_cols)}
+        and plan.shard.hidden <= HANDED_SLICES * matrices[0].tile_cols
+    )
 
 
 def _verified(plan: Plan) -> list[Stage]:
