@@ -14,6 +14,7 @@ from twin.commands.demo import TOKENS, _case
 from twin.engine.gguf_tokenizer import chat_template
 from twin.engine.host import HostEngine
 from twin.errors import CheckpointError
+from twin.hardware.load import load_node
 from twin.models.gguf_file import read_gguf
 
 # What transformers 5.23 in FP32 makes of the question, greedy, from this file.
@@ -140,7 +141,7 @@ def real() -> Path:
 @pytest.mark.slow
 def test_the_engine_answers_with_transformers_tokens(real: Path) -> None:
     model = demo_model.real_model(real)
-    with HostEngine(_case(model, {}).plan(), model.weights) as engine:
+    with HostEngine(_case(model, load_node("1xhost"), {}).plan(), model.weights) as engine:
         assert engine.generate(model.prompt, max_tokens=TOKENS).tokens == ANSWER
     assert model.tokenizer.decode(ANSWER).startswith("Gravity is a fundamental concept in physics")
 
