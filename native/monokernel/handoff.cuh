@@ -113,7 +113,8 @@ __device__ __forceinline__ Source source_of(Block& b, int stage, const Read& rea
                    MAX_RANKS,
                    b.plan.handoff == int(HandOff::SENTINEL),
                    false,
-                   value.pushed != 0};
+                   value.pushed != 0,
+                   0};
   if (read.parts == int(Parts::OWN)) source.first = own, source.parts = 1;
   if (others) source.hole = own, source.parts = ranks - 1;
   const u32 target =
@@ -188,8 +189,10 @@ __device__ __forceinline__ bool poll_spans(Block& b, int stage, const Read& read
 template <class Vector>
 __device__ __forceinline__ bool gather_vector(Block& b, int stage, const Read& read, Vector& x) {
   if (skipped(b, read.previous_step)) return true;
-  const Source source = source_of(b, stage, read);
+  Source source = source_of(b, stage, read);
   if (source.lost) return false;
+  // a rank's own part is there first: it is read while the other one is on its way
+  if (b.plan.ranks == 2 && source.parts == 2) source.swap = b.rank;
   Patience patience;
   return b.core.agree(x.gather(b.core, source, [&](int part, int element) {
     return keep_waiting(b, patience, {stage, read.value, part, element});

@@ -32,8 +32,9 @@ struct Source {
   bool polled;  // wait for each element; otherwise something else proved that they are there
   bool lost;    // the wait for a counter was given up
   bool pushed;  // parts may come from other GPUs
+  int swap;     // of two parts: 1 where the second comes first. Their sum has the same bits.
 
-  __device__ int part(int p) const { return first + p + (first + p >= hole); }
+  __device__ int part(int p) const { return (first + p + (first + p >= hole)) ^ swap; }
   __device__ const float* at(int p) const { return base + long(part(p)) * stride; }
 };
 

@@ -10,7 +10,7 @@ from twin.hardware.kernel import WarpKernel
 from twin.hardware.types import Device
 from twin.models.spec import DType
 from twin.plan.catalogue import ROWS
-from twin.plan.types import Matrix, Read, Stage, StageKind
+from twin.plan.types import Matrix, Read, Stage, StageKind, Value
 from twin.schedule.teams import team_for
 from twin.schedule.types import BlockOfWarps
 
@@ -102,7 +102,8 @@ class WarpGathers(Gathers):
                 else vectors.vector_bytes(matrix, aligned=terms.QUAD_BYTES)
             )
             size = each * value.words * min(words, whole) // whole
-            size, at_once = size * parts, size  # one part after the other
+            # one part after the other
+            size, at_once = size * self._awaited(value, parts), size
         waited_for = value.stage == max(plan.values[other.value].stage for other in stage.reads)
         return size + at_once if self.plan.options.polled and waited_for else size
 
@@ -161,10 +162,10 @@ class WarpGathers(Gathers):
         if self.by_scheduler[stage.index]:
             rounds = vectors.late_rounds(words // max(1, plan.ranks - 1))
         elif ROWS[stage.kind].vector:
-            parts = part_count(plan, plan.values[read.value], read.parts)
+            value = plan.values[read.value]
             rounds = vectors.vector_rounds(
                 stage.matrix,
-                parts=parts,
+                parts=self._awaited(value, part_count(plan, value, read.parts)),
                 splits=self.splits(stage, read),
                 together=self._parts_together(stage.matrix),
             )
@@ -177,6 +178,12 @@ class WarpGathers(Gathers):
                 words // parts, parts=parts, at_once=self._parts_at_once, polled=plan.options.polled
             )
         return rounds - 1
+
+    def _awaited(self, value: Value, parts: int) -> int:
+        """Of the ranks' parts of a vector those that a block loads when the last has arrived. Of two
+        it has its own by then (`gather_vector` in handoff.cuh).
+        """
+        return 1 if value.pushed and parts == self.plan.ranks == 2 else parts
 
     def _latencies_of_a_round(self, stage: Stage) -> int:
         """In which a thread gathers some of attention's splits."""
