@@ -14,6 +14,11 @@ struct Work {
   Span own;  // rows of the stage's matrix
   int unit;
   Output out;
+
+  // Are the elements of each batch of its rows whole fours of the value?
+  __device__ bool fours(const Stage& stage) const {
+    return ((own.lo | own.hi | stage.batch) & (4 * unit - 1)) == 0;
+  }
 };
 
 __device__ __forceinline__ Work work_of(const Block& b, const Stage& stage, int unit) {
@@ -22,6 +27,21 @@ __device__ __forceinline__ Work work_of(const Block& b, const Stage& stage, int 
   TWIN_KEEP(work.own.hi);
   TWIN_KEEP(work.out.own);
   return work;
+}
+
+// An element of the block's rows, which neighbouring threads publish side by side: four of them in
+// one store where a platform has such stores.
+template <class Threads = Core>
+__device__ __forceinline__ void publish_row(const Block& b, const Stage& stage, const Work& work,
+                                            int element, float value) {
+  if constexpr (Threads::FOURS) {
+    if (work.fours(stage)) {
+      const Pack<4> four = Threads::of_four(unlike_sentinel(value));
+      if (element % 4 == 0) publish_four(b, work.out, element, four);
+      return;
+    }
+  }
+  publish(b, work.out, element, value);
 }
 
 __device__ __forceinline__ float unscaled() { return 1.0f; }

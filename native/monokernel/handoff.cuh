@@ -267,15 +267,28 @@ __device__ __forceinline__ float unlike_sentinel(float value) {
   return value == value ? value : bits_as<float>(PUBLISHED_NAN);
 }
 
+// Each rank starts with its next neighbour, so that no link is hit by all: store(where).
+template <class Store>
+__device__ __forceinline__ void push(const Block& b, const Output& out, int element, Store store) {
+  for (int i = 1; i <= out.others; ++i) {
+    const int rank = b.rank + i < b.plan.ranks ? b.rank + i : b.rank + i - b.plan.ranks;
+    store(out.launch->ranks[rank].exchange + out.at + element);
+  }
+}
+
 __device__ __forceinline__ void publish(const Block& b, const Output& out, int element,
                                         float value) {
   const float safe = unlike_sentinel(value);
   store_shared(out.own + element, safe);
-  // each rank starts with its next neighbour, so that no link is hit by all
-  for (int i = 1; i <= out.others; ++i) {
-    const int rank = b.rank + i < b.plan.ranks ? b.rank + i : b.rank + i - b.plan.ranks;
-    store_peer(out.launch->ranks[rank].exchange + out.at + element, safe);
-  }
+  push(b, out, element, [&](float* at) { store_peer(at, safe); });
+}
+
+// Four neighbours, none of which looks like the sentinel.
+template <class Four>
+__device__ __forceinline__ void publish_four(const Block& b, const Output& out, int element,
+                                             const Four& four) {
+  store_four(out.own + element, four, false);
+  push(b, out, element, [&](float* at) { store_four(at, four, true); });
 }
 
 // After the last element of a stage: the arrivals that readers may wait for.

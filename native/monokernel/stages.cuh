@@ -284,7 +284,7 @@ __device__ __forceinline__ bool from_residual(Block& b, int index, const Stage& 
     } else if (b.plan.biased) {
       sum += bias.of(row);
     }
-    publish(b, out, row, sum);
+    publish_row(b, stage, work, row, sum);
   };
   const bool done = multiply(b, stage, work, normed, ahead, factor, put);
   if (done && convolves(stage)) convolve(b, stage, out, work.own, taps);
@@ -403,7 +403,7 @@ __device__ __forceinline__ bool o_proj_of(Block& b, int index, const Stage& stag
   begin(b, index, stage);
   const bool done = multiply(b, stage, work, x, ahead, unscaled, [&](int row, float sum, float) {
     const float made = bias.added(row, sum);
-    publish(b, work.out, row, made);
+    publish_row(b, stage, work, row, made);
     scores.put(row, made);
   });
   return scores.add(b, index, done);
@@ -433,7 +433,7 @@ __device__ __forceinline__ bool down(Block& b, int index, const Stage& stage) {
   // not before: the vector takes the registers
   const Work work = {b.plan.owned_of(stage.owned, b.block), 1, output_of(b, stage)};
   return multiply(b, stage, work, x, ahead, unscaled,
-                  [&](int row, float sum, float) { publish(b, work.out, row, sum); });
+                  [&](int row, float sum, float) { publish_row(b, stage, work, row, sum); });
 }
 
 // Between kernels only: hands this rank's part to all ranks, as a library's all-gather would.

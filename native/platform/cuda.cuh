@@ -215,6 +215,11 @@ __device__ __forceinline__ void store_shared(float* at, float value, bool far = 
 __device__ __forceinline__ void store_peer(float* at, float value) {
   store_shared(at, value, true);
 }
+__device__ __forceinline__ void store_four(float* at, const Pack<4>& v, bool far) {
+#define TWIN_CODE(scope) "st.relaxed." scope ".global.v4.f32 [%0], {%1, %2, %3, %4};"
+  TWIN_SCOPED(far, TWIN_CODE, ::"l"(at), "f"(v.at[0]), "f"(v.at[1]), "f"(v.at[2]), "f"(v.at[3]))
+#undef TWIN_CODE
+}
 
 __device__ __forceinline__ void arrive(u32* counter, bool far = true) {
 #define TWIN_CODE(scope) "red.release." scope ".global.add.u32 [%0], 1;"

@@ -133,6 +133,7 @@ struct Core {
   static constexpr int HEADS = 1;  // query heads that share one read of a key in a prompt pass
   static constexpr int SPLITS = facts::SPLITS_AT_ONCE;  // of a head, looked at together
   static constexpr bool SCHEDULER = true;      // a warp of its own makes the resets
+  static constexpr bool FOURS = PEERS;  // neighbouring threads publish four words in one store
   static constexpr bool CACHE_IN_RING = true;  // loaders bring cached keys and values
   static constexpr bool EXPERTS_IN_RING = true;
   static constexpr bool OWN_GPUS = PEERS;  // ranks have GPUs of their own
@@ -200,6 +201,14 @@ struct Core {
   template <class T>
   __device__ static T shuffle_xor(T v, int mask) {
     return __shfl_xor_sync(0xFFFFFFFFu, v, mask);
+  }
+  // What this thread and the next three have, to the first of each four.
+  __device__ static Pack<4> of_four(float value) {
+    const u32 mask = 0xFu << (thread_of_warp() & 28u);
+    Pack<4> four = {value};
+#pragma unroll
+    for (int i = 1; i < 4; ++i) four.at[i] = __shfl_xor_sync(mask, value, i);
+    return four;
   }
   template <class T>
   // butterfly: the same order, so the same bits, in every thread

@@ -322,6 +322,7 @@ struct Core {
   static constexpr int HEADS = 1;
   static constexpr int SPLITS = 4;  // of a head, looked at together
   static constexpr bool SCHEDULER = false;
+  static constexpr bool FOURS = false;
   static constexpr bool CACHE_IN_RING = false;
   static constexpr bool EXPERTS_IN_RING = false;
   static constexpr bool OWN_GPUS = PEERS;  // ranks have GPUs of their own

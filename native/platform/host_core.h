@@ -93,6 +93,7 @@ struct Core {
   static constexpr int HEADS = GROUP;
   static constexpr int SPLITS = 4;              // of a head, looked at together
   static constexpr bool SCHEDULER = false;         // no scheduler warp makes the resets
+  static constexpr bool FOURS = false;
   static constexpr bool CACHE_IN_RING = false;  // cached keys and values are read where they lie
   static constexpr bool EXPERTS_IN_RING = false;
   static constexpr bool OWN_GPUS = false;  // ranks have GPUs of their own

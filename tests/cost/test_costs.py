@@ -196,6 +196,18 @@ def test_vectors_of_parts_and_splits_are_gathered_in_rounds() -> None:
     assert vector_rounds(wide, parts=1, splits=8) == 4
 
 
+def test_of_two_gpus_a_block_waits_for_the_other_ones_part_alone() -> None:
+    """Its own is there before; of four the others follow one after the other."""
+    rounds = []
+    for gpus in (2, 4):
+        node = load_node(f"{gpus}xh200")
+        plan = default_plan(load_model("llama-3.2-1b"), node, context=64)
+        works = compile_plan(plan, node.device, steps=1).stages[0]
+        gate_up = next(s.index for s in plan.stages if s.kind is StageKind.GATE_UP)
+        rounds.append([read.rounds for read in works[gate_up].reads])
+    assert rounds == [[0], [1]]
+
+
 def coded_matrix(cols: int, name: str, *, tile: int = 2048, rows: int = 16) -> Matrix:
     return Matrix(rows, cols, 1, rows, min(tile, cols), ((0, rows),), format_named(name), 16)
 

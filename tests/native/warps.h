@@ -200,6 +200,7 @@ struct Core {
   static constexpr int HEADS = GROUP < 2 ? GROUP : 2;
   static constexpr int SPLITS = 4;  // of a head, looked at together
   static constexpr bool SCHEDULER = false;
+  static constexpr bool FOURS = false;
   static constexpr bool CACHE_IN_RING = false;
   static constexpr bool EXPERTS_IN_RING = false;
   static constexpr bool OWN_GPUS = false;  // ranks have GPUs of their own

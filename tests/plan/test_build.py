@@ -19,7 +19,7 @@ from twin.kernel.tables import tile_inverse
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes
 from twin.plan.build import dies
-from twin.plan.spans import scatter, spread
+from twin.plan.spans import scatter, spread, step_of
 from twin.plan.types import (
     CollectiveKind,
     Execution,
@@ -102,6 +102,27 @@ def test_shares_differ_by_at_most_one(count: int, blocks: int, shift: int) -> No
         sizes = [hi - lo for lo, hi in spans]
         assert covered(spans) == list(range(count))
         assert max(sizes) - min(sizes) <= 1
+
+
+@given(count=st.integers(1, 5000), blocks=st.integers(1, 140), shift=st.integers(0, 140))
+def test_a_wider_step_gives_no_block_more_and_none_nothing(
+    count: int, blocks: int, shift: int
+) -> None:
+    step = step_of(count, blocks)
+    spans = spread(count, blocks, shift, step)
+    assert covered(spans) == list(range(count))
+    assert all(lo % step == hi % step == 0 for lo, hi in spans)
+    assert max(hi - lo for lo, hi in spans) == -(-count // blocks)
+    if step > 1:
+        assert all(lo < hi for lo, hi in spans)
+
+
+@pytest.mark.parametrize(("name", "step"), [("llama-3.2-1b", 8), ("qwen3-8b", 16)])
+def test_sums_that_cross_gpus_are_owned_in_whole_sectors(name: str, step: int) -> None:
+    plan = plan_for(load_model(name), load_node("2xh200"))
+    for value in plan.values:
+        if value.pushed and value.elements == plan.shard.hidden:
+            assert all(lo % step == hi % step == 0 for lo, hi in value.owned)
 
 
 def test_laneformer_streams_its_published_weights() -> None:

@@ -180,8 +180,8 @@ class WarpGathers(Gathers):
         return rounds - 1
 
     def _awaited(self, value: Value, parts: int) -> int:
-        """Of the ranks' parts of a vector those that a block loads when the last has arrived. Of two
-        it has its own by then (`gather_vector` in handoff.cuh).
+        """Of the ranks' parts of a vector those that a block loads when the last one has arrived.
+        Of two it has its own by then (`gather_vector` in handoff.cuh).
         """
         return 1 if value.pushed and parts == self.plan.ranks == 2 else parts
 

@@ -16,7 +16,7 @@ from twin.models.mixers import GroupedAttention
 from twin.models.spec import LaneHead, Lanes, ModelSpec
 from twin.plan.catalogue import ROWS
 from twin.plan.coding import Coding
-from twin.plan.spans import spread, spread_unevenly
+from twin.plan.spans import spread, spread_unevenly, step_of
 from twin.plan.types import (
     Attention,
     Buffer,
@@ -172,8 +172,8 @@ class Builder:
                 f"most {outputs} blocks per rank"
             )
         pushed = pushed or (ROWS[kind].summed and self.exchanged(layer))
-        owned = self._owned(outputs, scanned)
-        self.shift = (self.shift + outputs) % self.blocks
+        owned = self.owned(outputs, scanned, pushed=pushed)
+        self.shift = (self.shift + outputs // self._step(outputs, pushed)) % self.blocks
         matrix, *more = self.matrices(pieces, owned)
         value = self.value(
             name or kind.value,
@@ -201,10 +201,13 @@ class Builder:
             self.modules[kind, layer] = value
         return value
 
-    def _owned(self, outputs: int, items: tuple[Span, ...]) -> tuple[Span, ...]:
+    def owned(
+        self, outputs: int, items: tuple[Span, ...] = (), *, pushed: bool
+    ) -> tuple[Span, ...]:
+        """The blocks' shares of the next stage's outputs."""
         rows = self.options.scanning_block_rows
         if rows is None or not any(lo < hi for lo, hi in items):
-            return spread(outputs, self.blocks, self.shift)
+            return spread(outputs, self.blocks, self.shift, self._step(outputs, pushed))
         free = sum(lo == hi for lo, hi in items)
         most = outputs // self.blocks
         if rows > most:
@@ -218,6 +221,11 @@ class Builder:
                 "their rows; use fewer attention_splits, or leave scanning_block_rows out"
             )
         return spread_unevenly(outputs, items, rows, self.shift)
+
+    def _step(self, outputs: int, pushed: bool) -> int:
+        if not pushed or self.options.collective is not CollectiveKind.PUSH:
+            return 1
+        return step_of(outputs, self.blocks)
 
     def matrices(self, pieces: Sequence[Piece], owned: tuple[Span, ...]) -> list[Matrix]:
         """Each piece's matrix; `owned` are the blocks' shares of all pieces' outputs one after the

@@ -189,7 +189,7 @@ def _shared_down(b: Builder, layer: int, down: Weight, act: Value) -> None:
     """Publishes nothing: the block adds its rows to those of the routed experts, so both divide the
     rows alike.
     """
-    owned = spread(down.rows, b.blocks, b.shift)
+    owned = b.owned(down.rows, pushed=b.exchanged(layer))
     (matrix,) = b.matrices([Piece(down.rows, act.elements, stored(b, down))], owned)
     b.stage(
         StageKind.SHARED_DOWN,

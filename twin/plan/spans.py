@@ -7,21 +7,39 @@ from functools import lru_cache
 from twin.errors import PlanError
 from twin.plan.types import Span
 
+# Words that other GPUs write at once: as wide as a store of a warp's threads, or as a sector of
+# memory; those of two blocks in one sector take longer to arrive (studies/many-gpus).
+STEPS = (16, 8, 4)
+
 
 @lru_cache(maxsize=1024)
-def spread(count: int, blocks: int, shift: int = 0) -> tuple[Span, ...]:
-    """Contiguous spans in block order; the `count % blocks` longer ones start at block `shift`.
+def spread(count: int, blocks: int, shift: int = 0, step: int = 1) -> tuple[Span, ...]:
+    """Contiguous spans in block order, each of whole steps; the longer ones, as many as steps are
+    left over, start at block `shift`.
 
     Stages rotate `shift` so that over a step every block streams the same bytes within one row.
     Equal shares are one object, which whoever compares spans later sees at once.
     """
-    base, longer = divmod(count, blocks)
+    base, longer = divmod(count // step, blocks)
     spans, lo = [], 0
     for block in range(blocks):
-        hi = lo + base + ((block - shift) % blocks < longer)
+        hi = lo + step * (base + ((block - shift) % blocks < longer))
         spans.append((lo, hi))
         lo = hi
     return tuple(spans)
+
+
+@lru_cache(maxsize=1024)
+def step_of(count: int, blocks: int) -> int:
+    """The widest of STEPS in which blocks divide `count` elements with something for each of them
+    and no more for any than the most of an even share; 1 where there is none.
+    """
+    most = -(-count // blocks)
+    for step in STEPS:
+        each = -(-count // (step * blocks))
+        if count % step == 0 and count >= step * blocks and each * step <= most:
+            return step
+    return 1
 
 
 @lru_cache(maxsize=1024)
