@@ -223,9 +223,8 @@ class Builder:
         return spread_unevenly(outputs, items, rows, self.shift)
 
     def _step(self, outputs: int, pushed: bool) -> int:
-        if not pushed or self.options.collective is not CollectiveKind.PUSH:
-            return 1
-        return step_of(outputs, self.blocks)
+        alone = self.options.collective is CollectiveKind.PUSH and self.ranks == self.options.gpus
+        return step_of(outputs, self.blocks) if pushed and alone else 1
 
     def matrices(self, pieces: Sequence[Piece], owned: tuple[Span, ...]) -> list[Matrix]:
         """Each piece's matrix; `owned` are the blocks' shares of all pieces' outputs one after the
