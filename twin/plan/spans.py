@@ -8,7 +8,7 @@ from twin.errors import PlanError
 from twin.plan.types import Span
 
 # Words that other GPUs write at once: as wide as a store of a warp's threads, or as a sector of
-# memory; those of two blocks in one sector take longer to arrive (studies/many-gpus).
+# memory; those of two blocks in one sector take longer to arrive (studies/h200-history/tried.md).
 STEPS = (16, 8, 4)
 
 
