@@ -44,15 +44,16 @@ def plan_of(name: str, lookup: int = MOST) -> Plan:
     return plan_for(load_model(name), node, context=160, max_context=5000, lookup=lookup)
 
 
-def test_measured_rounds_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the kernel whose blocks meet. One of the law's numbers is fitted to these rows
-    (few_bytes_per_cycle).
+@pytest.mark.parametrize("products", ["by the ring", "by hand-offs"])
+def test_measured_rounds_are_explained(products: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the law's numbers is fitted where blocks meet (few_bytes_per_cycle), none where they
+    hand numbers on.
     """
-    monkeypatch.setattr(rounds, "handed_on", lambda made: False)
+    monkeypatch.setattr(rounds, "handed_on", lambda made: products == "by hand-offs")
     node, errors = calibrated_node(NODE), []
     with MEASURED.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if row["products"] != "by the ring":
+            if row["products"] != products:
                 continue
             context, tokens = int(row["after"]), int(row["tokens"])
             made = round_time(plan_of(row["model"]), node, context=context, tokens=tokens)

@@ -71,7 +71,7 @@ def round_passes(plan: Plan) -> Passes:
 
 def handed_on(made: Passes) -> bool:
     """Do blocks hand a round's numbers on one by one, as steps do, instead of meeting?"""
-    return bool(getattr(made, "handed_on", False))
+    return made.handed_on
 
 
 def round_time(plan: Plan, node: Node, *, context: int, tokens: int) -> RoundTime:
