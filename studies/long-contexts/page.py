@@ -1,4 +1,4 @@
-"""The tables and the figure of README.md, from predictions.csv and rows.csv:
+"""The tables and the figure of README.md, from predictions.csv, rows.csv and split.csv:
 `python studies/long-contexts/page.py`. Nothing is simulated.
 """
 
@@ -13,11 +13,15 @@ from studies.common.study_page import errors_chart, write_page
 from twin.study.outcome import Bars
 
 HERE = Path(__file__).resolve().parent
-FILES = [HERE / f"{name}.csv" for name in ("predictions", "rows")]
+FILES = [HERE / f"{name}.csv" for name in ("predictions", "rows", "split")]
 FIT = "2026-11-27"  # of an H200, by which the rows were predicted
 SHORT, LONG = "32", "32000"
 SPEEDS = ("model", "after", "cache", "predicted, tokens/s", "p10 to p90", "measured", "off by")
 LOSSES = ("model", "cache", "step after 32, us", "after 32,000", "more", "of it bytes", "not bytes")
+DIVIDED = (
+    *("model on 8xh200", "positions", "cache", "splits", "tokens/s", "attention, us"),
+    *("caches moved, GB", "each once", "floor of the plan, us"),
+)
 Row = dict[str, str]
 Key = tuple[str, str, str]
 
@@ -68,6 +72,16 @@ def losses() -> str:
     return markdown_table(LOSSES, lines)
 
 
+def divided() -> str:
+    """A cache on all ranks, and its positions divided over them."""
+    with (HERE / "split.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    counts = ("positions", "attention_us", "floor_us")
+    return markdown_table(
+        DIVIDED, [[f"{int(v):,}" if k in counts else v for k, v in row.items()] for row in rows]
+    )
+
+
 def chart() -> Bars:
     predicted, errors = read("predictions"), {}
     for key, row in read("rows").items():
@@ -78,7 +92,7 @@ def chart() -> Bars:
 
 
 def main() -> None:
-    bodies = {"speeds": speeds(), "losses": losses()}
+    bodies = {"speeds": speeds(), "losses": losses(), "divided": divided()}
     write_page(HERE, stamp(), bodies, chart())
 
 

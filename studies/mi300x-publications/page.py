@@ -72,6 +72,7 @@ COSTS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
             ("kernel.crowd_s", 0.0),
             ("kernel.element_s", 0.0),
             ("llc.latency_s", 0.0),
+            ("slices.bytes_per_s", FREE),
         ),
     ),
     (
