@@ -38,9 +38,9 @@ def points() -> Iterator[tuple[str, int, str, Point]]:
                 yield model, context, cache.value, point
 
 
-def row(asked: tuple[str, int, str, Point]) -> dict[str, str]:
+def row(cell: tuple[str, int, str, Point]) -> dict[str, str]:
     """The fastest of three numbers of splits."""
-    model, context, cache, point = asked
+    model, context, cache, point = cell
     plan = point.case().plan()
     own = max((s.scan.splits for s in plan.stages if s.scan and s.scan.entries > 1), default=0)
     found = {own: simulate(plan, point.case().node)}
