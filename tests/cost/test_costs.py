@@ -411,8 +411,8 @@ def test_inputs_of_low_bit_weights_are_settled_in_every_stage_that_gathers() -> 
     assert not longer("llama-3.2-1b")
     gathering = {StageKind.QKV, StageKind.O_PROJ, StageKind.GATE_UP, StageKind.DOWN}
     assert longer("llama-3.2-1b@fp8") == {*gathering, StageKind.LM_HEAD}
-    # a chosen expert's rows multiply what the router has gathered
-    routed = {StageKind.QKV, StageKind.O_PROJ, StageKind.ROUTER, StageKind.ROUTED_DOWN}
+    # a chosen expert's rows multiply what ROUTE has gathered
+    routed = {StageKind.QKV, StageKind.O_PROJ, StageKind.ROUTE, StageKind.ROUTED_DOWN}
     assert longer("gpt-oss-20b") == {*routed, StageKind.LM_HEAD}
 
 

@@ -616,7 +616,9 @@ def plans(config: dict[str, Any]) -> list[tuple[int, int, int, int, Sampling]]:
     states = spec.recurrence
     # heads that are normed together, or states that share one key, are not divided
     together = spec.whole_qk_norm or (states is not None and states.key_heads == 1)
-    return [options for options in PLANS if options[0] == 1 or not together]
+    return [
+        options for options in PLANS if options[0] == 1 or not (together or spec.heads % options[0])
+    ]
 
 
 def tokens(config: dict[str, Any]) -> list[int]:

@@ -16,7 +16,7 @@ from twin.models.mixers import RECURRENT, CompressedAttention, GroupedAttention,
 # of each token the experts that it visits, where the router does not choose
 CHOSEN = "chosen"
 SHARED_GATE = "shared_expert_gate"  # the row whose sigmoid gates the shared experts
-SCORINGS = tuple(Scoring)  # of a router, for which the kernel has code
+SCORINGS = (Scoring.SOFTMAX, Scoring.SIGMOID)  # of a router, for which the kernel has code
 
 
 def runs(layout: Sequence[Layer]) -> bool:
@@ -29,7 +29,9 @@ def runs(layout: Sequence[Layer]) -> bool:
     if compresses(layout):
         chosen = {_by_router(one.feed) for one in layout if isinstance(one.feed, ExpertFeed)}
         whole = all(isinstance(layer.feed, ExpertFeed) for layer in layout)
-        return whole and len(chosen) == 1 and all(map(_feed_runs, chosen))
+        return (
+            whole and len(chosen) == 1 and all(_feed_runs(feed, compressed=True) for feed in chosen)
+        )
     states = {layer.mixer for layer in layout if isinstance(layer.mixer, RECURRENT)}
     others = (*RECURRENT, NoMixer)
     attending = [layer.mixer for layer in layout if not isinstance(layer.mixer, others)]
@@ -122,7 +124,8 @@ def _plain(mixer: object) -> GroupedAttention | None:
     return replace(mixer, window=0, heads=1, kv_heads=1, head_dim=1, values_are_keys=False)
 
 
-def _feed_runs(feed: DenseFeed | ExpertFeed) -> bool:
+def _feed_runs(feed: DenseFeed | ExpertFeed, *, compressed: bool = False) -> bool:
+    """`compressed`: behind compressed attention, where CPUs score and clamp otherwise, too."""
     if isinstance(feed, DenseFeed):
         return feed.limit is None
     known = ExpertFeed(
@@ -143,10 +146,12 @@ def _feed_runs(feed: DenseFeed | ExpertFeed) -> bool:
         shared_gate=feed.shared_gate,
         parallel=feed.parallel,
     )
-    # shared experts have the plain gate, clamped as routed ones are: no family gives them another
-    clamped = _gate(replace(feed, limit=None)) == _PLAIN_GATE
-    shared = not feed.shared_gate if not feed.shared_width else clamped
-    chooses = feed.scoring in SCORINGS and 0 < feed.top_k <= feed.experts
+    # shared experts have the plain gate, which may be clamped where routed ones' is: no family
+    # gives them another
+    clamped = replace(feed, limit=None) if compressed else feed
+    shared = not feed.shared_gate if not feed.shared_width else _gate(clamped) == _PLAIN_GATE
+    scored = compressed or feed.scoring in SCORINGS
+    chooses = scored and 0 < feed.top_k <= feed.experts
     # biases, limits and offsets are of pairs of a gate and of what passes it
     plain = feed.gated or _gate(feed) == _PLAIN_GATE
     return feed == known and shared and chooses and plain

@@ -47,7 +47,7 @@ _WORDS = {
 }
 
 
-RUN = (*PLAIN, *DECODED, *DECODED_AS)  # formats that the engine runs
+RUN = (*PLAIN, *DECODED)  # formats that the engine runs
 
 
 class DType(Enum):
@@ -419,7 +419,9 @@ class ModelSpec:
         )
 
     def _formats_run(self) -> bool:
-        return all(form.name in RUN for form in self._formats())
+        # nobody publishes others with exponents
+        run = {*RUN, *(DECODED_AS if self.hyper else ())}
+        return all(form.name in run for form in self._formats())
 
     def _layered_runs(self) -> bool:
         if (self.hyper is not None) != experts.compresses(self.layout):

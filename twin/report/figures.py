@@ -30,7 +30,7 @@ NAMED = {**COLOURS, "has a source": "#2b6cb0", "assumed": "#d69e2e"}  # what has
 CODES = (  # of what has none
     "2b6cb0 e07b39 38a169 805ad5 b83280 d69e2e 1a8a8a 8a94a6 5a3e2b 7a9e1f 4c3fa6 c98bb3 2f6f4f "
     "b0452c 6fa8dc a3a847 8f5f9e 444c5c ff9da7 0b3c5d d9b44a 75b1a9 7c1d2e b9a7e0 c4d600 9c6b4e "
-    "e5484d 3fa7d6 a0a0a0 00674f"
+    "e5484d 3fa7d6 a0a0a0 00674f 5c0099 ffb347"
 )
 PALETTE = tuple(f"#{code}" for code in CODES.split())
 # One form for each series of marks of a chart, so that they differ in grey too.
