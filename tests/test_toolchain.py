@@ -5,6 +5,7 @@ same time.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from twin.engine.hip_build import clang
 from twin.errors import ToolchainError
 from twin.sim.compiled import library
-from twin.toolchain import cached, host_compiler, unsealed
+from twin.toolchain import cached, host_compiler, run_compiler, unsealed
 
 
 def made_of(content: bytes) -> Callable[[Path], Path]:
@@ -148,3 +149,9 @@ def test_a_clang_that_does_not_know_the_chip_is_passed_by(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolchainError, match="no clang from 17 on"):
         clang()
+
+
+def test_a_failure_shows_the_error_behind_all_warnings() -> None:
+    script = "import sys\nprint('warning\\n' * 99 + 'error: no such name')\nsys.exit(1)"
+    with pytest.raises(ToolchainError, match="no such name"):
+        run_compiler([sys.executable, "-c", script])

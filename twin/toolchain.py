@@ -215,13 +215,15 @@ def compiler_version(compiler: str) -> str:
 
 
 def run_compiler(command: Sequence[str]) -> str:
-    """Run a compiler and return what it said; a failure becomes a ToolchainError with its first
-    lines.
+    """Run a compiler and return what it said; a failure becomes a ToolchainError with the lines
+    from its first error on, before which there may be many warnings.
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     if done.returncode:
-        lines = "\n".join(said.splitlines()[:KEPT_ERROR_LINES])
+        found = said.splitlines()
+        first = next((at for at, line in enumerate(found) if "error" in line.lower()), 0)
+        lines = "\n".join(found[first : first + KEPT_ERROR_LINES])
         raise ToolchainError(
             f"{command[0]} failed with exit code {done.returncode}; report this with its output:\n"
             f"{lines}"
