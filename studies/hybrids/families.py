@@ -211,26 +211,6 @@ FAMILIES: Mapping[str, dict[str, Any]] = {
         "attention_multiplier": 0.015625,
         "logits_scaling": 6.0,
     },
-    "nemotron_h": {
-        **_without("rms_norm_eps", "num_hidden_layers"),
-        "layer_norm_epsilon": 1e-5,
-        "hybrid_override_pattern": "MEM*EME",
-        "mamba_num_heads": 16,
-        "mamba_head_dim": 64,
-        "n_groups": 8,
-        "ssm_state_size": 128,
-        "conv_kernel": 4,
-        "mlp_hidden_act": "relu2",
-        "n_routed_experts": 16,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 208,
-        "moe_shared_expert_intermediate_size": 416,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "n_group": 1,
-        "topk_group": 1,
-    },
 }
 
 HEAD = (
