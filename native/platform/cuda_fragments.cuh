@@ -143,8 +143,11 @@ struct Fragments {
     float total[2] = {};
     u32 outer[2] = {};  // of rows, in front of other loads: what is given back has answered
     if constexpr (code_outer(Coding::CODE)) load_two(behind + 4u * row, outer);
+    // A loop even of one round: behind it all loads have answered, and the slot may be left.
+    int rounds = ROUNDS;
+    TWIN_KEEP(rounds);
 #pragma unroll 1
-    for (int round = 0; round < ROUNDS; ++round) {
+    for (int round = 0; round < rounds; ++round) {
       u32 word[AT_ONCE][STEPS][4], right[AT_ONCE][STEPS][4], scale[AT_ONCE];
       float by_unit[AT_ONCE];
 #pragma unroll

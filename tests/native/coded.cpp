@@ -27,6 +27,7 @@ using u64 = unsigned long long;
 enum class Type { FP16, BF16, FP32 };
 constexpr Type WEIGHT = Type::BF16;
 constexpr int type_bytes(Type) { return 2; }
+#define TWIN_KEEP(x)
 constexpr int UNIT_BYTES = facts::UNIT_BYTES, ROWS_AT_ONCE = facts::ROWS_AT_ONCE, CONSUMERS = 256;
 
 struct Experts {
