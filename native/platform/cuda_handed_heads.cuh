@@ -126,7 +126,7 @@ struct HandedHeads : HandedProducts {
     for (int at = split * CONSUMERS + b.core.thread(); at < rows * PAIRS;
          at += SPLITS * CONSUMERS) {
       const int row = at / PAIRS, pair = at % PAIRS * 2;
-      Pack<2> value[SPLITS], ends[SPLITS];
+      Pack<2> value[SPLITS ? SPLITS : 1], ends[SPLITS ? SPLITS : 1];
       Patience patience;
       for (;;) {
         bool late = false;
