@@ -21,8 +21,10 @@ from tests.refusals import refused
 from twin.engine.host import HostEngine
 from twin.engine.weights import open_checkpoint, random_weights
 from twin.errors import CheckpointError
+from twin.hardware.load import load_node
+from twin.kernel.room import smallest_node
 from twin.models.experts import CHOSEN
-from twin.models.load import from_config, tensors
+from twin.models.load import from_config, load_model, tensors
 from twin.models.spec import DType, ModelSpec
 from twin.plan.types import Common, Plan, Sampling, StageKind
 from twin.proof.prove import prove, violations
@@ -205,6 +207,14 @@ def test_gpus_simulate_what_cpus_run() -> None:
     gpu = planned(spec, 1, 3, 2, 4, Sampling.FULL, limits=replace(cpu.limits, oversubscribe=False))
     assert cpu.simulation_only() is None
     assert "on CPUs" in (gpu.simulation_only() or "")
+
+
+def test_no_node_is_named_that_only_simulates_the_model() -> None:
+    named = {"weight_dtype": DType.BF16}
+    flash, llama = load_model("deepseek-v4-flash"), load_model("llama-3.1-405b")
+    assert smallest_node(flash, load_node("1xhost"), named) is None
+    assert "2xh200" in (smallest_node(flash, load_node("1xh200"), named) or "")
+    assert "smallest node on file" in (smallest_node(llama, load_node("1xhost"), named) or "")
 
 
 def test_ranks_share_nothing_of_the_latents_on_the_engine() -> None:

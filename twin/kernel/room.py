@@ -12,6 +12,7 @@ from twin.hardware.load import load_node, node_names
 from twin.hardware.types import Node
 from twin.kernel.prompt import prompt_of
 from twin.models.spec import ModelSpec
+from twin.plan.settle import runs_on
 from twin.plan.types import Plan
 from twin.schedule.choose import schedule_of
 from twin.schedule.options import plan_for
@@ -65,12 +66,14 @@ def check_room(
 
 def smallest_node(spec: ModelSpec, node: Node, chosen: Mapping[str, Any]) -> str | None:
     """Which node holds the model, in words: the fewest GPUs of the node's own kind, else the least
-    memory of all on file.
+    memory of all on file. Of a model that runs on the node none that only simulate it.
     """
     dtype = chosen.get("weight_dtype", spec.dtype)
     least = spec.stored_bytes * min(spec.dtype.bytes, dtype.bytes) // spec.dtype.bytes
     # most nodes are too small for the weights, whatever the plan
-    sized = ((other.gpus * limits_of(other).memory_bytes, other.gpus, other) for other in _nodes())
+    here = runs_on(spec, limits_of(node))
+    known = (one for one in _nodes() if not here or runs_on(spec, limits_of(one)))
+    sized = ((other.gpus * limits_of(other).memory_bytes, other.gpus, other) for other in known)
     large = sorted((one for one in sized if one[0] >= least), key=lambda one: one[:2])
     nodes = [other for *_, other in large]
     own = [other for other in nodes if other.device.name == node.device.name]
