@@ -120,7 +120,7 @@ def _image(tables: Any, plan: Any) -> Any:
 
 
 def _options(words: tuple[str, ...]) -> dict[str, Any]:
-    types = module("twin.plan.types")
+    types = module("twin.plan.options", "twin.plan.types")
     kinds = {"handoff": types.HandOffKind, "execution": types.Execution, "sampling": types.Sampling}
     named = {
         name.removeprefix("--").replace("-", "_"): value

@@ -61,7 +61,7 @@ def planned(case: tuple[str, ...]) -> object:
     from tests.identity import module
     from twin.hardware.load import load_node
     from twin.models.load import load_model
-    from twin.plan.types import Execution
+    from twin.plan.options import Execution
 
     options = module("twin.schedule.options", "twin.kernel.defaults")
     chosen = {"execution": Execution.GRAPH} if "graph" in case else {}

@@ -32,7 +32,7 @@ from twin.engine.opening import Watched
 from twin.engine.weights import random_weights
 from twin.hardware.load import load_node
 from twin.models.load import load_model, tensors
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, Options
 from twin.proof.prove import prove
 from twin.schedule.choose import schedule_of
 from twin.schedule.options import SETTLED, default_options, plan_for

@@ -19,7 +19,7 @@ from tests.command_line import Twin
 from twin.cli import build_parser
 from twin.commands.output import LONGEST_MESSAGE, harmless, one_line
 from twin.commands.reference import subparsers
-from twin.plan.types import Options
+from twin.plan.options import Options
 from twin.study.options import CONDITIONS, RANGES, option_value
 from twin.study.store import Store
 

@@ -9,7 +9,7 @@ namespace twin {
 template <class S>
 constexpr int PARTIAL = S::HEAD_DIM + facts::PARTIAL_EXTRA;  // in shared memory: outputs, maximum, sum
 static_assert(facts::PARTIAL_EXTRA == 2,
-              "PARTIAL_EXTRA in twin/plan/types.py: a maximum and a sum");
+              "PARTIAL_EXTRA in twin/plan/attention.py: a maximum and a sum");
 
 __device__ __forceinline__ float softmax_weight(float most, float top) { return exp32(most - top); }
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ int position_of(const Block& b) {
 
 // Pages of a KV head belong to splits: the first `together` splits take them in turn until each has
 // `first_pages`, then the next ones do; when all have, all take them in turn. So few splits hold a
-// short context. Attention in twin/plan/types.py says the same.
+// short context. Attention in twin/plan/attention.py says the same.
 template <class S>
 __device__ __forceinline__ bool all_take(const Plan& plan, int page) {
   return S::first_pages(plan) == 0 || page >= S::splits(plan) * S::first_pages(plan);

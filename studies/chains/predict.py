@@ -17,7 +17,8 @@ from twin.files import write
 from twin.hardware.override import with_number
 from twin.hardware.types import Node
 from twin.models.load import load_model
-from twin.plan.types import Plan, Residual, RouterInput
+from twin.plan.options import Residual, RouterInput
+from twin.plan.types import Plan
 from twin.schedule.options import plan_for
 from twin.sim.executor import run
 from twin.sim.machine import Machine

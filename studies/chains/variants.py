@@ -14,7 +14,8 @@ from twin.cost.terms import FP32_BYTES
 from twin.cost.wiring import Lists, Wires, Wiring
 from twin.hardware.kernel import WarpKernel
 from twin.hardware.types import Device
-from twin.plan.types import Plan, Stage, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.types import Plan, Stage
 from twin.units import picoseconds
 
 Works = list[StageWork]  # of a block, by stage

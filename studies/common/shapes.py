@@ -22,7 +22,8 @@ from twin.hardware.load import load_node
 from twin.models.decoder import canonical_shape
 from twin.models.load import load_model
 from twin.models.spec import DType, Lanes, ModelSpec
-from twin.plan.types import CollectiveKind, Limits, Options, Plan
+from twin.plan.options import CollectiveKind, Limits, Options
+from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.schedule.choose import schedule_of
 from twin.schedule.options import plan_for

@@ -18,7 +18,7 @@ from twin.calibrate.node import calibrated_node
 from twin.calibrate.packed import unpacked
 from twin.calibrate.validate import compare
 from twin.cost.vectors import vector_chunks
-from twin.plan.types import StageKind
+from twin.plan.catalogue import StageKind
 
 HERE = Path(__file__).resolve().parent
 SHAPES, SEED = 24, 95029

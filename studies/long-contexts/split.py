@@ -8,7 +8,8 @@ import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-from twin.plan.types import LatentCache, Plan
+from twin.plan.options import LatentCache
+from twin.plan.types import Plan
 from twin.sim.run import simulate
 from twin.study.point import Point
 from twin.workers import each

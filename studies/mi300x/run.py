@@ -43,7 +43,8 @@ from twin.files import csv_text, write  # noqa: E402
 from twin.hardware.load import load_node  # noqa: E402
 from twin.models.load import load_model  # noqa: E402
 from twin.models.spec import DType, ModelSpec  # noqa: E402
-from twin.plan.types import HandOffKind, Options, Placement, Plan  # noqa: E402
+from twin.plan.options import HandOffKind, Options, Placement  # noqa: E402
+from twin.plan.types import Plan  # noqa: E402
 from twin.reference.step import Reference  # noqa: E402
 from twin.schedule.probe import hop_probe  # noqa: E402
 from twin.schedule.ring import limits_of  # noqa: E402

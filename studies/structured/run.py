@@ -28,7 +28,7 @@ from twin.engine.choose import open_random
 from twin.engine.sampling import SamplingParams
 from twin.engine.session import Session
 from twin.models.load import load_model
-from twin.plan.types import Sampling
+from twin.plan.options import Sampling
 from twin.schedule.options import plan_for
 from twin.server.bias import Adjustment
 from twin.server.grammar import Allowed

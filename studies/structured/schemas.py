@@ -27,7 +27,7 @@ from twin.engine.logprobs import Spelling
 from twin.engine.sampling import SamplingParams
 from twin.engine.tokenizer import Tokenizer, open_tokenizer
 from twin.engine.weights import random_weights
-from twin.plan.types import Sampling
+from twin.plan.options import Sampling
 from twin.schedule.options import plan_for
 from twin.server.bias import Adjustment, Sum
 from twin.server.formats import PLAIN

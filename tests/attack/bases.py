@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from twin.engine.weights import random_weights
 from twin.errors import PlanError
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
-from twin.plan.shards import Weights
-from twin.plan.types import (
+from twin.plan.options import (
     CollectiveKind,
     Execution,
     HandOffKind,
     LateParts,
     Limits,
     Options,
-    Plan,
     Sampling,
 )
+from twin.plan.shards import Weights
+from twin.plan.types import Plan
 from twin.reference.step import Reference
 from twin.schedule.plans import build
 from twin.schedule.probe import (

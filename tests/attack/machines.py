@@ -30,7 +30,8 @@ from twin.hardware.schema import limits
 from twin.hardware.types import Node
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
-from twin.plan.types import Execution, HandOffKind, Placement, Plan, Sampling
+from twin.plan.options import Execution, HandOffKind, Placement, Sampling
+from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.schedule.options import plan_for
 from twin.sim.executor import Executor

@@ -33,20 +33,10 @@ from twin.models.formats import format_named
 from twin.models.load import from_config
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
-from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    LateParts,
-    Matrix,
-    Plan,
-    Read,
-    Sampling,
-    Span,
-    Stage,
-    StageKind,
-    Value,
-)
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix, Span
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, LateParts, Sampling
+from twin.plan.types import Plan, Read, Stage, Value
 from twin.proof.prove import prove
 from twin.reference.step import Reference
 

@@ -269,7 +269,7 @@ def _instead_of_nothing(owner: Any, field: str, plan: Plan, chance: random.Rando
     if field == "sequences":
         return (1,) * plan.blocks
     if field == "routed":
-        from twin.plan.types import Routed
+        from twin.plan.matrix import Routed
 
         return Routed(4, 2, 4, 2)
     if field == "format":

@@ -16,7 +16,7 @@ from twin.errors import ConfigError, HardwareError, PlanError
 from twin.hardware.load import load_node
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
-from twin.plan.types import Execution, Sampling
+from twin.plan.options import Execution, Sampling
 from twin.schedule.options import plan_for
 
 

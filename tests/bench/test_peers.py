@@ -20,7 +20,7 @@ from twin.engine.weights import random_weights
 from twin.errors import ConfigError, EngineError, ToolchainError
 from twin.models.load import from_config
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
-from twin.plan.types import Sampling
+from twin.plan.options import Sampling
 from twin.reference.step import Reference
 
 TOLERANCE = 2e-5  # as hf_cases

@@ -25,7 +25,7 @@ from twin.errors import ConfigError, PlanError, TwinError
 from twin.hardware.load import load_node
 from twin.models.load import load_model, tensors
 from twin.models.spec import DType, RopeStyle
-from twin.plan.types import CollectiveKind, Execution
+from twin.plan.options import CollectiveKind, Execution
 from twin.schedule.choose import schedule_of
 
 NODE = load_node("1xh200")

@@ -6,7 +6,7 @@ from twin.calibrate.experiment import Experiment
 from twin.calibrate.held_out import TINY
 from twin.calibrate.seen import Features, Seen
 from twin.models.kind import ModelKind
-from twin.plan.types import Options
+from twin.plan.options import Options
 
 
 def ran(

@@ -14,7 +14,7 @@ from twin.errors import ToolchainError
 from twin.hardware.load import load_node
 from twin.models.load import load_model
 from twin.models.spec import DType
-from twin.plan.types import Options, Placement
+from twin.plan.options import Options, Placement
 from twin.proof.prove import prove
 from twin.schedule.options import plan_for
 from twin.schedule.probe import stream_probe

@@ -22,7 +22,7 @@ from twin.calibrate.node import calibrated_node
 from twin.cli import main
 from twin.data import data_dir
 from twin.hardware.types import Node
-from twin.plan.types import HandOffKind, Options
+from twin.plan.options import HandOffKind, Options
 from twin.schedule.options import default_options
 
 HOST, H200 = calibrated_node("1xhost"), calibrated_node("1xh200")

@@ -25,7 +25,7 @@ from twin.errors import EngineError, PlanError
 from twin.models.kind import ModelKind, kind_of, stored_as
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
-from twin.plan.types import HandOffKind
+from twin.plan.options import HandOffKind
 from twin.schedule.options import default_options
 
 HOST, H200 = calibrated_node("1xhost"), calibrated_node("1xh200")

@@ -38,7 +38,7 @@ from twin.hardware.load import load_node
 from twin.hardware.number import Kind, Number
 from twin.hardware.types import Node
 from twin.models.load import load_model
-from twin.plan.types import Options
+from twin.plan.options import Options
 from twin.proof.prove import violations
 from twin.schedule.choose import schedule_of
 from twin.schedule.options import default_options

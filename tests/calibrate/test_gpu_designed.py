@@ -14,7 +14,7 @@ from twin.calibrate.recipe import GPU_RECIPE
 from twin.engine.cuda_build import compile_cubin
 from twin.errors import ToolchainError
 from twin.hardware.load import load_node
-from twin.plan.types import HandOffKind
+from twin.plan.options import HandOffKind
 from twin.schedule.choose import schedule_of
 from twin.schedule.options import plan_for
 

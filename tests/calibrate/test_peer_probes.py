@@ -20,8 +20,8 @@ from twin.engine.cuda_build import compile_cubin
 from twin.engine.host import HostEngine
 from twin.errors import PlanError, ToolchainError
 from twin.hardware.floor import exchange_floor_s
+from twin.plan.options import HandOffKind, Limits, Options
 from twin.plan.peer_probes import over_gpus
-from twin.plan.types import HandOffKind, Limits, Options
 from twin.proof.prove import prove
 from twin.schedule.probe import exchange_probe, hop_probe, stream_probe
 from twin.sim.run import simulate

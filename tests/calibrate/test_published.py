@@ -25,7 +25,7 @@ from twin.data import data_dir, read_yaml
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.override import numbers
-from twin.plan.types import StageKind
+from twin.plan.catalogue import StageKind
 
 RUNS = data_dir("calibration") / "runs"
 FILES = sorted(

@@ -19,7 +19,7 @@ from twin.calibrate.recorded import RUNS, model_read, model_written, recorded, w
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.models.load import load_model
-from twin.plan.types import Options
+from twin.plan.options import Options
 
 HERE = Path("record")
 HOST, H200 = load_node("1xhost"), load_node("1xh200")

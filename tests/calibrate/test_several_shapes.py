@@ -30,7 +30,7 @@ from twin.hardware.number import Kind, Number
 from twin.hardware.types import Node
 from twin.models.kind import ModelKind, kind_of
 from twin.models.load import load_model
-from twin.plan.types import HandOffKind
+from twin.plan.options import HandOffKind
 from twin.schedule.options import default_options
 
 NODES = [f"{gpus}x{device}" for gpus, device in ((2, "h100"), (4, "h200"), (8, "h100"))]

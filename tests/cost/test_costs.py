@@ -34,7 +34,11 @@ from twin.kernel.experts import compared
 from twin.models.formats import DECODED, format_named
 from twin.models.load import load_model
 from twin.models.spec import DType
-from twin.plan.types import CollectiveKind, Common, Matrix, Options, Plan, Residual, Scan, StageKind
+from twin.plan.attention import Scan
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix
+from twin.plan.options import CollectiveKind, Common, Options, Residual
+from twin.plan.types import Plan
 from twin.schedule.choose import priced_schedule, schedule_of
 from twin.schedule.options import plan_for as default_plan
 from twin.schedule.plans import build

@@ -10,7 +10,8 @@ from twin.calibrate.node import calibrated_node
 from twin.cost.rests import rests_on
 from twin.models.depth import first_layers
 from twin.models.load import load_model
-from twin.plan.types import Residual, expected_experts
+from twin.plan.matrix import expected_experts
+from twin.plan.options import Residual
 from twin.sim.run import Result
 from twin.study.case import Case
 

@@ -12,7 +12,9 @@ from twin.cost.under_way import delivered_share, enough_under_way
 from twin.hardware.load import load_node
 from twin.hardware.types import Device
 from twin.models.load import load_model
-from twin.plan.types import Options, Plan, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Options
+from twin.plan.types import Plan
 from twin.schedule.options import plan_for
 from twin.schedule.probe import stream_probe
 from twin.sim.executor import Executor

@@ -13,8 +13,9 @@ from twin.models.decoder import canonical_shape
 from twin.models.experts import CHOSEN
 from twin.models.load import checkpoint, from_config, stored, tensors
 from twin.models.spec import DType, ModelSpec
+from twin.plan.options import CollectiveKind, Limits, Options, Sampling
 from twin.plan.shards import Array
-from twin.plan.types import CollectiveKind, Limits, Options, Plan, Sampling
+from twin.plan.types import Plan
 from twin.schedule.plans import build
 
 SEED = 2024
@@ -617,7 +618,10 @@ def plans(config: dict[str, Any]) -> list[tuple[int, int, int, int, Sampling]]:
     # heads that are normed together, or states that share one key, are not divided
     together = spec.whole_qk_norm or (states is not None and states.key_heads == 1)
     return [
-        options for options in PLANS if options[0] == 1 or not (together or spec.heads % options[0])
+        options
+        for options in PLANS
+        if options[0] == 1
+        or not (together or spec.heads % options[0] or spec.q_size % (8 * options[0]))
     ]
 
 

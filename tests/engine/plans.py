@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from twin.plan.types import CollectiveKind, Common, Execution, HandOffKind, Sampling
+from twin.plan.options import CollectiveKind, Common, Execution, HandOffKind, Sampling
 
 
 def plans(*, many: int, on_four: int) -> dict[str, dict[str, Any]]:

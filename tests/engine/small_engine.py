@@ -20,18 +20,9 @@ from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams
 from twin.engine.weights import RandomWeights, random_weights
 from twin.models.spec import DType, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
-from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    Limits,
-    Options,
-    Parts,
-    Plan,
-    Sampling,
-    Stage,
-    StageKind,
-)
+from twin.plan.catalogue import StageKind
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, Limits, Options, Sampling
+from twin.plan.types import Parts, Plan, Stage
 from twin.proof.prove import violations
 from twin.reference.step import Reference
 from twin.schedule.plans import build

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tests.engine.small_engine import FULL, LLAMA, TOKENS, engine, planned
 from twin.engine.sampling import SamplingParams, sample
 from twin.errors import EngineError
-from twin.plan.types import HandOffKind, Sampling
+from twin.plan.options import HandOffKind, Sampling
 
 MADE = 20
 PLANS: list[dict[str, Any]] = [

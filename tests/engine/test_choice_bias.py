@@ -15,7 +15,7 @@ from tests.engine.small_engine import error, planned
 from tests.engine.test_convolution import convolved
 from twin.models.feeds import ExpertFeed, Scoring
 from twin.models.load import from_config
-from twin.plan.types import CollectiveKind, Common, Sampling
+from twin.plan.options import CollectiveKind, Common, Sampling
 from twin.proof.prove import prove
 from twin.reference.experts import chosen
 

@@ -16,7 +16,8 @@ from twin.engine.weights import random_weights
 from twin.models.formats import BF16, INT8, Formats, Role, format_named
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import Execution, HandOffKind, Plan, Sampling
+from twin.plan.options import Execution, HandOffKind, Sampling
+from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.reference.step import Reference
 

@@ -25,7 +25,7 @@ from twin.models.codes import CODES
 from twin.models.decoder import tensors
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec, Rope
-from twin.plan.types import Options
+from twin.plan.options import Options
 from twin.proof.prove import prove
 from twin.reference.step import Reference
 from twin.schedule.plans import build

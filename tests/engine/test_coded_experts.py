@@ -31,16 +31,11 @@ from twin.models.formats import UNIT_BYTES, format_named
 from twin.models.load import from_config, tensors
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
+from twin.plan.catalogue import StageKind
 from twin.plan.matrices import expert_matrix
-from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    Plan,
-    Sampling,
-    StageKind,
-    tiles_of,
-)
+from twin.plan.matrix import tiles_of
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, Sampling
+from twin.plan.types import Plan
 from twin.proof.kernel_rules import check_kernel
 from twin.proof.prove import prove, violations
 from twin.reference import experts as reference_experts

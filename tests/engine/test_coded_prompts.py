@@ -37,7 +37,8 @@ from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import Execution, Plan
+from twin.plan.options import Execution
+from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.schedule.choose import schedule_of
 from twin.schedule.options import plan_for

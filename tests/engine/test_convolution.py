@@ -16,13 +16,9 @@ from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.layers import Layer
 from twin.models.mixers import GroupedAttention, ShortConvolution
 from twin.models.spec import ModelSpec, Rope
-from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    Plan,
-    Stage,
-    StageKind,
-)
+from twin.plan.catalogue import StageKind
+from twin.plan.options import CollectiveKind, Execution
+from twin.plan.types import Plan, Stage
 from twin.proof.prove import prove, violations
 
 CONVOLUTION = ShortConvolution(channels=64, conv=3)

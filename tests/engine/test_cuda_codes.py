@@ -29,7 +29,8 @@ from twin.models.feeds import Scoring
 from twin.models.formats import format_named
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import HandOffKind, Plan, RouterInput, Sampling
+from twin.plan.options import HandOffKind, RouterInput, Sampling
+from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.schedule.choose import schedule_of
 

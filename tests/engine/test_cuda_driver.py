@@ -26,7 +26,8 @@ from twin.errors import EngineError
 from twin.hardware.load import load_node
 from twin.kernel.header import Control
 from twin.models.spec import DType
-from twin.plan.types import Execution, Options, Plan, Sampling
+from twin.plan.options import Execution, Options, Sampling
+from twin.plan.types import Plan
 from twin.schedule.plans import build
 
 PROMPT, MADE = [1, 2, 3], [3, 4, 5, 6]

@@ -35,17 +35,9 @@ from twin.errors import EngineError
 from twin.kernel.tables import layout
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
-from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    LateParts,
-    Options,
-    Parts,
-    Plan,
-    Sampling,
-    StageKind,
-)
+from twin.plan.catalogue import StageKind
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, LateParts, Options, Sampling
+from twin.plan.types import Parts, Plan
 from twin.reference.step import Reference
 from twin.schedule.choose import schedule_of
 from twin.schedule.plans import build

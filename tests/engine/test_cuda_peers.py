@@ -24,8 +24,9 @@ from twin.engine.weights import random_weights
 from twin.errors import EngineError
 from twin.kernel.header import START_BARRIER, Control, Status
 from twin.models.spec import DType
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, Options
 from twin.plan.peer_probes import over_gpus
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Plan
+from twin.plan.types import Plan
 from twin.schedule.probe import exchange_probe
 
 Act = Callable[["SeveralGpus", int, Any, Control], None]  # GPU, what it was launched with, answers

@@ -27,7 +27,7 @@ from twin.models.load import from_config, load_model
 from twin.models.mixers import DeltaNet, GroupedAttention, NoMixer
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec, Rope
-from twin.plan.types import HandOffKind, Sampling
+from twin.plan.options import HandOffKind, Sampling
 
 pytestmark = gpu
 

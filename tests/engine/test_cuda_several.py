@@ -22,7 +22,8 @@ from twin.kernel.tables import layout
 from twin.models.formats import format_named
 from twin.models.quantized import requantized
 from twin.models.spec import DType, Lanes, ModelSpec
-from twin.plan.types import CollectiveKind, Common, Execution, HandOffKind, Plan, Sampling
+from twin.plan.options import CollectiveKind, Common, Execution, HandOffKind, Sampling
+from twin.plan.types import Plan
 from twin.reference.step import Reference
 from twin.schedule.choose import schedule_of
 from twin.schedule.homes import Home

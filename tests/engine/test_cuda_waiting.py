@@ -14,7 +14,7 @@ from tests.engine.test_cuda_driver import PROMPT, Installs, install, opened
 from twin.engine import cuda
 from twin.engine.cuda import LONG_NAP_S, NAP_S, Pace
 from twin.kernel.header import Control, Status
-from twin.plan.types import Execution
+from twin.plan.options import Execution
 
 __all__ = ["install"]
 

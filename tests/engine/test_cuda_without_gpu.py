@@ -10,7 +10,8 @@ from tests.h200 import H200
 from twin.engine.cuda import CudaEngine
 from twin.errors import EngineError, ToolchainError
 from twin.models.load import load_model
-from twin.plan.types import CollectiveKind, Execution, Options, Plan
+from twin.plan.options import CollectiveKind, Execution, Options
+from twin.plan.types import Plan
 from twin.schedule.plans import build
 
 

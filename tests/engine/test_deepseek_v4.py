@@ -26,7 +26,9 @@ from twin.kernel.room import smallest_node
 from twin.models.experts import CHOSEN
 from twin.models.load import from_config, load_model, tensors
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import Common, Plan, Sampling, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Common, Sampling
+from twin.plan.types import Plan
 from twin.proof.prove import prove, violations
 from twin.reference.step import Reference
 

@@ -35,8 +35,9 @@ from twin.models.depth import first_layers
 from twin.models.eagle3 import published
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec, Rope
+from twin.plan.options import Sampling
 from twin.plan.shards import Weights
-from twin.plan.types import Plan, Sampling
+from twin.plan.types import Plan
 from twin.reference.eagle3 import Watched, drafts
 from twin.schedule.options import plan_for
 

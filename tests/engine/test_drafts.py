@@ -39,7 +39,8 @@ from twin.errors import PlanError
 from twin.kernel.tables import layout
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import Execution, Plan, Sampling
+from twin.plan.options import Execution, Sampling
+from twin.plan.types import Plan
 from twin.reference.step import Reference
 from twin.schedule.options import plan_for
 
@@ -300,7 +301,7 @@ from tests.engine.test_drafts import REPEATING, drafted
 from twin.engine.generation import Drafting
 from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams
-from twin.plan.types import Sampling
+from twin.plan.options import Sampling
 
 plan = drafted(gpus=2, sampling=Sampling.FULL)
 weights = small_weights(REPEATING, plan.options.weight_dtype)

@@ -19,7 +19,7 @@ from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams, sample
 from twin.models.decoder import canonical_shape
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import HandOffKind, Sampling
+from twin.plan.options import HandOffKind, Sampling
 
 CHANCE = np.random.default_rng(11)
 COUNT = 2003  # no multiple of the blocks, nor of a load

@@ -34,12 +34,10 @@ from twin.models.load import from_config
 from twin.models.mixers import GroupedAttention
 from twin.models.spec import DType, ModelSpec
 from twin.models.variant import Activation, Variant
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Execution
 from twin.plan.shards import Array
-from twin.plan.types import (
-    Execution,
-    Plan,
-    StageKind,
-)
+from twin.plan.types import Plan
 from twin.proof.prove import prove, violations
 from twin.reference.experts import chosen
 from twin.reference.step import Reference

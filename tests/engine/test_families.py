@@ -20,7 +20,9 @@ from twin.engine import host
 from twin.errors import InvalidPlan, PlanError
 from twin.kernel.header import header
 from twin.models.spec import ModelSpec
-from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Sampling, Stage, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Execution, HandOffKind, Sampling
+from twin.plan.types import Parts, Plan, Read, Stage
 from twin.proof.prove import prove
 
 

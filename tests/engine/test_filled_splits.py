@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.small_engine import LLAMA, QWEN3, TOKENS, engine, error, planned
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import HandOffKind
+from twin.plan.options import HandOffKind
 
 
 @pytest.mark.few(2)

@@ -21,7 +21,8 @@ from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.models.formats import DECODED, UNIT_BYTES, format_named
 from twin.models.quantized import requantized
-from twin.plan.types import Matrix, Plan
+from twin.plan.matrix import Matrix
+from twin.plan.types import Plan
 
 
 def spread(plan: Plan) -> float:

@@ -23,7 +23,7 @@ from twin.engine.weights import Checkpoint, open_checkpoint
 from twin.errors import CheckpointError, ConfigError
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import Options
+from twin.plan.options import Options
 from twin.proof.prove import prove
 from twin.reference.step import Reference
 from twin.schedule.plans import build

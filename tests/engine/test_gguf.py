@@ -23,7 +23,7 @@ from twin.errors import CheckpointError, ConfigError, TwinError
 from twin.models.gguf_file import KINDS, read_gguf
 from twin.models.load import from_config, load_model, tensors
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import Sampling
+from twin.plan.options import Sampling
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed (extra 'gguf')")
 PLAIN = (1, 1, 1, 16, Sampling.GREEDY)

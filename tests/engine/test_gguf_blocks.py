@@ -25,7 +25,7 @@ from twin.models.codes import code_of
 from twin.models.formats import DECODED, GGUF, ON_GPUS, Role
 from twin.models.load import load_model
 from twin.models.spec import DType
-from twin.plan.types import StageKind
+from twin.plan.catalogue import StageKind
 from twin.proof.kernel_rules import check_kernel
 from twin.proof.prove import prove
 from twin.reference.step import Reference

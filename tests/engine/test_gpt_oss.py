@@ -22,10 +22,8 @@ from twin.models.load import canonical, checkpoint, from_config, stored
 from twin.models.mixers import GroupedAttention
 from twin.models.spec import DType, ModelSpec, Rope, RopeScaling
 from twin.plan.biases import stage_bias, stage_sinks
-from twin.plan.types import (
-    Plan,
-    StageKind,
-)
+from twin.plan.catalogue import StageKind
+from twin.plan.types import Plan
 from twin.reference.step import with_sinks
 
 FEED = ExpertFeed(

@@ -23,7 +23,7 @@ from twin.engine.save import hf_config
 from twin.engine.weights import Checkpoint, open_checkpoint
 from twin.models.decoder import tensors
 from twin.models.spec import DType
-from twin.plan.types import Limits, Options
+from twin.plan.options import Limits, Options
 from twin.proof.prove import prove
 from twin.reference.step import Reference
 from twin.schedule.plans import build

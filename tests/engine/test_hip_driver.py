@@ -37,7 +37,8 @@ from twin.errors import EngineError, ToolchainError
 from twin.hardware.load import load_node
 from twin.kernel.header import SENTINEL_WORD, Control
 from twin.models.spec import DType
-from twin.plan.types import CollectiveKind, Execution, Plan
+from twin.plan.options import CollectiveKind, Execution
+from twin.plan.types import Plan
 from twin.schedule.options import default_options
 
 PROMPT, MADE = [1, 2, 3], [3, 4, 5, 6]

@@ -26,7 +26,7 @@ from twin.engine.host import HostEngine
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
 from twin.models.spec import DType
-from twin.plan.types import Execution, HandOffKind, LateParts, Sampling
+from twin.plan.options import Execution, HandOffKind, LateParts, Sampling
 
 # ---- ends ----------------------------------------------------------------------------------------
 

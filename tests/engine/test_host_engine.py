@@ -30,7 +30,7 @@ from twin.engine.sampling import SamplingParams, sample
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Sampling
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, LateParts, Sampling
 from twin.reference.step import Reference
 
 # ---- the reference's numbers ---------------------------------------------------------------------

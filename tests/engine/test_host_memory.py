@@ -21,7 +21,8 @@ from tests.engine.small_engine import (
 )
 from twin.engine.host import HostEngine
 from twin.errors import EngineError
-from twin.plan.types import Execution, HandOffKind, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Execution, HandOffKind
 from twin.schedule import memory
 
 # ---- trace and probes ----------------------------------------------------------------------------
@@ -102,7 +103,7 @@ def test_the_kernel_ends_the_process_where_the_layout_leaves_no_room_for_its_sum
 def test_sanitizers_find_nothing(sanitize: str) -> None:
     script = """
 from tests.engine.small_engine import *
-from twin.plan.types import HandOffKind, Sampling
+from twin.plan.options import HandOffKind, Sampling
 # one build for all: a greedy request of a plan that can draw is what a greedy plan does
 for handoff, sampling in zip(HandOffKind, (FULL, SamplingParams(), FULL)):
     plan = planned(gpus=2, sampling=Sampling.FULL, handoff=handoff)

@@ -16,7 +16,7 @@ from twin.engine.host import HostEngine
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
 from twin.models.spec import DType
-from twin.plan.types import Execution
+from twin.plan.options import Execution
 from twin.reference.step import Reference
 
 # ---- requests ------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def test_an_engine_whose_threads_could_not_start_runs_the_next_request(
 import resource
 from tests.engine.small_engine import *
 from twin.errors import EngineError
-from twin.plan.types import Execution
+from twin.plan.options import Execution
 running = engine(planned(blocks=32, execution=Execution.{execution.name}, slot_bytes=512))
 wanted = running.generate(TOKENS[:4], max_tokens=6).tokens
 pages = int(open("/proc/self/statm").read().split()[0])

@@ -30,8 +30,8 @@ from twin.engine.host import HostEngine
 from twin.engine.weights import open_checkpoint
 from twin.models.load import from_config
 from twin.models.spec import DType, ModelSpec
+from twin.plan.options import Sampling
 from twin.plan.shards import Array, Weights
-from twin.plan.types import Sampling
 from twin.proof.prove import prove
 from twin.reference.step import Reference
 

@@ -16,8 +16,8 @@ import pytest
 from tests.engine.hf_cases import Table, plan
 from twin.models.load import canonical, tensors
 from twin.models.spec import LaneHead, Lanes, ModelSpec, Rope, RopeStyle
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, Sampling
 from twin.plan.shards import Array
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Sampling
 from twin.reference.step import Reference
 
 LAYERS, LANES = 9, 8

@@ -19,9 +19,10 @@ from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams
 from twin.engine.session import Session
 from twin.engine.weights import random_weights
-from twin.models.spec import Rope, RopeScaling
+from twin.models.spec import DType, Rope, RopeScaling
+from twin.plan.options import Options, Sampling
 from twin.plan.shards import factors_change
-from twin.plan.types import DType, Options, Plan, Sampling
+from twin.plan.types import Plan
 from twin.reference.step import Reference
 
 CONFIG = FAMILIES["phi4"]

@@ -38,9 +38,10 @@ from twin.models.load import from_config, load_model, tensors
 from twin.models.mixers import GroupedAttention, Mamba2, NoMixer
 from twin.models.spec import DType, ModelSpec, Rope
 from twin.models.variant import Activation, Variant
+from twin.plan.catalogue import StageKind
 from twin.plan.delta_shards import channels_of_rank, projected_rows
+from twin.plan.options import Execution
 from twin.plan.shards import Array
-from twin.plan.types import Execution, StageKind
 from twin.proof.prove import prove, violations
 from twin.reference.step import Reference
 from twin.schedule.plans import build

@@ -22,7 +22,7 @@ from twin.errors import CheckpointError, ConfigError, EngineError, PlanError
 from twin.hardware.load import load_node
 from twin.models.load import load_model, model_names
 from twin.models.spec import DType
-from twin.plan.types import Sampling
+from twin.plan.options import Sampling
 
 HERE = "1xhost"
 SMALL = {"blocks": 1}

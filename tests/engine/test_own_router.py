@@ -16,8 +16,10 @@ from twin.engine.weights import random_weights
 from twin.errors import PlanError
 from twin.kernel.scores import columns_of
 from twin.models.spec import DType, ModelSpec
+from twin.plan.catalogue import StageKind
 from twin.plan.matrices import stage_matrix
-from twin.plan.types import HandOffKind, Plan, Reset, RouterInput, StageKind
+from twin.plan.options import HandOffKind, RouterInput
+from twin.plan.types import Plan, Reset
 from twin.proof.prove import prove, violations
 from twin.reference.step import Reference
 from twin.schedule.plans import build

@@ -24,8 +24,9 @@ from twin.errors import CheckpointError
 from twin.hardware.load import load_node
 from twin.models.load import from_config, packed_tensors
 from twin.models.spec import DType
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Sampling
 from twin.plan.shards import Array
-from twin.plan.types import Sampling, StageKind
 
 CONFIG: dict[str, Any] = {
     **FAMILIES["gpt-oss"],

@@ -13,8 +13,10 @@ from tests.engine.hf_cases import FAMILIES, plan, tokens, weights
 from twin.engine.host import HostEngine
 from twin.models.load import from_config
 from twin.models.spec import DType
+from twin.plan.catalogue import StageKind
+from twin.plan.options import CollectiveKind, Execution, Residual, Sampling
 from twin.plan.shards import Array
-from twin.plan.types import CollectiveKind, Execution, Plan, Residual, Sampling, StageKind
+from twin.plan.types import Plan
 from twin.proof.prove import violations
 from twin.reference.step import Reference
 

@@ -31,7 +31,8 @@ from twin.errors import PlanError, ToolchainError
 from twin.hardware.load import load_node
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeStyle
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Plan, Sampling
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, LateParts, Sampling
+from twin.plan.types import Plan
 from twin.reference.step import Reference
 from twin.schedule.choose import schedule_of
 from twin.schedule.options import plan_for

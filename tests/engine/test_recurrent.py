@@ -43,13 +43,10 @@ from twin.models.load import from_config, load_model, tensors
 from twin.models.mixers import DeltaNet, GroupedAttention
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec, Rope
+from twin.plan.catalogue import StageKind
 from twin.plan.delta_shards import Rows, projected_rows, steering_rows
+from twin.plan.options import CollectiveKind, Execution
 from twin.plan.shards import Array
-from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    StageKind,
-)
 from twin.proof.prove import prove, violations
 from twin.reference.step import Reference
 from twin.schedule.plans import build

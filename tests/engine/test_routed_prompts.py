@@ -45,15 +45,9 @@ from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import (
-    CollectiveKind,
-    Common,
-    Execution,
-    HandOffKind,
-    Plan,
-    Sampling,
-    StageKind,
-)
+from twin.plan.catalogue import StageKind
+from twin.plan.options import CollectiveKind, Common, Execution, HandOffKind, Sampling
+from twin.plan.types import Plan
 from twin.proof.prove import prove, violations
 from twin.reference.step import Reference
 from twin.schedule.choose import schedule_of

@@ -17,7 +17,7 @@ from twin.engine.generation import Generation
 from twin.engine.host import HostEngine
 from twin.engine.sampling import SamplingParams
 from twin.errors import EngineError
-from twin.plan.types import HandOffKind, Sampling
+from twin.plan.options import HandOffKind, Sampling
 
 MADE = 20  # tokens, more than twice the rows
 

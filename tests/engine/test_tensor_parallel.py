@@ -22,7 +22,8 @@ from twin.errors import EngineError, InvalidPlan
 from twin.kernel.header import SENTINEL_WORD
 from twin.kernel.tables import layout
 from twin.models.spec import ModelSpec
-from twin.plan.types import Execution, HandOffKind, Reset, Sampling
+from twin.plan.options import Execution, HandOffKind, Sampling
+from twin.plan.types import Reset
 from twin.proof.prove import prove
 from twin.schedule.block import LINE_FLOATS
 from twin.toolchain import build_host

@@ -18,7 +18,8 @@ import pytest
 
 from twin.engine.hip_build import HipReport, cached_code_object
 from twin.errors import ToolchainError
-from twin.plan.types import Limits, Plan
+from twin.plan.options import Limits
+from twin.plan.types import Plan
 
 LINE = re.compile(r"\t(\S+?)(?:[ \t]+(.*?))?[ \t]*// ([0-9A-F]{12}):((?: [0-9A-F]{8})+)")
 OBJDUMP = ("llvm-objdump-19", "llvm-objdump-20", "llvm-objdump-21", "llvm-objdump-22")

@@ -8,7 +8,8 @@ from typing import Any
 from tests.engine.small_engine import LLAMA
 from tests.gfx942.code import MI300X
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import Options, Placement, Plan
+from twin.plan.options import Options, Placement
+from twin.plan.types import Plan
 from twin.schedule.plans import build
 from twin.schedule.strips import STRIP_BYTES
 

@@ -16,7 +16,7 @@ from tests.gfx942.small import SPEC, STRIPS, small, strips
 from twin.engine.hip_build import cached_code_object
 from twin.errors import ToolchainError
 from twin.models.spec import DType
-from twin.plan.types import CollectiveKind, HandOffKind, Placement, Sampling
+from twin.plan.options import CollectiveKind, HandOffKind, Placement, Sampling
 from twin.schedule.strips import strips_of
 
 VGPRS = 256  # of a lane, with two waves on each of a CU's four SIMDs

@@ -14,7 +14,8 @@ from tests.gfx942.code import Instruction, compiled, narrower, nothing, patched,
 from tests.gfx942.emulated import Emulated
 from tests.gfx942.small import small
 from twin.errors import EngineError
-from twin.plan.types import CollectiveKind, HandOffKind, Placement, Plan
+from twin.plan.options import CollectiveKind, HandOffKind, Placement
+from twin.plan.types import Plan
 
 PROMPT = TOKENS[:2]
 CLOSE = 1e-3  # of the largest logit: cached keys and values are FP16

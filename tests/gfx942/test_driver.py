@@ -32,7 +32,8 @@ from tests.gfx942.small import small
 from twin.engine.hip import HipEngine
 from twin.engine.weights import random_weights
 from twin.errors import EngineError
-from twin.plan.types import CollectiveKind, HandOffKind, Placement, Plan, Sampling
+from twin.plan.options import CollectiveKind, HandOffKind, Placement, Sampling
+from twin.plan.types import Plan
 
 PROMPT = TOKENS[:4]
 CLOSE = 1e-3  # of the largest logit: cached keys and values are FP16

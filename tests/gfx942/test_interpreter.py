@@ -19,7 +19,8 @@ from tests.gfx942.small import NARROW, SPEC, small, strips
 from tests.gfx942.waits import registers
 from twin.errors import EngineError
 from twin.models.spec import CacheScales, DType
-from twin.plan.types import CollectiveKind, HandOffKind, Placement, Plan
+from twin.plan.options import CollectiveKind, HandOffKind, Placement
+from twin.plan.types import Plan
 
 PROMPT = TOKENS[:4]
 SHORT = TOKENS[:2]

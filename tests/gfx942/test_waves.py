@@ -27,7 +27,8 @@ from twin.errors import EngineError
 from twin.models.formats import format_named
 from twin.models.quantized import requantized
 from twin.models.spec import DType
-from twin.plan.types import CollectiveKind, HandOffKind, Placement, Plan, Sampling
+from twin.plan.options import CollectiveKind, HandOffKind, Placement, Sampling
+from twin.plan.types import Plan
 
 PROMPT = TOKENS[:4]
 CLOSE = 1e-3  # of the largest logit: cached keys and values are FP16

@@ -16,7 +16,9 @@ from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
-from twin.plan.types import Execution, HandOffKind, Plan, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Execution, HandOffKind
+from twin.plan.types import Plan
 from twin.schedule.block import WARP
 from twin.schedule.choose import schedule_of
 from twin.schedule.homes import REGISTER_PORTIONS, WHOLE_PORTIONS, Home

@@ -25,7 +25,8 @@ from twin.kernel.streams import PAGE_BYTES
 from twin.models.codes import CODES
 from twin.models.formats import DECODED, PACK
 from twin.models.spec import DType
-from twin.plan.types import Matrix, Plan, tiles_of
+from twin.plan.matrix import Matrix, tiles_of
+from twin.plan.types import Plan
 from twin.schedule.passes import GROUP_TOKENS, TILE_TOKENS, members_of
 
 SOURCE = Path(__file__).resolve().parent / "chunk.cpp"

@@ -31,7 +31,7 @@ from twin.kernel.streams import PAGE_BYTES
 from twin.models.codes import CODES
 from twin.models.formats import DECODED, PACK, UNIT_BYTES
 from twin.models.spec import DType
-from twin.plan.types import Matrix, tiles_of
+from twin.plan.matrix import Matrix, tiles_of
 
 
 def choices(tokens: int, spread: Sequence[float]) -> NDArray[np.int32]:

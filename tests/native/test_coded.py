@@ -18,7 +18,8 @@ from twin.kernel.coded import NUMBERS
 from twin.kernel.packing import tile
 from twin.models.codes import CODES, Coded
 from twin.models.formats import UNIT_BYTES
-from twin.plan.types import Limits, Options, Plan
+from twin.plan.options import Limits, Options
+from twin.plan.types import Plan
 from twin.schedule.block import ROWS_AT_ONCE
 from twin.schedule.plans import build
 from twin.schedule.products import TENSOR

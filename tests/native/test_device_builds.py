@@ -25,16 +25,16 @@ from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
 from twin.models.spec import DType
-from twin.plan.types import (
+from twin.plan.options import (
     CollectiveKind,
     Execution,
     HandOffKind,
     LateParts,
     Limits,
     Options,
-    Plan,
     Sampling,
 )
+from twin.plan.types import Plan
 from twin.schedule.choose import schedule_of
 from twin.schedule.coded_tiles import coded_slot_bytes
 from twin.schedule.options import plan_for

@@ -23,7 +23,7 @@ HOST = {
     "PASS_PITCH_BYTES": f"PITCH_BYTES in {PROMPT}",
     "PASS_TILE_BYTES": f"TILE_BYTES in {PROMPT}",
     "LINE_FLOATS": f"LINE_FLOATS in {PROMPT}",
-    "PARTIAL_EXTRA": "PARTIAL_EXTRA in twin/plan/types.py",
+    "PARTIAL_EXTRA": "PARTIAL_EXTRA in twin/plan/attention.py",
     "PROGRESS_BYTES": "PROGRESS_BYTES in twin/schedule/memory.py",
 }
 DEVICE = {  # what a CPU compiles of the platform of GPUs

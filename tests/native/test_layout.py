@@ -26,17 +26,11 @@ from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.models.load import load_model
 from twin.models.spec import WEIGHT_TYPES, DType, Lanes, ModelSpec, Rope
+from twin.plan.catalogue import StageKind
 from twin.plan.matrices import stage_matrix
-from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    Limits,
-    Options,
-    Plan,
-    StageKind,
-    tiles,
-)
+from twin.plan.matrix import tiles
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, Limits, Options
+from twin.plan.types import Plan
 from twin.schedule.options import plan_for
 from twin.schedule.plans import build
 from twin.schedule.ring import limits_of

@@ -15,7 +15,8 @@ from tests.native.test_scoreboards import compiled, needs_nvdisasm
 from tests.sim.machines import rounds_of_splits
 from twin.cost.tiles import vector_team
 from twin.hardware.load import load_node
-from twin.plan.types import Plan, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.types import Plan
 from twin.schedule.splits import SPLITS_AT_ONCE
 from twin.schedule.teams import Team
 

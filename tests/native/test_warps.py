@@ -23,7 +23,7 @@ from tests.engine.test_experts import routed
 import twin.engine.host
 from twin.engine.sampling import sample
 from twin.errors import EngineError
-from twin.plan.types import HandOffKind, Sampling
+from twin.plan.options import HandOffKind, Sampling
 from tests.native.test_warps import build_warps
 twin.engine.host.build_host = build_warps
 first = None

@@ -19,21 +19,11 @@ from twin.kernel.tables import tile_inverse
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes
 from twin.plan.build import dies
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix, Span, tiles
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, Options, Placement, Sampling
 from twin.plan.spans import scatter, spread, step_of
-from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    Matrix,
-    Options,
-    Parts,
-    Placement,
-    Plan,
-    Sampling,
-    Span,
-    StageKind,
-    tiles,
-)
+from twin.plan.types import Parts, Plan
 from twin.proof.prove import prove, violations
 from twin.schedule import plans
 from twin.schedule.coded_tiles import MOST_ROWS, SmallSlot

@@ -14,8 +14,8 @@ from twin.models.feeds import DenseFeed, Feed
 from twin.models.formats import FP8_BLOCK_E8M0, Role
 from twin.models.layers import Layer
 from twin.models.mixers import GroupedAttention, Mixer
-from twin.plan.catalogue import ROWS, Input, Spent, input_of
-from twin.plan.types import CollectiveKind, Options, StageKind
+from twin.plan.catalogue import ROWS, Input, Spent, StageKind, input_of
+from twin.plan.options import CollectiveKind, Options
 from twin.proof.prove import violations
 from twin.schedule.probe import attention_probe, stream_probe
 

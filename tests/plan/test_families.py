@@ -35,19 +35,18 @@ from tests.proof.tiny import LIMITS, plan_of, tiny
 from twin.errors import InvalidPlan, PlanError
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import ModelSpec
-from twin.plan.types import (
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import routed_share
+from twin.plan.options import (
     CollectiveKind,
     Common,
     Execution,
     HandOffKind,
     Options,
-    Plan,
     Residual,
     Sampling,
-    Stage,
-    StageKind,
-    routed_share,
 )
+from twin.plan.types import Plan, Stage
 from twin.proof.prove import prove, violations
 
 PATTERNS = {

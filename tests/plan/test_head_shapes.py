@@ -10,7 +10,9 @@ from tests.engine.hf_cases import ALL, plan, weights
 from twin.hardware.load import load_node
 from twin.kernel.tables import layout
 from twin.models.load import from_config, load_model
-from twin.plan.types import Plan, Sampling, Stage, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Sampling
+from twin.plan.types import Plan, Stage
 from twin.proof.prove import violations
 from twin.schedule.options import plan_for
 from twin.schedule.splits import SPLITS_AT_ONCE, TENSOR_HEAD

@@ -15,16 +15,9 @@ from tests.sim.machines import node_of, usual
 from tests.sim.test_families import plan_on
 from twin.errors import PlanError
 from twin.models.mixers import LatentAttention
-from twin.plan.types import (
-    CollectiveKind,
-    Common,
-    Execution,
-    HandOffKind,
-    LatentCache,
-    Parts,
-    Plan,
-    StageKind,
-)
+from twin.plan.catalogue import StageKind
+from twin.plan.options import CollectiveKind, Common, Execution, HandOffKind, LatentCache
+from twin.plan.types import Parts, Plan
 from twin.proof.prove import prove, violations
 from twin.sim.executor import Executor
 from twin.sim.run import simulate

@@ -12,8 +12,11 @@ from tests.proof.tiny import tiny
 from twin.errors import PlanError
 from twin.hardware.load import load_node
 from twin.models.load import load_model
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Span
+from twin.plan.options import HandOffKind, Sampling
 from twin.plan.spans import scatter, spread_unevenly
-from twin.plan.types import HandOffKind, Plan, Sampling, Span, StageKind
+from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.schedule.options import plan_for
 

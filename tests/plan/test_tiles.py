@@ -15,7 +15,9 @@ from twin.models.formats import format_named
 from twin.models.load import load_model
 from twin.models.quantized import requantized
 from twin.models.spec import DType
-from twin.plan.types import Matrix, Plan, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix
+from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.schedule.block import ROWS_AT_ONCE, TEAM_WARPS
 from twin.schedule.choose import schedule_of

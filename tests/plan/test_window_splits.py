@@ -12,7 +12,9 @@ from twin.engine.host import HostEngine
 from twin.errors import EngineError, PlanError
 from twin.hardware.load import load_node
 from twin.models.load import load_model
-from twin.plan.types import HandOffKind, Plan, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.options import HandOffKind
+from twin.plan.types import Plan
 from twin.proof.prove import prove, violations
 from twin.schedule.options import plan_for
 from twin.schedule.ring import limits_of

@@ -9,20 +9,10 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    Matrix,
-    Parts,
-    Plan,
-    Read,
-    Reset,
-    Span,
-    Stage,
-    StageKind,
-    Value,
-)
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix, Span
+from twin.plan.options import CollectiveKind, Execution, HandOffKind
+from twin.plan.types import Parts, Plan, Read, Reset, Stage, Value
 from twin.schedule.choose import schedule_of
 
 Mutation = Callable[[Plan, random.Random], Plan | None]  # None: nothing to break here

@@ -21,16 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from twin.models.spec import DType
-from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    Parts,
-    Plan,
-    Residual,
-    Stage,
-    StageKind,
-)
+from twin.plan.catalogue import StageKind
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, Residual
+from twin.plan.types import Parts, Plan, Stage
 from twin.schedule.choose import schedule_of
 
 PRIME = (1 << 61) - 1

@@ -14,7 +14,8 @@ from tests.refusals import refused
 from twin.errors import InvalidPlan
 from twin.models.formats import DECODED, format_named
 from twin.models.quantized import requantized
-from twin.plan.types import Plan, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.types import Plan
 from twin.proof.prove import prove
 
 

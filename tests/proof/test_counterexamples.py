@@ -13,23 +13,10 @@ from tests.proof.oracle import Schedule, find_fault, meaning, operations, schedu
 from tests.proof.tiny import LIMITS, plan_of, tiny
 from twin.errors import PlanError
 from twin.models.spec import LaneHead, Lanes, ModelSpec
+from twin.plan.catalogue import StageKind
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, LateParts, Options, Sampling
 from twin.plan.resets import with_resets
-from twin.plan.types import (
-    Buffer,
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    LateParts,
-    Options,
-    Parts,
-    Plan,
-    Read,
-    Reset,
-    Sampling,
-    Stage,
-    StageKind,
-    Value,
-)
+from twin.plan.types import Buffer, Parts, Plan, Read, Reset, Stage, Value
 from twin.proof.happens_before import _Machine
 from twin.proof.prove import prove, violations
 from twin.schedule.probe import _plan, exchange_probe

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.draws import drawn
 from tests.proof.tiny import plan_of, tiny
-from twin.plan.types import CollectiveKind, HandOffKind, Sampling, Span
+from twin.plan.matrix import Span
+from twin.plan.options import CollectiveKind, HandOffKind, Sampling
 from twin.proof.happens_before import NEVER, _lesson_of, _Machine, _plan_sentinel_checks, _touched
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -18,18 +18,10 @@ from twin.hardware.load import load_node
 from twin.models.formats import BF16, FP8_BLOCK, MXFP4, Format
 from twin.models.load import load_model
 from twin.models.spec import DType, LaneHead, Lanes
-from twin.plan.types import (
-    CollectiveKind,
-    HandOffKind,
-    Options,
-    Plan,
-    Read,
-    Routed,
-    Sampling,
-    Stage,
-    StageKind,
-    rows_bytes,
-)
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Routed, rows_bytes
+from twin.plan.options import CollectiveKind, HandOffKind, Options, Sampling
+from twin.plan.types import Plan, Read, Stage
 from twin.proof.prove import prove, violations
 from twin.schedule.options import plan_for
 from twin.schedule.plans import build

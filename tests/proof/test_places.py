@@ -19,17 +19,10 @@ from twin.models.formats import format_named
 from twin.models.load import from_config, load_model
 from twin.models.quantized import requantized
 from twin.models.spec import Lanes
-from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    LateParts,
-    Options,
-    Plan,
-    Sampling,
-    Span,
-    Stage,
-    StageKind,
-)
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Span
+from twin.plan.options import CollectiveKind, Execution, LateParts, Options, Sampling
+from twin.plan.types import Plan, Stage
 from twin.proof.prove import prove, violations
 from twin.schedule.options import plan_for
 from twin.schedule.probe import sample_probe

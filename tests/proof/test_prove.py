@@ -18,15 +18,8 @@ from tests.proof.oracle import Schedule, find_fault, meaning, operations, schedu
 from tests.proof.tiny import LANEFORMER, LIMITS, plan_of, some_plan, tiny
 from twin.errors import InvalidPlan, PlanError
 from twin.models.spec import LaneHead, Lanes
-from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    Options,
-    Placement,
-    Plan,
-    Sampling,
-)
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, Options, Placement, Sampling
+from twin.plan.types import Plan
 from twin.proof.prove import Report, prove, violations
 from twin.schedule.probe import (
     attention_probe,

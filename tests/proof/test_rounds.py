@@ -13,7 +13,8 @@ from tests.engine.small_engine import planned
 from twin.hardware.load import load_node
 from twin.kernel.tables import Layout, layout
 from twin.models.load import load_model
-from twin.plan.types import Plan, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.types import Plan
 from twin.proof.handed import Rules, handed_on
 from twin.proof.prove import prove, violations
 from twin.proof.rounds import _rounds, check_rounds

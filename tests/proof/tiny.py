@@ -8,16 +8,16 @@ from typing import Any
 
 from twin.errors import PlanError
 from twin.models.spec import LaneHead, Lanes, ModelSpec, Rope
-from twin.plan.types import (
+from twin.plan.options import (
     CollectiveKind,
     Execution,
     HandOffKind,
     LateParts,
     Limits,
     Options,
-    Plan,
     Sampling,
 )
+from twin.plan.types import Plan
 from twin.schedule.plans import build
 from twin.schedule.probe import exchange_probe
 

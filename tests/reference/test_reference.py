@@ -17,19 +17,12 @@ from tests.draws import drawn
 from twin.engine.weights import random_weights
 from twin.errors import EngineError, InvalidPlan, PlanError
 from twin.models.spec import DType, LaneHead, Lanes, ModelSpec, Rope, RopeScaling, RopeStyle
+from twin.plan.attention import Attention
+from twin.plan.catalogue import StageKind
 from twin.plan.matrices import stage_matrix
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, Limits, Options, Sampling
 from twin.plan.shards import Array, rope_table
-from twin.plan.types import (
-    Attention,
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    Limits,
-    Options,
-    Plan,
-    Sampling,
-    StageKind,
-)
+from twin.plan.types import Plan
 from twin.reference.step import Reference, dealt_pages, slots_before
 from twin.schedule.plans import build
 from twin.schedule.probe import exchange_probe

@@ -18,7 +18,7 @@ from tests.command_line import TINY
 from tests.patience import PATIENCE_S
 from twin.calibrate.validate import Validation
 from twin.hardware.load import load_node
-from twin.plan.types import StageKind
+from twin.plan.catalogue import StageKind
 from twin.report import outcome, pages
 from twin.report.html import Page
 from twin.report.step import traced_blocks

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from twin.plan.types import StageKind
+from twin.plan.catalogue import StageKind
 from twin.report import outcome as report
 from twin.report.figures import figure
 from twin.study.kinds import Study

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from twin.models.spec import DType
-from twin.plan.types import Matrix
+from twin.plan.matrix import Matrix
 from twin.schedule.block import ROWS_AT_ONCE
 from twin.schedule.prefetch import Prefetch
 from twin.schedule.teams import Team

@@ -17,9 +17,10 @@ from twin.hardware.load import load_node
 from twin.kernel.tables import layout
 from twin.models.load import load_model
 from twin.models.spec import WEIGHT_TYPES, DType
-from twin.plan.catalogue import ALWAYS
+from twin.plan.catalogue import ALWAYS, StageKind
 from twin.plan.coding import COLUMN_STEP
-from twin.plan.types import CollectiveKind, Options, Plan, StageKind
+from twin.plan.options import CollectiveKind, Options
+from twin.plan.types import Plan
 from twin.schedule.block import FOLD_COLUMNS, WARP
 from twin.schedule.choose import schedule_of
 from twin.schedule.homes import SKEW_FLOATS

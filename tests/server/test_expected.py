@@ -13,7 +13,7 @@ from twin.errors import ConfigError
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
 from twin.models.load import load_model
-from twin.plan.types import Sampling
+from twin.plan.options import Sampling
 from twin.schedule.options import plan_for
 from twin.server.expected import Expectation, expect
 from twin.server.open import opened

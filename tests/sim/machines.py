@@ -29,16 +29,16 @@ from twin.hardware.types import (
     Structure,
 )
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
-from twin.plan.types import (
+from twin.plan.options import (
     CollectiveKind,
     Exchanged,
     HandOffKind,
     Limits,
     Options,
     Placement,
-    Plan,
     Sampling,
 )
+from twin.plan.types import Plan
 from twin.schedule import options as defaults
 from twin.schedule.plans import build
 from twin.schedule.probe import exchange_probe, stream_probe

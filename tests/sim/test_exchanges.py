@@ -18,8 +18,9 @@ from tests.sim.machines import (
 )
 from twin.hardware.stated import of_a_core
 from twin.hardware.types import Device
+from twin.plan.catalogue import StageKind
+from twin.plan.options import CollectiveKind, HandOffKind, Options, Sampling
 from twin.plan.peer_probes import over_gpus
-from twin.plan.types import CollectiveKind, HandOffKind, Options, Sampling, StageKind
 from twin.schedule.probe import exchange_probe, sample_probe, turns_probe
 from twin.sim.machine import Machine
 from twin.sim.run import simulate

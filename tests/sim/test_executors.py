@@ -47,15 +47,8 @@ from twin.hardware.override import numbers as numbers_of
 from twin.hardware.types import Cache, Device, Link, Node, Sharing
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
-from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    LateParts,
-    Options,
-    Plan,
-    Sampling,
-)
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, LateParts, Options, Sampling
+from twin.plan.types import Plan
 from twin.schedule.options import plan_for as default_plan
 from twin.schedule.plans import build
 from twin.schedule.probe import stream_probe

@@ -39,16 +39,9 @@ from twin.models.feeds import ExpertFeed
 from twin.models.layers import Layer
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
-from twin.plan.types import (
-    CollectiveKind,
-    Common,
-    Execution,
-    HandOffKind,
-    Options,
-    Plan,
-    Residual,
-    StageKind,
-)
+from twin.plan.catalogue import StageKind
+from twin.plan.options import CollectiveKind, Common, Execution, HandOffKind, Options, Residual
+from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.schedule.plans import build
 from twin.sim.batch import planned

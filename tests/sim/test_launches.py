@@ -13,7 +13,8 @@ from twin.hardware.load import load_node
 from twin.hardware.types import Sharing
 from twin.models.load import load_model
 from twin.models.spec import Lanes
-from twin.plan.types import CollectiveKind, Execution, Options, Plan
+from twin.plan.options import CollectiveKind, Execution, Options
+from twin.plan.types import Plan
 from twin.schedule.options import plan_for as default_plan
 from twin.schedule.probe import exchange_probe, stream_probe
 from twin.sim.clock import SimulationError

@@ -30,7 +30,8 @@ from twin.hardware.override import apply_fit, numbers, with_number, with_numbers
 from twin.hardware.schema import limits
 from twin.hardware.types import Device, Node
 from twin.models.load import load_model
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Options, Parts, Placement, Plan
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, Options, Placement
+from twin.plan.types import Parts, Plan
 from twin.schedule.options import plan_for as default_plan
 from twin.schedule.plans import build
 from twin.schedule.probe import stream_probe

@@ -16,7 +16,8 @@ from twin.hardware.load import load_node
 from twin.hardware.override import with_number
 from twin.hardware.types import Node
 from twin.models.spec import Lanes
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, LateParts, Options, Plan
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, LateParts, Options
+from twin.plan.types import Plan
 from twin.schedule.options import plan_for as default_plan
 from twin.sim.compiled.room import Room
 from twin.sim.executor import Executor, run_first_gpu

@@ -11,7 +11,8 @@ from twin.cost.causes import HAND_OFF, STREAMING
 from twin.errors import HardwareError
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Device
-from twin.plan.types import Options, Placement, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Options, Placement
 from twin.schedule.probe import exchange_probe, turns_probe
 from twin.sim.attribution import critical_path
 from twin.sim.clock import SimulationError

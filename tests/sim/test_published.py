@@ -9,7 +9,8 @@ import pytest
 from twin.hardware.load import load_node
 from twin.hardware.override import with_numbers
 from twin.models.load import load_model
-from twin.plan.types import Execution, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Execution
 from twin.schedule.options import plan_for
 from twin.sim.run import simulate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.sim.machines import node_of, plan_for, usual
-from twin.plan.types import CollectiveKind, Options
+from twin.plan.options import CollectiveKind, Options
 from twin.sim.compiled.room import Room, lent
 from twin.sim.run import simulate
 

@@ -11,7 +11,7 @@ from tests.proof.tiny import plan_of, tiny
 from tests.sim.machines import limits_of, node_of, warped, warps_of
 from twin.cost.attention import cache_tiles
 from twin.cost.lowering import compile_plan
-from twin.plan.types import Options
+from twin.plan.options import Options
 from twin.schedule.choose import schedule_of
 from twin.schedule.probe import attention_probe
 from twin.sim.run import simulate

@@ -12,7 +12,7 @@ from twin.hardware.override import apply_fit
 from twin.hardware.types import Cache, Device, Fabric, Slices
 from twin.models.depth import first_layers
 from twin.models.load import load_model
-from twin.plan.types import Exchanged, Options
+from twin.plan.options import Exchanged, Options
 from twin.schedule.options import plan_for
 from twin.schedule.probe import exchange_probe
 from twin.sim.executor import Executor

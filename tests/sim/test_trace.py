@@ -19,7 +19,8 @@ from twin.engine.generation import Generation
 from twin.errors import CalibrationError
 from twin.hardware.load import load_node
 from twin.hardware.types import Node
-from twin.plan.types import CollectiveKind, HandOffKind, Options, Parts, Plan
+from twin.plan.options import CollectiveKind, HandOffKind, Options
+from twin.plan.types import Parts, Plan
 from twin.report.recording import Recording, load, record
 from twin.report.side_by_side import side_by_side, text
 from twin.schedule.options import plan_for as default_plan

@@ -24,8 +24,9 @@ from twin.cost.lowering import compile_plan
 from twin.cost.tiles import team_work, tiles_of_a_round
 from twin.hardware.load import load_node
 from twin.models.spec import DType
-from twin.plan.catalogue import ROWS
-from twin.plan.types import HandOffKind, Options, Plan, StageKind
+from twin.plan.catalogue import ROWS, StageKind
+from twin.plan.options import HandOffKind, Options
+from twin.plan.types import Plan
 from twin.schedule import options as defaults
 from twin.schedule.choose import priced_schedule
 from twin.schedule.plans import build

@@ -12,7 +12,9 @@ from twin.cost.program import Program
 from twin.hardware.types import Node
 from twin.models.depth import first_layers
 from twin.models.load import load_model
-from twin.plan.types import Plan, RouterInput, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.options import RouterInput
+from twin.plan.types import Plan
 from twin.schedule.options import plan_for
 
 

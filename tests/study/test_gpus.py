@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.small_engine import LANED, LLAMA
 from twin.commands import run as run_command
-from twin.plan.types import Options
+from twin.plan.options import Options
 from twin.study.case import Case
 from twin.study.gpus import MARGIN, Offer, as_if_delayed, default_gpus, offers, said
 from twin.study.hardware import node_on_file

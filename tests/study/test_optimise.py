@@ -13,7 +13,7 @@ from tests.command_line import Twin
 from tests.studies.scripts import loaded
 from twin.cost.model_floor import model_bytes
 from twin.errors import PlanError
-from twin.plan.types import Options
+from twin.plan.options import Options
 from twin.study.optimise import (
     TIE,
     Found,

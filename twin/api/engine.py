@@ -22,7 +22,8 @@ from twin.engine.sampling import SamplingParams
 from twin.engine.session import Session
 from twin.errors import ConfigError
 from twin.hardware.types import Node
-from twin.plan.types import Plan, Sampling
+from twin.plan.options import Sampling
+from twin.plan.types import Plan
 from twin.schedule.options import multiplies_blocks
 from twin.text import shown
 

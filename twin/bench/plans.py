@@ -13,8 +13,9 @@ from twin.errors import ConfigError, PlanError
 from twin.hardware.types import Node
 from twin.kernel.room import TO_RUN, check_room
 from twin.models.spec import DType, ModelSpec
+from twin.plan.options import CollectiveKind, Execution, Options, Sampling
 from twin.plan.peer_probes import over_gpus
-from twin.plan.types import CollectiveKind, Execution, Options, Plan, Sampling
+from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.schedule.choose import schedule_of
 from twin.schedule.options import plan_for

@@ -13,7 +13,7 @@ from twin.calibrate.gpu_mixers import CHOICE, STATES
 from twin.calibrate.gpu_probes import QUICK, SLOT, gpu_probes
 from twin.calibrate.probes import Probe
 from twin.plan.build import dies
-from twin.plan.types import Execution, Limits, Placement
+from twin.plan.options import Execution, Limits, Placement
 from twin.schedule.strips import MOST_STRIPS, STRIP_BYTES, strips_of, with_strips
 
 WINDOW = re.compile(r"(.*)-window(\d+)")

@@ -24,7 +24,7 @@ from twin.hardware.types import HOST, Node
 from twin.kernel.room import check_room
 from twin.models.kind import ModelKind
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
-from twin.plan.types import HandOffKind
+from twin.plan.options import HandOffKind
 from twin.schedule.options import default_options
 
 MOST_SHAPES = 256

@@ -12,7 +12,8 @@ from dataclasses import field
 from twin.frozen import frozen
 from twin.hardware.load import load_node
 from twin.models.spec import ModelSpec
-from twin.plan.types import Options, Plan
+from twin.plan.options import Options
+from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.schedule.plans import build
 from twin.schedule.ring import limits_of

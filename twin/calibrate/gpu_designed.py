@@ -18,7 +18,7 @@ from msgspec import convert
 
 from twin.calibrate.gpu_layers import CHAIN, WINDOW, Question, chain_plan, chain_spec
 from twin.models.spec import DType
-from twin.plan.types import HandOffKind, Limits
+from twin.plan.options import HandOffKind, Limits
 from twin.schedule.choose import schedule_of
 from twin.schedule.ring import is_short, tight
 

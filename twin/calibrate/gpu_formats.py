@@ -19,7 +19,8 @@ from twin.models.formats import DECODED, format_named
 from twin.models.load import from_config
 from twin.models.quantized import requantized
 from twin.models.spec import ModelSpec
-from twin.plan.types import Limits, Options, Plan
+from twin.plan.options import Limits, Options
+from twin.plan.types import Plan
 from twin.schedule.coded_tiles import coded_slot_bytes
 from twin.schedule.probe import stream_probe
 

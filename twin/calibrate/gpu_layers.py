@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from twin.models.spec import DType, Lanes, ModelSpec, Rope
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, Limits, Options
+from twin.plan.types import Plan
 from twin.schedule.plans import build
 
 PROMPT = 48  # positions before the steps that count

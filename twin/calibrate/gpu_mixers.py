@@ -19,7 +19,7 @@ from twin.models.layers import Layer
 from twin.models.load import from_config
 from twin.models.mixers import DeltaNet, GroupedAttention
 from twin.models.spec import ModelSpec
-from twin.plan.types import Limits
+from twin.plan.options import Limits
 
 STATES, CHOICE = "states", "choice"  # groups, and how the names of their probes begin
 RING = 7  # slots next to what the widest of them keeps in shared memory

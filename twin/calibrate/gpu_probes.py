@@ -15,7 +15,9 @@ from twin.calibrate.gpu_layers import CHAIN, TOKENS, chains
 from twin.calibrate.gpu_mixers import CHOICE, STATES, mixers
 from twin.calibrate.probes import COPIES, Probe
 from twin.models.spec import DType
-from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Execution, HandOffKind, Limits, Options, Sampling
+from twin.plan.types import Plan
 from twin.schedule.probe import (
     attention_probe,
     exchange_probe,

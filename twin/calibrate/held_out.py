@@ -16,14 +16,7 @@ from twin.errors import CalibrationError
 from twin.hardware.types import HOST, Node
 from twin.models.load import load_model
 from twin.models.spec import DType, Lanes, ModelSpec
-from twin.plan.types import (
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    LateParts,
-    Options,
-    Placement,
-)
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, LateParts, Options, Placement
 from twin.schedule.options import default_options, plan_for
 
 TOKENS = 160  # decoded and timed per repeat on a GPU

@@ -32,7 +32,8 @@ from twin.errors import InvalidPlan
 from twin.files import csv_text, write
 from twin.hardware.load import load_node
 from twin.hardware.types import Device
-from twin.plan.types import Options, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Options
 from twin.schedule.choose import schedule_of
 from twin.schedule.types import Schedule
 

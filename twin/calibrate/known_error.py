@@ -30,7 +30,7 @@ from twin.hardware.load import load_node
 from twin.hardware.types import HOST, Node
 from twin.models.kind import ModelKind, kind_of
 from twin.models.spec import ModelSpec
-from twin.plan.types import Options
+from twin.plan.options import Options
 
 if TYPE_CHECKING:  # who asks for an error needs neither the engine nor its runs
     from twin.calibrate.experiment import Experiment

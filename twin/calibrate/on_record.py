@@ -19,7 +19,8 @@ from twin.hardware.types import Node
 from twin.models.kind import stored_as
 from twin.models.load import load_model, model_names
 from twin.models.spec import ModelSpec
-from twin.plan.types import Execution, HandOffKind, Plan
+from twin.plan.options import Execution, HandOffKind
+from twin.plan.types import Plan
 
 FILE = "measured.csv"
 # of the position, beyond which a run says little about a step there

@@ -14,8 +14,9 @@ from twin.calibrate.gpu_layers import PROMPT, TOKENS, chain_plan, chain_spec
 from twin.calibrate.gpu_probes import COLS, KIB, LANED, STAGES, WIDE_RING, _idle, _options, steps_of
 from twin.calibrate.probes import Probe
 from twin.models.spec import Lanes, ModelSpec
+from twin.plan.options import CollectiveKind, HandOffKind, Limits
 from twin.plan.peer_probes import over_gpus
-from twin.plan.types import CollectiveKind, HandOffKind, Limits, Plan
+from twin.plan.types import Plan
 from twin.schedule.probe import exchange_probe, hop_probe, stream_probe, turns_probe
 
 GROUP = "link"

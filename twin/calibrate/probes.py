@@ -13,7 +13,8 @@ from twin.hardware.host import detect_host
 from twin.hardware.types import Device
 from twin.models.formats import DECODED, Format
 from twin.models.spec import DType
-from twin.plan.types import Execution, HandOffKind, Limits, Options, Plan, Sampling
+from twin.plan.options import Execution, HandOffKind, Limits, Options, Sampling
+from twin.plan.types import Plan
 from twin.schedule.plans import build
 from twin.schedule.probe import (
     attention_probe,

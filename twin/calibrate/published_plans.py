@@ -19,8 +19,9 @@ from twin.hardware.load import load_node
 from twin.hardware.types import Node
 from twin.models.load import load_model
 from twin.models.spec import DType, ModelSpec
+from twin.plan.options import CollectiveKind, Execution, HandOffKind, Limits, Options
 from twin.plan.published_allreduce import allreduce_probe
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Limits, Options, Plan
+from twin.plan.types import Plan
 from twin.schedule.probe import exchange_probe, stream_probe
 from twin.schedule.ring import limits_of
 from twin.sim.batch import planned

@@ -29,7 +29,7 @@ from twin.engine.choose import amd_conditions, gpu_conditions
 from twin.errors import CalibrationError
 from twin.hardware.kernel import Unpacking
 from twin.hardware.types import HOST, Device, Node
-from twin.plan.types import Limits
+from twin.plan.options import Limits
 
 Groups = dict[str, tuple[str, ...]]
 MOST_MISFIT = 0.25

@@ -23,7 +23,7 @@ from twin.models.layers import Layer
 from twin.models.load import load_model, model_names
 from twin.models.mixers import GroupedAttention
 from twin.models.spec import ModelSpec
-from twin.plan.types import Limits, Options
+from twin.plan.options import Limits, Options
 from twin.reading import read
 from twin.text import said
 

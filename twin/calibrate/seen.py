@@ -29,7 +29,7 @@ from twin.frozen import frozen
 from twin.hardware.types import Node
 from twin.models.kind import ModelKind, kind_of, stored_as
 from twin.models.spec import ModelSpec
-from twin.plan.types import Execution, Options
+from twin.plan.options import Execution, Options
 from twin.reading import read
 
 Floats = NDArray[np.float64]

@@ -23,7 +23,7 @@ from twin.hardware.load import load_node
 from twin.hardware.types import HOST, Node
 from twin.models.formats import STORED
 from twin.models.spec import DType
-from twin.plan.types import Options
+from twin.plan.options import Options
 from twin.schedule.options import FIELDS, SETTLED
 from twin.study.options import check_range, members
 from twin.text import shown

@@ -38,7 +38,8 @@ from twin.hardware.load import load_node
 from twin.hardware.override import apply_fit
 from twin.hardware.types import Node
 from twin.models.load import load_model
-from twin.plan.types import Execution, HandOffKind, Plan
+from twin.plan.options import Execution, HandOffKind
+from twin.plan.types import Plan
 from twin.report import pages
 from twin.report.html import Page, Section
 from twin.report.step import traced_blocks

@@ -12,7 +12,8 @@ from twin.commands.inputs import case_of
 from twin.commands.output import emit
 from twin.hardware.floor import ceiling, exchange_floor_s, floor_s
 from twin.hardware.types import Node
-from twin.plan.types import Options, Plan
+from twin.plan.options import Options
+from twin.plan.types import Plan
 from twin.report import words
 from twin.report.tables import count, facts, percent, table
 from twin.schedule.choose import schedule_of

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from twin.cost.terms import QUAD_BYTES, requests, transfer_ps
 from twin.hardware.kernel import KernelCosts, WarpKernel
 from twin.models.spec import DType
-from twin.plan.types import Attention, Options, Plan, Scan, Span, Stage
+from twin.plan.attention import Attention, Scan
+from twin.plan.matrix import Span
+from twin.plan.options import Options
+from twin.plan.types import Plan, Stage
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.scan import CacheScan, position_threads
 from twin.schedule.splits import TENSOR_HEADS, TENSOR_POSITIONS

@@ -10,7 +10,10 @@ from twin.cost.gathers import Gathered, Gathers
 from twin.cost.streams import Streams
 from twin.hardware.kernel import CoreKernel
 from twin.hardware.types import Device
-from twin.plan.types import Matrix, Read, Scan, Stage, StageKind
+from twin.plan.attention import Scan
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix
+from twin.plan.types import Read, Stage
 from twin.schedule.types import Schedule
 from twin.units import picoseconds
 

@@ -9,7 +9,9 @@ from abc import ABC, abstractmethod
 from twin.cost.gathers import Gathers
 from twin.cost.streams import Streams
 from twin.hardware.types import Device
-from twin.plan.types import Span, Stage, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Span
+from twin.plan.types import Stage
 from twin.units import picoseconds
 
 

@@ -18,8 +18,9 @@ from twin.frozen import frozen
 from twin.hardware.types import Node
 from twin.models.eagle3 import published
 from twin.models.spec import DraftHead
+from twin.plan.catalogue import StageKind
 from twin.plan.ranges import RANGES
-from twin.plan.types import Plan, StageKind
+from twin.plan.types import Plan
 from twin.schedule.passes import Passes
 from twin.text import shown
 

@@ -12,7 +12,7 @@ from twin.hardware.number import Number
 from twin.hardware.types import Device
 from twin.models.formats import INT8, Format
 from twin.models.spec import WEIGHT_TYPES, DType
-from twin.plan.types import Matrix
+from twin.plan.matrix import Matrix
 from twin.schedule.products import TENSOR, tensor_products, whole_products
 from twin.units import picoseconds
 

@@ -9,7 +9,8 @@ from itertools import takewhile
 from typing import Any
 
 from twin.cost import attention
-from twin.plan.types import Plan, Read, Span, Stage
+from twin.plan.matrix import Span
+from twin.plan.types import Plan, Read, Stage
 
 
 class Numbered:

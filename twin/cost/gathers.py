@@ -12,19 +12,10 @@ from twin.cost.terms import FP32_BYTES, nearer_ps
 from twin.cost.wiring import part_count
 from twin.frozen import frozen
 from twin.hardware.types import Device
-from twin.plan.types import (
-    SUMS_PITCH,
-    SUMS_TOGETHER,
-    Exchanged,
-    Matrix,
-    Parts,
-    Read,
-    Span,
-    Stage,
-    StageKind,
-    Value,
-    routed_share,
-)
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix, Span, routed_share
+from twin.plan.options import Exchanged
+from twin.plan.types import SUMS_PITCH, SUMS_TOGETHER, Parts, Read, Stage, Value
 from twin.schedule.types import Schedule
 
 

@@ -16,8 +16,8 @@ from twin.cost.routing import Chosen, Draw, Draws, Routing, most_used
 from twin.cost.terms import cost_in_time
 from twin.cost.wiring import Wiring, wire
 from twin.hardware.types import Device
-from twin.plan.catalogue import ROWS, Spent
-from twin.plan.types import Plan, Stage, StageKind
+from twin.plan.catalogue import ROWS, Spent, StageKind
+from twin.plan.types import Plan, Stage
 from twin.units import picoseconds
 
 CAUSE = {spent: CAUSES.index(spent.value) for spent in Spent}

@@ -10,7 +10,8 @@ from __future__ import annotations
 from twin.models.formats import PLAIN
 from twin.models.spec import ModelSpec
 from twin.models.weight import Weight
-from twin.plan.types import Options, Plan
+from twin.plan.options import Options
+from twin.plan.types import Plan
 
 
 def model_bytes(spec: ModelSpec, options: Options) -> float:

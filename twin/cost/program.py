@@ -11,7 +11,8 @@ from dataclasses import field
 
 from twin.cost.wiring import Channel, Wiring
 from twin.frozen import frozen
-from twin.plan.types import Plan, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.types import Plan
 
 
 @frozen

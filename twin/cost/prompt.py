@@ -27,8 +27,10 @@ from twin.hardware.kernel import PromptCosts
 from twin.hardware.number import Number
 from twin.hardware.types import Node
 from twin.models.spec import DType
-from twin.plan.catalogue import ROWS
-from twin.plan.types import Attention, Matrix, Parts, Plan, Read, Routed, Stage, StageKind
+from twin.plan.attention import Attention
+from twin.plan.catalogue import ROWS, StageKind
+from twin.plan.matrix import Matrix, Routed
+from twin.plan.types import Parts, Plan, Read, Stage
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.choose import schedule_of
 from twin.schedule.pass_memory import STATE_TOKENS

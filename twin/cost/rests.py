@@ -11,7 +11,9 @@ from twin.hardware.kernel import CoreKernel, KernelCosts, Unpacking, WarpKernel
 from twin.hardware.override import assumed
 from twin.hardware.types import Device, Node
 from twin.models.formats import Format
-from twin.plan.types import Execution, Plan, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Execution
+from twin.plan.types import Plan
 from twin.schedule.choose import schedule_of
 
 ON_TENSOR_CORES = ("in_layers_ratio", "softmax_steps", "further_set_ratio")

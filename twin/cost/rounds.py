@@ -16,7 +16,10 @@ from twin.hardware.floor import floor_s
 from twin.hardware.kernel import CoreKernel
 from twin.hardware.types import Node
 from twin.models.spec import DType
-from twin.plan.types import Attention, Matrix, Plan, Stage, StageKind
+from twin.plan.attention import Attention
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix
+from twin.plan.types import Plan, Stage
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.choose import schedule_of
 from twin.schedule.pass_memory import FEW_COLUMNS, FEW_INPUT_BYTES, FEW_SUMS_BYTES, FEW_TOKENS

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from twin.errors import PlanError, TwinError
 from twin.files import read_json
-from twin.plan.types import Plan, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.types import Plan
 from twin.text import said, shown
 
 STEPS = 2  # simulated at least: the first one starts with cold caches

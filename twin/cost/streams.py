@@ -12,7 +12,10 @@ from twin.cost.gathers import shares
 from twin.cost.routing import Chosen
 from twin.frozen import frozen
 from twin.hardware.types import Device
-from twin.plan.types import Matrix, Scan, Stage, StageKind, tiles_of
+from twin.plan.attention import Scan
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix, tiles_of
+from twin.plan.types import Stage
 from twin.schedule.scores import by_own_rows
 from twin.schedule.types import Schedule
 

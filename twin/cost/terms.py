@@ -13,7 +13,8 @@ from twin.frozen import frozen
 from twin.hardware.kernel import KernelCosts
 from twin.hardware.types import Cache, Device
 from twin.models.spec import DType
-from twin.plan.types import Execution, Stage
+from twin.plan.options import Execution
+from twin.plan.types import Stage
 from twin.units import picoseconds
 
 PS = 10**12

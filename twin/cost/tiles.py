@@ -7,7 +7,7 @@ from twin.frozen import frozen
 from twin.hardware.kernel import WarpKernel
 from twin.hardware.types import Device
 from twin.models.spec import DType
-from twin.plan.types import Matrix
+from twin.plan.matrix import Matrix
 from twin.schedule.block import FOLDED_ROWS, TEAM_WARPS, WARP
 from twin.schedule.products import tensor_products
 from twin.schedule.teams import Team, rows_at_once, team_for

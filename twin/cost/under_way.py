@@ -7,7 +7,10 @@ the memory's rate. Measured streams bend softly: `memory.shortfall_ratio` says h
 from __future__ import annotations
 
 from twin.hardware.types import Device
-from twin.plan.types import Matrix, Options, Plan, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix
+from twin.plan.options import Options
+from twin.plan.types import Plan
 
 
 def delivered_share(plan: Plan, device: Device) -> float:

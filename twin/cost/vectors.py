@@ -8,7 +8,7 @@ from twin.cost.terms import FP32_BYTES, QUAD_BYTES, SECTOR_BYTES, Cost, transfer
 from twin.cost.tiles import vector_portions, vector_team
 from twin.hardware.kernel import WarpKernel
 from twin.hardware.types import Device
-from twin.plan.types import Matrix
+from twin.plan.matrix import Matrix
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.teams import LATE_AT_ONCE
 from twin.units import picoseconds

@@ -9,8 +9,9 @@ from twin.cost.wiring import part_count
 from twin.hardware.kernel import WarpKernel
 from twin.hardware.types import Device
 from twin.models.spec import DType
-from twin.plan.catalogue import ROWS
-from twin.plan.types import Matrix, Read, Stage, StageKind, Value
+from twin.plan.catalogue import ROWS, StageKind
+from twin.plan.matrix import Matrix
+from twin.plan.types import Read, Stage, Value
 from twin.schedule.teams import team_for
 from twin.schedule.types import BlockOfWarps
 

@@ -9,8 +9,11 @@ from twin.cost.routing import Chosen
 from twin.cost.streams import NOTHING, Streams, Weights
 from twin.hardware.kernel import WarpKernel
 from twin.hardware.types import Device
+from twin.plan.attention import Scan
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix, always_all, routed_share, tiles_of
 from twin.plan.settle import as_stored
-from twin.plan.types import Matrix, Scan, Stage, StageKind, always_all, routed_share, tiles_of
+from twin.plan.types import Stage
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.chosen import of_all_chosen, side_by_side
 from twin.schedule.products import tensor_products

@@ -11,8 +11,10 @@ from twin.cost.warp_streams import WarpStreams
 from twin.hardware.kernel import WarpKernel
 from twin.hardware.types import Device
 from twin.kernel.experts import compared
-from twin.plan.catalogue import ROWS
-from twin.plan.types import Matrix, Sampling, Stage, StageKind
+from twin.plan.catalogue import ROWS, StageKind
+from twin.plan.matrix import Matrix
+from twin.plan.options import Sampling
+from twin.plan.types import Stage
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.scores import by_own_rows
 from twin.schedule.types import BlockOfWarps

@@ -17,7 +17,10 @@ from twin.cost.causes import HAND_OFF, SAMPLING
 from twin.cost.forms import Forms, Numbered
 from twin.cost.terms import FP32_BYTES, SECTOR_BYTES
 from twin.frozen import frozen
-from twin.plan.types import Exchanged, Parts, Plan, Read, Span, Stage, StageKind, Value
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Span
+from twin.plan.options import Exchanged
+from twin.plan.types import Parts, Plan, Read, Stage, Value
 
 KEPT = 16  # plans whose wiring is remembered
 NOTHING_READ, NOTHING_TO_WAIT_FOR = -2, -1  # in the place of a channel

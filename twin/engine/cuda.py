@@ -47,8 +47,9 @@ from twin.kernel.header import (
 from twin.kernel.packing import embedding, pack
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
+from twin.plan.options import CollectiveKind, Execution, Options
 from twin.plan.shards import Weights
-from twin.plan.types import CollectiveKind, Execution, Options, Plan
+from twin.plan.types import Plan
 from twin.schedule.block import LINE_FLOATS
 
 __all__ = ["CudaEngine", "Generation"]

@@ -19,7 +19,8 @@ from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.models.codes import Encoded, code_of
 from twin.models.formats import UNIT_BYTES
-from twin.plan.types import Matrix, Plan, Stage, tiles_of
+from twin.plan.matrix import Matrix, tiles_of
+from twin.plan.types import Plan, Stage
 
 DIFFERENT = 512  # rows of a matrix: an expert of 14,336 rows took four seconds to quantise
 

@@ -27,8 +27,9 @@ from twin.kernel.header import SENTINEL_WORD, Control, RankMemory, Request, head
 from twin.kernel.packing import embedding, pack
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
+from twin.plan.options import Execution
 from twin.plan.shards import Weights
-from twin.plan.types import Execution, Plan
+from twin.plan.types import Plan
 from twin.schedule.block import LINE_FLOATS
 from twin.toolchain import build_host
 

@@ -30,8 +30,9 @@ from twin.models.files import is_there
 from twin.models.gguf_file import is_gguf, read_gguf
 from twin.models.load import load_model, model_names, tensors
 from twin.models.spec import DType, ModelSpec
+from twin.plan.options import Sampling
 from twin.plan.shards import Array, Weights
-from twin.plan.types import Plan, Sampling
+from twin.plan.types import Plan
 from twin.proof.prove import prove
 from twin.schedule.options import plan_for
 from twin.text import shown

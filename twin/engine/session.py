@@ -26,8 +26,9 @@ from twin.errors import EngineError
 from twin.kernel.header import MAX_RANKS, Control, DraftingRequest, Request, Status
 from twin.kernel.packing import STORAGE
 from twin.kernel.tables import layout
+from twin.plan.options import Sampling
 from twin.plan.shards import factors_change
-from twin.plan.types import Plan, Sampling
+from twin.plan.types import Plan
 
 PROBE_SCALE = 0.02  # spread of a probe's random weights
 PROBE_VALUES = 1 << 20  # random values made; the rest repeats them

@@ -22,7 +22,8 @@ from twin.hardware.number import Kind
 from twin.hardware.override import interval as range_of
 from twin.hardware.override import numbers
 from twin.hardware.types import Node
-from twin.plan.types import Options, Plan
+from twin.plan.options import Options
+from twin.plan.types import Plan
 from twin.schedule.options import SETTLED
 from twin.study import interval
 from twin.study.compared import checked, compared

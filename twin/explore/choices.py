@@ -13,7 +13,7 @@ from twin.hardware.load import load_node, node_names
 from twin.hardware.override import numbers
 from twin.models.formats import STORED
 from twin.models.load import load_model, model_names
-from twin.plan.types import Options
+from twin.plan.options import Options
 from twin.schedule.options import DEFAULT, SETTLED
 from twin.study.hardware import CLOCK, node_on_file
 from twin.study.options import CONDITIONS, members

@@ -13,7 +13,7 @@ from twin.data import did_you_mean
 from twin.errors import ConfigError
 from twin.hardware.load import FILES
 from twin.models.load import model_names
-from twin.plan.types import Options
+from twin.plan.options import Options
 from twin.study.grid import Axis
 from twin.study.options import CONDITIONS, Plain, plain_option
 from twin.study.point import Point

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from twin.models.formats import DECODED
-from twin.plan.types import Matrix, Plan
+from twin.plan.matrix import Matrix
+from twin.plan.types import Plan
 
 NUMBERS = {name: at for at, name in enumerate(DECODED, start=1)}  # the kernel's, of codes
 

@@ -11,9 +11,10 @@ from twin.models.experts import CHOSEN
 from twin.models.feeds import ExpertFeed
 from twin.models.mixers import STATE_BYTES, CompressedAttention
 from twin.models.variant import Activation
+from twin.plan.catalogue import StageKind
 from twin.plan.compressed_shards import compressing, mixing_parts
 from twin.plan.shards import Weights
-from twin.plan.types import Plan, Stage, StageKind
+from twin.plan.types import Plan, Stage
 from twin.schedule.block import up
 
 UNIT = 256  # bytes: a stage's caches begin at whole ones (STATE_ALIGNED)

@@ -24,10 +24,10 @@ from twin.models.spec import LaneHead
 from twin.plan import shards
 from twin.plan.biases import bias_shape, stage_bias, stage_sinks
 from twin.plan.cache_scales import NUMBERS, has_cache_scales, stage_cache_scales
-from twin.plan.catalogue import CARRYING, ROWS
+from twin.plan.catalogue import CARRYING, ROWS, StageKind
 from twin.plan.delta_vectors import delta_sizes, delta_vectors
 from twin.plan.shards import Weights
-from twin.plan.types import Plan, Stage, StageKind
+from twin.plan.types import Plan, Stage
 from twin.schedule.block import up
 from twin.schedule.memory import VECTOR_FLOATS
 from twin.schedule.scores import by_own_rows, scores_of

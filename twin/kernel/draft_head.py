@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from twin.kernel.packing import STORAGE
 from twin.models.spec import DraftHead
+from twin.plan.catalogue import StageKind
 from twin.plan.shards import Weights, rope_table
-from twin.plan.types import Plan, StageKind
+from twin.plan.types import Plan
 from twin.schedule.block import LINE_FLOATS, up
 from twin.schedule.passes import Passes
 

@@ -6,7 +6,8 @@ neighbours are to C++. To its warps a stage's chosen experts are one matrix
 from __future__ import annotations
 
 from twin.frozen import frozen
-from twin.plan.types import Matrix, Plan
+from twin.plan.matrix import Matrix
+from twin.plan.types import Plan
 from twin.schedule.block import up
 from twin.schedule.memory import CONTEST
 

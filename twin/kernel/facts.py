@@ -15,7 +15,9 @@ from twin.kernel.prompt import CANDIDATE_FLOATS, PART_ENDS, ROUND_FIRST
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import STATE_ALIGNED
 from twin.models.formats import BLOCK_ROWS, GGUF, INT4, INT8_G32, SCALED_ROWS, UNIT_BYTES
-from twin.plan.types import CONV_UNIT, PARTIAL_EXTRA, SUMS_PITCH, SUMS_TOGETHER
+from twin.plan.attention import PARTIAL_EXTRA
+from twin.plan.matrix import CONV_UNIT
+from twin.plan.types import SUMS_PITCH, SUMS_TOGETHER
 from twin.schedule import pass_memory, passes, scan
 from twin.schedule.block import FOLDED_ROWS, LINE_FLOATS, ROWS_AT_ONCE
 from twin.schedule.homes import BANKS, SKEW_FLOATS, WIDE_AT_ONCE

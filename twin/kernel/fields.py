@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twin.plan.types import Parts, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.types import Parts
 
 Table = list[tuple[int | float, ...]]
 # table -> (struct, fields); a field is an int unless in FLOATS

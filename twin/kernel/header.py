@@ -34,8 +34,9 @@ from twin.kernel.traits import (
 )
 from twin.models.spec import DType
 from twin.models.variant import Activation
-from twin.plan.catalogue import ALWAYS, INPUTS
-from twin.plan.types import HandOffKind, Options, Parts, Plan, Sampling, StageKind
+from twin.plan.catalogue import ALWAYS, INPUTS, StageKind
+from twin.plan.options import HandOffKind, Options, Sampling
+from twin.plan.types import Parts, Plan
 
 MAX_RANKS = 16
 # an exchanged word that is not yet written: a NaN that no arithmetic here produces

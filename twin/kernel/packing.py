@@ -32,8 +32,9 @@ from twin.models.formats import PACK, SCALED_ROWS, UNIT_BYTES
 from twin.models.spec import DType
 from twin.plan import matrices
 from twin.plan.coding import BYTE_BITS
+from twin.plan.matrix import Matrix, tiles, tiles_of
 from twin.plan.shards import Weights
-from twin.plan.types import Matrix, Plan, Stage, tiles, tiles_of
+from twin.plan.types import Plan, Stage
 from twin.schedule.choose import chooser_of
 
 STORAGE: dict[DType, Any] = {

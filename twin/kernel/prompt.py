@@ -10,8 +10,9 @@ from dataclasses import field
 from twin.frozen import frozen
 from twin.kernel.draft_head import draft_sizes
 from twin.models.mixers import Mamba2
-from twin.plan.catalogue import ROWS
-from twin.plan.types import MOST_WARPS, Plan, Stage, StageKind
+from twin.plan.catalogue import ROWS, StageKind
+from twin.plan.matrix import MOST_WARPS
+from twin.plan.types import Plan, Stage
 from twin.schedule.block import LINE_FLOATS, up
 from twin.schedule.memory import SUMMARY_FLOATS
 from twin.schedule.pass_memory import FEW_TOKENS, STATE_TOKENS, attention_bytes, routing_floats

@@ -5,7 +5,8 @@ from __future__ import annotations
 from twin.kernel.fields import NUMBERS
 from twin.kernel.prompt import Prompt
 from twin.models.spec import LaneHead, ModelSpec, RopeStyle
-from twin.plan.types import STAGGERED_LANES, HandOffKind, Plan, Sampling
+from twin.plan.options import STAGGERED_LANES, HandOffKind, Sampling
+from twin.plan.types import Plan
 from twin.schedule.block import LINE_FLOATS, ROWS_AT_ONCE, up
 from twin.schedule.memory import STATE_EXTRA, Scratch, block_logits, logits_buffer_floats
 from twin.schedule.passes import Passes

@@ -6,7 +6,8 @@ from twin.frozen import frozen
 from twin.kernel import experts
 from twin.kernel.fields import Table
 from twin.models.formats import UNIT_BYTES
-from twin.plan.types import Matrix, Plan, rows_bytes
+from twin.plan.matrix import Matrix, rows_bytes
+from twin.plan.types import Plan
 from twin.schedule.types import Schedule
 
 PAGE_BYTES = 4096  # streams of blocks start on a page

@@ -30,8 +30,9 @@ from twin.kernel.fields import (
 from twin.kernel.prompt import prompt_of
 from twin.kernel.sizes import sizes_of
 from twin.kernel.streams import Streams, streams_of
-from twin.plan.catalogue import CARRYING
-from twin.plan.types import Matrix, Parts, Plan, Read, Span, Stage, StageKind, Value
+from twin.plan.catalogue import CARRYING, StageKind
+from twin.plan.matrix import Matrix, Span
+from twin.plan.types import Parts, Plan, Read, Stage, Value
 from twin.schedule.block import LINE_FLOATS, up
 from twin.schedule.choose import schedule_of
 from twin.schedule.memory import logits_buffers_floats

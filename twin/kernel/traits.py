@@ -16,8 +16,8 @@ from twin.models.formats import DECODED
 from twin.models.mixers import Mamba2, Recurring
 from twin.models.spec import ModelSpec
 from twin.models.variant import Activation
-from twin.plan.catalogue import INPUTS
-from twin.plan.types import Plan, Stage, StageKind
+from twin.plan.catalogue import INPUTS, StageKind
+from twin.plan.types import Plan, Stage
 from twin.schedule.scores import scores_of
 
 Constant = bool | int | float | Activation

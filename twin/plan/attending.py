@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable
 
 from twin.models.mixers import CompressedAttention, GroupedAttention, LatentAttention
 from twin.models.weight import Weight
+from twin.plan.attention import Scan, partial_words
 from twin.plan.builder import Builder, Piece
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Span
 from twin.plan.residuals import stored
 from twin.plan.spans import spread
-from twin.plan.types import Parts, Read, Scan, Span, StageKind, Value, partial_words
+from twin.plan.types import Parts, Read, Value
 
 ENTRIES_PER_SPLIT = 128  # as measured for keys and values (POSITIONS_PER_SPLIT)
 

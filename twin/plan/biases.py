@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.models.spec import ModelSpec
-from twin.plan.catalogue import ROWS
+from twin.plan.catalogue import ROWS, StageKind
 from twin.plan.shards import Vector, Weights, padded, qkv_bias, shared_rows
-from twin.plan.types import Plan, Stage, StageKind
+from twin.plan.types import Plan, Stage
 
 
 def bias_shape(spec: ModelSpec, stage: Stage) -> tuple[int, ...] | None:

@@ -12,9 +12,21 @@ from twin.models.bounds import LARGEST_VOCABULARY
 from twin.models.feeds import ExpertFeed
 from twin.models.mixers import LatentAttention
 from twin.models.spec import WEIGHT_TYPES, LaneHead, ModelSpec
+from twin.plan.attention import Attention
 from twin.plan.builder import Builder
 from twin.plan.catalogue import ROWS, InPass
 from twin.plan.coding import coding_of
+from twin.plan.options import (
+    CollectiveKind,
+    Common,
+    LatentCache,
+    LateParts,
+    Limits,
+    Options,
+    Placement,
+    Residual,
+    RouterInput,
+)
 from twin.plan.ranges import GPUS, RANGES, check_least, pages_of
 from twin.plan.resets import with_resets
 from twin.plan.settle import (
@@ -26,20 +38,7 @@ from twin.plan.settle import (
     windows_of,
 )
 from twin.plan.step import step
-from twin.plan.types import (
-    Attention,
-    CollectiveKind,
-    Common,
-    LatentCache,
-    LateParts,
-    Limits,
-    Options,
-    Placement,
-    Plan,
-    Residual,
-    RouterInput,
-    Shard,
-)
+from twin.plan.types import Plan, Shard
 
 HEAD_STEP = 4  # elements of a head that a thread gathers at once
 

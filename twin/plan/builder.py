@@ -14,26 +14,13 @@ from twin.frozen import frozen
 from twin.models.formats import Format
 from twin.models.mixers import GroupedAttention
 from twin.models.spec import LaneHead, Lanes, ModelSpec
-from twin.plan.catalogue import ROWS
+from twin.plan.attention import Attention, Scan
+from twin.plan.catalogue import ROWS, StageKind
 from twin.plan.coding import Coding
+from twin.plan.matrix import Matrix, Routed, Span
+from twin.plan.options import CollectiveKind, LateParts, Options
 from twin.plan.spans import spread, spread_unevenly, step_of
-from twin.plan.types import (
-    Attention,
-    Buffer,
-    CollectiveKind,
-    LateParts,
-    Matrix,
-    Options,
-    Parts,
-    Read,
-    Routed,
-    Scan,
-    Shard,
-    Span,
-    Stage,
-    StageKind,
-    Value,
-)
+from twin.plan.types import Buffer, Parts, Read, Shard, Stage, Value
 
 # a whole step lies between two uses: one copy is enough
 ONCE_PER_STEP = ("lane_mean", "logits", "candidates", "token")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from twin.models.spec import CacheScales, DType
+from twin.plan.catalogue import StageKind
 from twin.plan.shards import Vector
-from twin.plan.types import Plan, Stage, StageKind
+from twin.plan.types import Plan, Stage
 
 NUMBERS = 4  # of a KV head: 1 / scale and scale of its keys, the same of its values
 LARGEST = 448.0  # of E4M3: what is larger, and infinities, are cached as this

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from twin.errors import PlanError
 from twin.frozen import frozen
 from twin.models.formats import PACK, Format
-from twin.plan.types import Options
+from twin.plan.options import Options
 
 BYTE_BITS = 8
 COLUMN_STEP = 8  # a thread loads 8 values (16 bytes of a 16-bit type) at once

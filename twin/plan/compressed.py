@@ -18,11 +18,14 @@ from twin.plan.attending import (
     read_by_items,
     scan_of,
 )
+from twin.plan.attention import Scan
 from twin.plan.builder import Builder, Piece
+from twin.plan.catalogue import StageKind
 from twin.plan.compressed_shards import FIRST, divided, divides_entries
+from twin.plan.matrix import Span
 from twin.plan.residuals import common_rows, pushes_common, stored, vector
 from twin.plan.spans import scatter, share
-from twin.plan.types import Read, Scan, Span, StageKind, Value
+from twin.plan.types import Read, Value
 
 
 def compressed(

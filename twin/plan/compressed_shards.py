@@ -13,8 +13,11 @@ from twin.errors import PlanError
 from twin.models.formats import decoded
 from twin.models.mixers import CompressedAttention
 from twin.models.spec import DType, ModelSpec
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Span
+from twin.plan.options import Common, Options
 from twin.plan.shards import Array, Weights, padded
-from twin.plan.types import Common, Options, Plan, Span, Stage, StageKind
+from twin.plan.types import Plan, Stage
 
 STORAGE: dict[DType, Any] = {DType.FP16: np.float16, DType.BF16: ml_dtypes.bfloat16}
 # of a layer's projections from the residual, in the order of their elements

@@ -10,9 +10,11 @@ from __future__ import annotations
 from twin.models.mixers import ShortConvolution
 from twin.plan.attending import Weights, output_projection
 from twin.plan.builder import Builder, Piece
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import CONV_UNIT
 from twin.plan.residuals import stored, vector
 from twin.plan.spans import share
-from twin.plan.types import CONV_UNIT, Read, StageKind, Value
+from twin.plan.types import Read, Value
 
 
 def convolution(

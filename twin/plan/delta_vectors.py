@@ -8,9 +8,10 @@ import numpy as np
 
 from twin.models.linear import DECAY, NORM, SKIP, STEP, TAPS, TAPS_BIAS
 from twin.models.mixers import Mamba2, Recurring
+from twin.plan.catalogue import StageKind
 from twin.plan.delta_shards import channels_of_rank
 from twin.plan.shards import Vector, Weights, channels_of
-from twin.plan.types import Plan, Stage, StageKind
+from twin.plan.types import Plan, Stage
 
 
 def delta_vectors(plan: Plan, stage: Stage, rank: int, weights: Weights) -> dict[str, Vector]:

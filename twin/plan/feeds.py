@@ -12,20 +12,13 @@ from twin.models.feeds import DenseFeed, ExpertFeed, Feed, NoFeed, halves_of
 from twin.models.formats import Format
 from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
+from twin.plan.catalogue import StageKind
 from twin.plan.coding import COLUMN_STEP
+from twin.plan.matrix import Routed, Span, always_all, routed_share
+from twin.plan.options import RouterInput
 from twin.plan.residuals import common_rows, pushes_common, stored, vector
 from twin.plan.spans import share, spread
-from twin.plan.types import (
-    Read,
-    Routed,
-    RouterInput,
-    Span,
-    StageKind,
-    Value,
-    always_all,
-    routed_share,
-    summed_words,
-)
+from twin.plan.types import Read, Value, summed_words
 
 Weights = dict[str, Weight]
 EMBED_STAGE = 0  # the step's token is known behind it

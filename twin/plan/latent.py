@@ -21,20 +21,14 @@ from twin.plan.attending import (
     read_by_items,
     scan_of,
 )
+from twin.plan.attention import PARTIAL_EXTRA, Scan, partial_words
 from twin.plan.builder import Builder, Piece
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Span
+from twin.plan.options import LatentCache
 from twin.plan.residuals import common_rows, pushes_common, stored, vector
 from twin.plan.spans import scatter, share, spread
-from twin.plan.types import (
-    PARTIAL_EXTRA,
-    LatentCache,
-    Parts,
-    Read,
-    Scan,
-    Span,
-    StageKind,
-    Value,
-    partial_words,
-)
+from twin.plan.types import Parts, Read, Value
 
 
 def latent(

@@ -15,9 +15,10 @@ from twin.models.codes import CODES, BlockCode, Blocks, Code, Encoded, code_of, 
 from twin.models.feeds import halves_of
 from twin.models.formats import WHOLE_ROW
 from twin.models.mixers import DeltaNet, Recurring, ShortConvolution
-from twin.plan.catalogue import ROWS
+from twin.plan.catalogue import ROWS, StageKind
 from twin.plan.compressed_shards import SITES, compressed_rows, shares_of
 from twin.plan.delta_shards import Rows, projected_rows, steering_rows
+from twin.plan.matrix import CONV_UNIT, Matrix, Span
 from twin.plan.shards import (
     Array,
     Weights,
@@ -27,7 +28,7 @@ from twin.plan.shards import (
     shared_rows,
     turning,
 )
-from twin.plan.types import CONV_UNIT, Matrix, Plan, Shard, Span, Stage, StageKind
+from twin.plan.types import Plan, Shard, Stage
 
 
 def stage_matrix(plan: Plan, stage: Stage, rank: int, weights: Weights) -> Array | Encoded:

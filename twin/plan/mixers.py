@@ -26,23 +26,17 @@ from twin.plan.attending import (
     read_by_items,
     scan_of,
 )
+from twin.plan.attention import ITEM_WORDS, Attention, partial_words
 from twin.plan.builder import Builder, Piece
+from twin.plan.catalogue import StageKind
 from twin.plan.compressed import compressed
 from twin.plan.convolution import convolution
 from twin.plan.latent import latent
+from twin.plan.matrix import Span
 from twin.plan.recurrent import recurrence
 from twin.plan.residuals import stored, vector
 from twin.plan.spans import kv_share, scatter, share
-from twin.plan.types import (
-    ITEM_WORDS,
-    Attention,
-    Parts,
-    Read,
-    Span,
-    StageKind,
-    Value,
-    partial_words,
-)
+from twin.plan.types import Parts, Read, Value
 
 
 def mixer(b: Builder, layer: int, kind: Mixer, reads: list[Read]) -> Value | None:

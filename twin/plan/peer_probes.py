@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from twin.errors import PlanError
+from twin.plan.options import CollectiveKind
 from twin.plan.resets import with_resets
-from twin.plan.types import CollectiveKind, Parts, Plan, Stage
+from twin.plan.types import Parts, Plan, Stage
 
 
 def over_gpus(plan: Plan, gpus: int) -> Plan:

@@ -5,19 +5,10 @@ published one takes.
 from __future__ import annotations
 
 from twin.plan.build import dies
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Limits, Options
 from twin.plan.spans import spread
-from twin.plan.types import (
-    Buffer,
-    Limits,
-    Options,
-    Parts,
-    Plan,
-    Read,
-    Shard,
-    Stage,
-    StageKind,
-    Value,
-)
+from twin.plan.types import Buffer, Parts, Plan, Read, Shard, Stage, Value
 
 
 def allreduce_probe(options: Options, limits: Limits, *, elements: int, stages: int) -> Plan:

@@ -8,7 +8,7 @@ could ever run. The proof keeps a list of its own.
 from __future__ import annotations
 
 from twin.errors import PlanError
-from twin.plan.types import MOST_STAGGER_NS, Options
+from twin.plan.options import MOST_STAGGER_NS, Options
 
 # of a node, and of a plan: a board's, and what a rack's switches join
 GPUS = (1, 2, 4, 8, 16, 32, 64, 72)

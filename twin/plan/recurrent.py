@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from twin.models.mixers import Mamba2, Recurring
 from twin.plan.attending import Weights, output_projection, read_by_items
+from twin.plan.attention import ITEM_WORDS, Scan
 from twin.plan.builder import Builder, Piece
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Span
 from twin.plan.residuals import stored, vector
 from twin.plan.spans import scatter, share
-from twin.plan.types import ITEM_WORDS, Read, Scan, Span, StageKind, Value
+from twin.plan.types import Read, Value
 
 
 def recurrence(

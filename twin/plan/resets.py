@@ -14,7 +14,9 @@ from functools import lru_cache
 from itertools import islice
 
 from twin.errors import PlanError
-from twin.plan.types import Parts, Plan, Read, Reset, Span, Stage, StageKind, Value
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Span
+from twin.plan.types import Parts, Plan, Read, Reset, Stage, Value
 
 STEPS = 3  # unrolled: a value read late in one step may be reset in the next
 

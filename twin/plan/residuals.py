@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from twin.models.formats import PLAIN, Format, decoded
 from twin.models.weight import Weight
 from twin.plan.builder import Builder, Piece
+from twin.plan.catalogue import StageKind
 from twin.plan.compressed_shards import mixing_parts
+from twin.plan.options import Common, Residual
 from twin.plan.spans import spread
-from twin.plan.types import Common, Parts, Read, Residual, StageKind, Value
+from twin.plan.types import Parts, Read, Value
 
 
 def stored(b: Builder, weight: Weight) -> Format | None:

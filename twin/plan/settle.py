@@ -11,15 +11,8 @@ from dataclasses import replace
 from twin.models.feeds import ExpertFeed
 from twin.models.mixers import GroupedAttention, NoMixer
 from twin.models.spec import DType, ModelSpec
-from twin.plan.types import (
-    MOST_ADDING,
-    CollectiveKind,
-    Common,
-    LateParts,
-    Limits,
-    Options,
-    Residual,
-)
+from twin.plan.options import CollectiveKind, Common, LateParts, Limits, Options, Residual
+from twin.plan.types import MOST_ADDING
 
 # In the twin, against a replicated residual: Llama-3.1-8B on an H200 (4,096 elements a token) 0.3 %
 # slower with one token, 0.5, 5 and 90 % faster with 2, 4 and 16; DeepSeek-V4-Flash on eight (16,384

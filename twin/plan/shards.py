@@ -14,9 +14,10 @@ from twin.errors import PlanError
 from twin.models.mixers import ShortConvolution
 from twin.models.spec import DType, LaneHead, ModelSpec, Rope, RopeScaling, RopeStyle
 from twin.models.yarn import blended
-from twin.plan.catalogue import FINAL_NORM, ROWS
+from twin.plan.catalogue import FINAL_NORM, ROWS, StageKind
 from twin.plan.delta_shards import Rows
-from twin.plan.types import Common, Plan, Stage, StageKind
+from twin.plan.options import Common
+from twin.plan.types import Plan, Stage
 
 Array = NDArray[Any]
 Vector = NDArray[np.float32]

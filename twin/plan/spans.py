@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from twin.errors import PlanError
-from twin.plan.types import Span
+from twin.plan.matrix import Span
 
 # Words that other GPUs write at once: as wide as a store of a warp's threads, or as a sector of
 # memory; those of two blocks in one sector take longer to arrive (studies/h200-history/tried.md).

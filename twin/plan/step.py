@@ -7,11 +7,13 @@ from dataclasses import replace
 from twin.errors import PlanError
 from twin.models.spec import LaneHead
 from twin.plan.builder import Builder, Piece
+from twin.plan.catalogue import StageKind
 from twin.plan.feeds import feed
 from twin.plan.mixers import mixer
+from twin.plan.options import Sampling
 from twin.plan.residuals import enter, landed, stored, summed
 from twin.plan.spans import spread
-from twin.plan.types import Read, Sampling, StageKind
+from twin.plan.types import Read
 
 CANDIDATE = 2  # logit and index
 SUMMARY = 4  # these, and the mass of a block's logits in two words

@@ -14,136 +14,36 @@ why, by the rows of the catalogue).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from twin.frozen import frozen
 from twin.models.feeds import ExpertFeed
-from twin.models.formats import Format
-from twin.models.spec import RUN, DType, ModelSpec
-from twin.plan.catalogue import CARRYING, ENGINE_OPTIONS, ROWS, input_of
-from twin.plan.catalogue import StageKind as StageKind
+from twin.models.spec import RUN, ModelSpec
+from twin.plan.attention import Attention, Scan
+from twin.plan.catalogue import CARRYING, ENGINE_OPTIONS, ROWS, StageKind, input_of
+from twin.plan.matrix import Matrix, Routed, Span, expected_experts, rows_bytes
+from twin.plan.options import (
+    ENGINE_GPUS,
+    STAGGERED_LANES,
+    Common,
+    Exchanged,
+    Execution,
+    Limits,
+    Options,
+    Placement,
+    Residual,
+)
 
-ENGINE_GPUS = 8  # of one process
-STAGGERED_LANES = 4  # lane 4 begins a step with lane 0
-MOST_STAGGER_NS = 100_000  # more than any layer takes
-PARTIAL_EXTRA = 2  # a softmax partial carries its maximum and its sum next to head_dim values
-ITEM_WORDS = 4  # what a dense layer's attention item publishes is padded to so many words, 16 bytes
-# rows of a matrix between two block barriers, in whole tiles; a tile of more rows is a batch of its
-# own
-BATCH_ROWS = 64
-# where few warps share a row; Stage::tile_inverse of the kernel is exact up to there
-MOST_BATCH_ROWS = 256
-MOST_WARPS = 16  # of a block: each has partial sums of a tile's rows, and attention partials
-WARP_COLUMNS = 128  # fewest of a tile that a warp covers
-CONV_UNIT = 3  # rows of a channel of a short convolution: b, c, x
 # sums of 64 bits that blocks add up in memory: of one sector, and from sector to sector in words
 SUMS_TOGETHER = 4
 SUMS_PITCH = 128
 MOST_ADDING = 255  # blocks: a sum's lowest 8 bits count them
-Span = tuple[int, int]  # elements lo..hi-1; lo == hi is empty
-
-
-class HandOffKind(Enum):
-    """A member's place is the kernel's number. What a wait teaches, twin/proof/happens_before.py
-    says.
-    """
-
-    # the data is the flag
-    SENTINEL = "sentinel", "resets"
-    # one arrival counter per value
-    COUNTER = "counter"
-    # every block waits for every block after every stage
-    GRID = "grid", "meets"
-
-    def __new__(cls, name: str, *rules: str) -> HandOffKind:
-        one = object.__new__(cls)
-        one._value_ = name
-        one.resets, one.meets = "resets" in rules, "meets" in rules
-        return one
-
-    resets: bool  # blocks look at the words themselves, which are set back before each use
-    meets: bool  # a resident kernel's blocks meet behind every stage, and wait for no value
-
-
-class CollectiveKind(Enum):
-    PUSH = "push"  # peer stores inside the kernel, polled locally
-    LIBRARY = "library"  # a call between kernels
-    NONE = "none"  # a single rank
-
-
-class Execution(Enum):
-    RESIDENT = "resident"  # one launch for all steps
-    GRAPH = "graph"  # one kernel per stage, launched as a graph
-    LAUNCHES = "stream"  # one kernel per operation, launched one by one
-
-
-class Placement(Enum):
-    # neighbouring blocks share a die; each block's weights lie in its die's memory
-    DIE_AWARE = "die-aware"
-    # neighbouring blocks share a die; weights interleaved over all stacks
-    BY_DIE = "by-die"
-    FLAT = "flat"  # blocks round-robin over dies; weights interleaved over all stacks
-
-
-class Sampling(Enum):
-    GREEDY = "greedy"  # one (logit, index) candidate per block
-    FULL = "full"  # a summary of the logits of each: temperature, top-k, top-p
-
-
-class Residual(Enum):
-    """Where the residual lies."""
-
-    REPLICATED = "replicated"  # every block keeps all of it and adds redundantly
-    # every block keeps some elements; a stage REDUCE adds, and publishes the sum for all
-    SLICED = "sliced"
-
-
-class LateParts(Enum):
-    """Who adds up what the other ranks published `delay` layers ago."""
-
-    EACH = "each"  # every block reads every other rank's part
-    # every block sums its own elements of the parts once; a stage REDUCE publishes them within the
-    # rank
-    REDUCED = "reduced"
-
-
-class RouterInput(Enum):
-    """What a block multiplies a router with."""
-
-    WHOLE = "whole"  # its rows of the router, with the whole residual
-    # its columns, with the elements that its rows of the output projection make; blocks add up
-    # their parts of each logit in memory, and nobody waits for the residual before
-    OWN = "own"
-
-
-class LatentCache(Enum):
-    """Which positions of a latent cache a rank keeps, and attends with which heads."""
-
-    REPLICATED = "replicated"  # all, with its own heads
-    # its share, with all heads; ranks exchange queries, and what a rank's positions say of the
-    # other ranks' heads
-    SPLIT = "split"
-
-
-class Exchanged(Enum):
-    """Where the words lie that blocks of one GPU exchange, on a GPU of several I/O dies."""
-
-    ONCE = "once"  # interleaved over all I/O dies
-    # a copy on each I/O die, which its blocks read: a block publishes to all of them. What other
-    # GPUs push lies once
-    PER_IO_DIE = "per-io-die"
-
-
-class Common(Enum):
-    """What every rank needs alike: compressed queries, keys and values, an indexer, a router."""
-
-    REPLICATED = "replicated"  # every rank streams the matrices and computes all of it
-    SHARDED = "sharded"  # every rank computes its share and pushes it to the others
+# stages of the engine that scan caches of their own
+SCANNING = (StageKind.DELTA, StageKind.INDEX)
 
 
 class Parts(Enum):
@@ -152,227 +52,6 @@ class Parts(Enum):
     OWN = "own"
     OTHERS = "others"
     ALL = "all"
-
-
-@frozen(kw_only=True)
-class Options:
-    """What a user may choose about the engine."""
-
-    gpus: int = 1  # tensor-parallel degree: GPUS of ranges.py
-    blocks: int = 2  # resident blocks per GPU
-    slot_bytes: int = 16384  # one bulk copy, one ring slot
-    ring_slots: int = 8
-    window_slots: int = 8  # slots in flight, at most ring_slots
-    # slots in flight once the LM head's first rows are used; None: window_slots
-    head_window_slots: int | None = None
-    tile_rows: int = 8  # rows of a tile that share one read of the input vector
-    handoff: HandOffKind = HandOffKind.SENTINEL
-    collective: CollectiveKind = CollectiveKind.NONE
-    execution: Execution = Execution.RESIDENT
-    placement: Placement = Placement.DIE_AWARE
-    sampling: Sampling = Sampling.GREEDY
-    delay: int | None = None  # layers; None: the model's own
-    weight_dtype: DType = DType.BF16
-    # of cached keys and values; fp8: E4M3, divided by the checkpoint's scales, or by 1
-    kv_dtype: DType = DType.BF16
-    context: int = 128  # cached positions at the step that is timed
-    max_context: int = 1024  # KV capacity in positions
-    kv_page: int = 16  # positions per page
-    attention_splits: int | None = None  # per KV head; None: from max_context
-    # positions that a split has before further splits take any; 0: all splits take pages in turn;
-    # None: as many as suit the device, 0 where splits are chosen
-    split_positions: int | None = None
-    # the same in layers with a window; None: as in the others. Another number can only be simulated
-    window_splits: int | None = None
-    # rows of the output projection of a block that scans the cache, which the others await, in all
-    # layers but the last; None: as many as the others have
-    scanning_block_rows: int | None = None
-    copies: int = 3  # rotating copies of each exchange buffer
-    # prompt tokens of one pass over the weights; 1: a prompt is read by ordinary steps
-    prompt_chunk: int = 1
-    batch: int = 1  # sequences decoded together; more than 1 can only be simulated
-    # drafted tokens that a step verifies (speculative decoding); more than 0 can only be simulated
-    draft: int = 0
-    # tokens that prompt lookup drafts at most, verified by a pass with the one before; 0: none
-    lookup: int = 0
-    # groups of ranks that whole experts are dealt to; 1: every rank holds a slice of every expert
-    expert_ranks: int = 1
-    # ring slots for what follows routed experts while these are unknown; 0: the stream stops there
-    ahead_slots: int = 0
-    # None: sliced where the tokens of a step have 8,192 elements or more
-    residual: Residual | None = None
-    # None: sharded where ranks push, replicated before library collectives
-    common: Common | None = None
-    # own, the default there: on one NVIDIA GPU, where norms stand before modules and no shared
-    # expert is separate
-    router_input: RouterInput = RouterInput.WHOLE
-    # lanes of one GPU begin a step so many ns after each other; every fifth one with the first
-    lane_stagger_ns: int = 0
-    # None: reduced where a block of a lane then reads fewer bytes, without a further kernel or
-    # barrier
-    late_parts: LateParts | None = None
-    # split: on several ranks that share what they need alike
-    latent_cache: LatentCache = LatentCache.REPLICATED
-    # per-io-die can only be simulated, on GPUs of several I/O dies
-    exchanged: Exchanged = Exchanged.ONCE
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one step."""
-        return self.batch * (self.draft + 1)
-
-    @property
-    def head_window(self) -> int:
-        """Slots in flight while the LM head is multiplied, where no hand-off is near."""
-        return min(self.head_window_slots or self.window_slots, self.ring_slots)
-
-    @property
-    def resident(self) -> bool:
-        """Does one kernel stay for all stages, instead of one being started for each?"""
-        return self.execution is Execution.RESIDENT
-
-    @property
-    def draws(self) -> bool:
-        """May a token be another one than that of the largest logit?"""
-        return self.sampling is Sampling.FULL
-
-    @property
-    def polled(self) -> bool:
-        """Do blocks wait by looking at the data themselves?"""
-        return self.resident and self.handoff.resets
-
-
-@frozen
-class Limits:
-    """What the node allows, from its description."""
-
-    blocks: int  # resident blocks per GPU
-    dies: int
-    on_chip_bytes: int  # per block
-    memory_bytes: int  # per GPU
-    oversubscribe: bool  # blocks may share a core (CPU)
-    # warps keep activations in registers (our kernel for NVIDIA); else they lie in shared memory
-    teams: bool = False
-
-
-@frozen
-class Matrix:
-    """Weights of one stage on one rank: [rows, cols], row-major; `unit` rows make one published
-    element.
-
-    Of routed experts, one expert's. Where the blocks divide the chosen experts' rows among
-    themselves, nobody owns rows (`owned` is empty).
-    """
-
-    rows: int
-    cols: int
-    unit: int  # 2 for gate_up with gates (gate row, up row interleaved), 3 of CONV_IN, else 1
-    tile_rows: int  # a tile is tile_rows x tile_cols, one ring slot; tails are smaller
-    tile_cols: int
-    owned: tuple[Span, ...]  # [blocks] rows of each block
-    format: Format | None = None  # as stored; None: the plan's weight type
-    # elements of a row that a GPU's thread holds at once; 0: what suits the weight type
-    pack: int = 0
-    # equal matrices side by side that are one to whoever multiplies them; no slice has columns of
-    # two
-    joined: int = 1
-    # a GPU's warp takes rows of a tile by itself, in column folds: all of a row is in one tile
-    folded: bool = False
-
-    @property
-    def slices(self) -> int:
-        """Column slices, each a tile wide; the last one of each matrix may be narrower."""
-        return self.joined * -(-self.cols // (self.joined * self.tile_cols))
-
-    @property
-    def share_step(self) -> int:
-        """Elements that blocks do not divide where they share the chosen experts' rows: a tile of
-        low-bit weights lies in memory with its scales.
-        """
-        return self.tile_rows // self.unit if self.pack else 1
-
-    @property
-    def batch_rows(self) -> int:
-        """Most rows that a block multiplies between two barriers: the fewer share a row, the more
-        rows' partial sums have room.
-
-        Not in folds: with 256 rows at once Gemma-3-1B took an H200 667 us instead of 653, its first
-        ones being published later.
-        """
-        more = 1 if self.folded else max(1, MOST_WARPS // self.sharers)
-        rows = min(BATCH_ROWS * more, MOST_BATCH_ROWS)
-        return max(self.tile_rows, rows // self.tile_rows * self.tile_rows)
-
-    @property
-    def sharers(self) -> int:
-        """Most partial sums of one row that a block makes: of its column slices, or of a GPU
-        block's warps, which may be more.
-        """
-        if self.folded:
-            return 1
-        if self.tile_cols < self.cols:
-            return max(MOST_WARPS, self.slices)
-        # a team of warps is a power of two
-        return min(MOST_WARPS, 1 << (-(-self.cols // WARP_COLUMNS) - 1).bit_length())
-
-    @property
-    def sums_floats(self) -> int:
-        """Partial sums of one batch of rows in shared memory, FP32 [sharers][batch_rows]:
-        `multiply` in gemv.cuh strides by the whole batch, also where a block has fewer rows, so
-        only the last part ends early.
-        """
-        most = _widest(self.owned) if self.owned else self.rows
-        return (self.sharers - 1) * self.batch_rows + min(self.batch_rows, most)
-
-
-@frozen
-class Routed:
-    """A stage whose weights are those of the experts that a step's tokens choose."""
-
-    experts: int  # held by a rank, whole or sliced
-    most: int  # of them used in one step
-    total: int  # of the layer
-    top_k: int  # per token
-    always: int = 0  # of these the last, which every token visits: shared ones
-
-
-@frozen(kw_only=True)
-class Scan:
-    """Cached entries that a stage reads, as items [sequence][cached head][split]; item // splits is
-    (sequence, head).
-
-    Entry e of a head belongs to split e // page % splits. A recurrent state is a cache of constant
-    size whose entries are all written.
-    """
-
-    sequences: int
-    heads: int  # cached heads of a rank
-    group: int  # query heads of a rank that attend one cached head
-    entries: int  # read at options.context
-    entry_bytes: int
-    dim: int  # elements of an entry that one query head multiplies
-    splits: int
-    page: int  # entries
-    held_bytes: int  # memory of a rank for all its sequences, at options.max_context
-    extra_bytes: int = 0  # read besides the entries, of each item
-    # of each item: its state; the entries that attention adds are spread over the items
-    written_bytes: int = 0
-    # which entries follows from the stage's reads: they cannot be requested before
-    chosen: bool = False
-
-    @property
-    def items(self) -> int:
-        return self.sequences * self.heads * self.splits
-
-    def item_bytes(self, item: int) -> int:
-        """Bytes that one item reads."""
-        split = item % self.splits
-        pages = -(-self.entries // self.page)
-        whole = len(range(split, pages, self.splits)) * self.page
-        short = (
-            pages * self.page - self.entries if pages and (pages - 1) % self.splits == split else 0
-        )
-        return (whole - short) * self.entry_bytes + self.extra_bytes
 
 
 @frozen
@@ -430,10 +109,6 @@ class Reset:
 
     value: int
     previous_step: bool = False
-
-
-# stages of the engine that scan caches of their own
-SCANNING = (StageKind.DELTA, StageKind.INDEX)
 
 
 @frozen
@@ -494,92 +169,6 @@ class Shard:
 
     hidden: int
     vocab: int  # rows of the LM head on a rank; the last rank may own fewer valid rows
-
-
-class Turn(NamedTuple):
-    """Splits of a KV head that take pages in turn."""
-
-    first: int
-    splits: int
-    page: int  # from which on
-
-
-@frozen(kw_only=True)
-class Attention:
-    """The attention that the kernel has code for, alike in all layers of a kind but for windows: a
-    rank's heads and its paged cache.
-
-    A page of a KV head, `Options.kv_page` positions, belongs to one split, so a block reads only
-    what it wrote. The first `together` splits take pages in turn until each has `first_pages`, then
-    the next ones do; when all have, all take pages in turn. So few splits hold a short context. The
-    engine takes plans whose layers with a window have as many splits as the others.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    # the values are the keys before norm and rotation; a schedule's id has it in the rows of QKV
-    values_are_keys: bool = False
-    kv_replicas: int  # ranks that share one KV head
-    splits: int  # of each KV head
-    item_positions: int  # capacity of one (kv head, split), a whole number of pages
-    window_splits: int  # the same two of layers with a window
-    window_positions: int
-    together: int  # splits, the last ones may be fewer
-    first_pages: int  # of a split; 0: all splits take pages in turn from the first on
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a KV head."""
-        return self.heads // self.kv_heads
-
-    @property
-    def head_rows(self) -> int:
-        """Rows of q, k and v that make its heads."""
-        return (self.heads + (1 if self.values_are_keys else 2) * self.kv_heads) * self.head_dim
-
-    @property
-    def items(self) -> int:
-        """Pairs (kv head, split)."""
-        return self.kv_heads * self.splits
-
-    def splits_of(self, window: int) -> int:
-        """Of each KV head in a layer with this window, 0 for none."""
-        return self.window_splits if window else self.splits
-
-    def items_of(self, window: int) -> int:
-        """Pairs (kv head, split) of such a layer."""
-        return self.kv_heads * self.splits_of(window)
-
-    def positions_of(self, window: int) -> int:
-        """Capacity of one of them."""
-        return self.window_positions if window else self.item_positions
-
-    def turn(self, page: int, window: int = 0) -> Turn:
-        """The splits of such a layer that take the page and its neighbours."""
-        splits = self.splits_of(window)
-        if page >= splits * self.first_pages:
-            return Turn(0, splits, 0)
-        first = page // (self.together * self.first_pages) * self.together
-        return Turn(first, min(self.together, splits - first), first * self.first_pages)
-
-    def pages_below(self, page: int, split: int, window: int = 0) -> int:
-        """Pages below `page` that a split holds."""
-        turn = self.turn(page, window)
-        if split < turn.first:
-            return self.first_pages
-        if split >= turn.first + turn.splits:
-            return 0
-        return max(0, -(-(page - turn.page - split + turn.first) // turn.splits))
-
-    def splits_below(self, page: int, window: int = 0) -> int:
-        """Splits, the first ones, that hold pages below `page`."""
-        turn = self.turn(page, window)
-        return turn.first + min(turn.splits, page - turn.page)
-
-    def position_bytes(self, dtype: DType) -> int:
-        """A cached position of one KV head, key and value."""
-        return 2 * self.head_dim * dtype.bytes
 
 
 @dataclass(frozen=True)
@@ -950,14 +539,6 @@ class Plan:
                 return sum(len(s.operations) for s in self.stages)
 
 
-def partial_words(heads: int, dim: int, dtype: DType) -> int:
-    """32-bit words of the partial outputs of `heads` heads of `dim` elements, and of their maxima
-    and sums: outputs of a cache of 16 bits or less go two to a word (Outputs in attention.cuh).
-    """
-    outputs = heads * dim
-    return -(-outputs // word_outputs(dtype)) + heads * PARTIAL_EXTRA
-
-
 def summed_words(sums: int) -> int:
     """FP32 words of memory in which blocks add up so many numbers of 64 bits: a sector of four of
     them lies SUMS_PITCH words behind the one before.
@@ -966,63 +547,3 @@ def summed_words(sums: int) -> int:
     6.0 instead of 4.2 next to a stream (studies/h200-history/tried.md).
     """
     return -(-sums // SUMS_TOGETHER) * SUMS_PITCH
-
-
-def word_outputs(dtype: DType) -> int:
-    """Of a partial output by a cache of this type, in a word."""
-    return 1 if dtype is DType.FP32 else 2
-
-
-def tiles(matrix: Matrix, block: int) -> Iterator[tuple[Span, Span]]:
-    """(rows, cols) of each ring slot of a block, in the order of the stream: row groups, then
-    column slices.
-    """
-    return tiles_of(matrix, *matrix.owned[block])
-
-
-def tiles_of(matrix: Matrix, lo: int, hi: int) -> Iterator[tuple[Span, Span]]:
-    """The same for rows lo..hi-1."""
-    each = matrix.cols // matrix.joined
-    for row in range(lo, hi, matrix.tile_rows):
-        for first in range(0, matrix.cols, each):
-            for col in range(first, first + each, matrix.tile_cols):
-                yield (
-                    (row, min(row + matrix.tile_rows, hi)),
-                    (col, min(col + matrix.tile_cols, first + each)),
-                )
-
-
-@lru_cache(maxsize=1024)
-def _widest(spans: tuple[Span, ...]) -> int:
-    return max(hi - lo for lo, hi in spans)
-
-
-@lru_cache(maxsize=4096)
-def rows_bytes(format: Format, tile_rows: int, tile_cols: int, rows: int, cols: int) -> int:
-    """Stored bytes of [rows, cols] when every tile brings its own scales."""
-    # (row groups, rows of each); the last one may be shorter
-    high = ((rows // tile_rows, tile_rows), (1, rows % tile_rows))
-    wide = ((cols // tile_cols, tile_cols), (1, cols % tile_cols))
-    return sum(
-        groups * slices * format.bytes(h, w) for groups, h in high for slices, w in wide if h and w
-    )
-
-
-def expected_experts(routed: Routed, tokens: int) -> float:
-    """Different experts of a layer that `tokens` tokens choose, on average over uniform routing."""
-    return routed.total * (1.0 - (1.0 - routed.top_k / routed.total) ** tokens)
-
-
-def always_all(routed: Routed) -> bool:
-    """Do all draws choose equally many of the experts that a rank holds? Those of one token, where
-    it holds all.
-    """
-    return routed.most == routed.top_k and routed.experts == routed.total
-
-
-def routed_share(total: int, blocks: int, block: int, step: int = 1) -> Span:
-    """A block's part of the rows of all chosen experts, stacked: the blocks of a rank divide them
-    in order, and evenly but for whole steps.
-    """
-    steps = total // step
-    return step * (block * steps // blocks), step * ((block + 1) * steps // blocks)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from twin.plan.types import Parts, Plan, Span, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Span
+from twin.plan.types import Parts, Plan
 from twin.proof.layer_flow import layers
 from twin.proof.violation import Violation
 from twin.proof.walk import Need, Walk, Wrong, compare, first_hole

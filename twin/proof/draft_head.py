@@ -12,7 +12,8 @@ from itertools import product
 
 from twin.kernel.tables import Layout
 from twin.models.spec import DraftHead
-from twin.plan.types import Plan, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.types import Plan
 from twin.proof.violation import Violation
 
 DRAFTS = "the head's drafts"

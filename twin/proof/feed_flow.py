@@ -8,7 +8,10 @@ from itertools import pairwise
 
 from twin.models.feeds import DenseFeed, ExpertFeed
 from twin.models.formats import WHOLE_ROW
-from twin.plan.types import Matrix, Routed, RouterInput, Span, Stage, StageKind, Value
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix, Routed, Span
+from twin.plan.options import RouterInput
+from twin.plan.types import Stage, Value
 from twin.proof.layer_walk import LayerWalk
 from twin.proof.stored import DECODED
 from twin.proof.walk import Need

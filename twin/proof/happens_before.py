@@ -32,7 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twin.frozen import frozen
-from twin.plan.types import Execution, HandOffKind, Parts, Plan, Read, Span, Stage, StageKind, Value
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Span
+from twin.plan.options import Execution, HandOffKind
+from twin.plan.types import Parts, Plan, Read, Stage, Value
 from twin.proof.violation import Violation
 
 # a value, its reset at most a step later, the next value in that copy and its polls at most a step

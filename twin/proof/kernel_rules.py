@@ -13,18 +13,10 @@ from twin.kernel.fields import FLOATS
 from twin.kernel.streams import PAGE_BYTES
 from twin.kernel.tables import layout
 from twin.models.formats import UNIT_BYTES
-from twin.plan.catalogue import Input, input_of
-from twin.plan.types import (
-    MOST_BATCH_ROWS,
-    Execution,
-    Matrix,
-    Plan,
-    Residual,
-    Sampling,
-    Span,
-    Stage,
-    StageKind,
-)
+from twin.plan.catalogue import Input, StageKind, input_of
+from twin.plan.matrix import MOST_BATCH_ROWS, Matrix, Span
+from twin.plan.options import Execution, Residual, Sampling
+from twin.plan.types import Plan, Stage
 from twin.proof.rounds import STATEFUL, check_rounds
 from twin.proof.stored import DECODED, in_blocks, multiplied
 from twin.proof.violation import Violation

@@ -10,7 +10,9 @@ from dataclasses import replace
 from twin.models.feeds import NoFeed
 from twin.models.mixers import NoMixer
 from twin.models.spec import DType
-from twin.plan.types import Residual, StageKind, Value
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Residual
+from twin.plan.types import Value
 from twin.proof.feed_flow import fed
 from twin.proof.layer_walk import LayerWalk
 from twin.proof.mixer_flow import mixed

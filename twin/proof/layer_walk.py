@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 
-from twin.plan.types import Common, Parts, Scan, Span, Stage, StageKind, Value
+from twin.plan.attention import Scan
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Span
+from twin.plan.options import Common
+from twin.plan.types import Parts, Stage, Value
 from twin.proof.walk import Need, Walk, Wrong, partials_of, whole
 
 Rows = list[tuple[int, str]]  # (outputs of a rank, the matrix that makes them)

@@ -18,7 +18,10 @@ from twin.models.mixers import (
     NoMixer,
     ShortConvolution,
 )
-from twin.plan.types import LatentCache, Span, Stage, StageKind, Value
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Span
+from twin.plan.options import LatentCache
+from twin.plan.types import Stage, Value
 from twin.proof.layer_walk import LayerWalk, nth, scan_of
 from twin.proof.stored import PLAIN
 from twin.proof.walk import Need, Wrong, partials_of

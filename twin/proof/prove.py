@@ -14,23 +14,11 @@ from functools import lru_cache
 
 from twin.errors import InvalidPlan
 from twin.frozen import frozen
-from twin.plan.types import (
-    MOST_STAGGER_NS,
-    Attention,
-    CollectiveKind,
-    Execution,
-    HandOffKind,
-    Matrix,
-    Parts,
-    Plan,
-    Read,
-    Routed,
-    Span,
-    Stage,
-    StageKind,
-    Value,
-    routed_share,
-)
+from twin.plan.attention import Attention
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix, Routed, Span, routed_share
+from twin.plan.options import MOST_STAGGER_NS, CollectiveKind, Execution, HandOffKind
+from twin.plan.types import Parts, Plan, Read, Stage, Value
 from twin.proof.dataflow import check_data_flow
 from twin.proof.happens_before import prove_reuse
 from twin.proof.kernel_rules import MOST_NUMBER, check_kernel, check_layout

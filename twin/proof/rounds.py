@@ -13,7 +13,8 @@ from itertools import product
 
 from twin.kernel.prompt import INPUTS
 from twin.kernel.tables import Layout
-from twin.plan.types import Plan, Stage, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.types import Plan, Stage
 from twin.proof.draft_head import check_head
 from twin.proof.handed import handed_on
 from twin.proof.violation import Violation

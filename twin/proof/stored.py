@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twin.models.formats import WHOLE_ROW, Format
 from twin.models.spec import ModelSpec
-from twin.plan.types import Matrix
+from twin.plan.matrix import Matrix
 
 PLAIN = ("fp32", "bf16", "fp16")  # in a plan that the engine runs: its weight type
 DECODED = {  # name -> bits, columns of a block; bytes of its scale, its zero point, a row's scale

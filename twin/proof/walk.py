@@ -20,21 +20,10 @@ from twin.models.mixers import (
 )
 from twin.models.spec import DType, LaneHead, ModelSpec
 from twin.models.weight import Weight
-from twin.plan.types import (
-    CollectiveKind,
-    LateParts,
-    Matrix,
-    Parts,
-    Plan,
-    Read,
-    Residual,
-    Sampling,
-    Shard,
-    Span,
-    Stage,
-    StageKind,
-    Value,
-)
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix, Span
+from twin.plan.options import CollectiveKind, LateParts, Residual, Sampling
+from twin.plan.types import Parts, Plan, Read, Shard, Stage, Value
 from twin.proof.stored import PLAIN, multiplied, streams
 from twin.proof.violation import Violation
 

@@ -12,9 +12,12 @@ import numpy as np
 
 from twin.errors import PlanError
 from twin.models.mixers import CompressedAttention
+from twin.plan.attention import partial_words
+from twin.plan.catalogue import StageKind
 from twin.plan.compressed_shards import FROM_RESIDUAL, compressing, projected, spec_of
+from twin.plan.options import Common
 from twin.plan.shards import Array, Weights, padded, rope_tables
-from twin.plan.types import Common, Plan, Stage, StageKind, partial_words
+from twin.plan.types import Plan, Stage
 from twin.reference.memory import numbers_of
 from twin.reference.norms import rms_norm, rotate
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from twin.plan.catalogue import StageKind
 from twin.plan.shards import Weights, rope_table
-from twin.plan.types import Plan, Stage, StageKind
+from twin.plan.types import Plan, Stage
 from twin.reference.memory import Array
 from twin.reference.norms import rms_norm
 from twin.reference.step import Reference

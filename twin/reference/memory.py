@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from twin.errors import InvalidPlan
 from twin.models.spec import DType
-from twin.plan.types import Parts, Plan, Read, Reset, StageKind, Value
+from twin.plan.catalogue import StageKind
+from twin.plan.types import Parts, Plan, Read, Reset, Value
 
 Array = NDArray[Any]
 Index = NDArray[np.int64]

@@ -11,8 +11,9 @@ import numpy as np
 
 from twin.models.mixers import Mamba2, Recurring
 from twin.plan.delta_vectors import delta_vectors
+from twin.plan.matrix import CONV_UNIT
 from twin.plan.shards import Array, Weights
-from twin.plan.types import CONV_UNIT, Plan, Stage
+from twin.plan.types import Plan, Stage
 from twin.reference.activations import silu
 
 LEAST_SQUARE = 1e-6  # is added to the square of a key's and of a query's length

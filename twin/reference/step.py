@@ -22,11 +22,15 @@ from twin.errors import EngineError, InvalidPlan, PlanError
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import DType, LaneHead, ModelSpec
 from twin.plan import matrices, shards
+from twin.plan.attention import Attention
 from twin.plan.biases import stage_bias, stage_sinks
 from twin.plan.cache_scales import LARGEST, stage_cache_scales
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Span
+from twin.plan.options import Sampling
 from twin.plan.shards import Array, Weights
 from twin.plan.step import CANDIDATE, SUMMARY
-from twin.plan.types import Attention, Plan, Sampling, Span, Stage, StageKind, Value
+from twin.plan.types import Plan, Stage, Value
 from twin.reference.activations import ACTIVATIONS
 from twin.reference.compressed import Compressed, with_sinks
 from twin.reference.experts import Choices, Experts, gated

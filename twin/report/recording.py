@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from twin.calibrate.recorded import built, model_read, model_written, whole
 from twin.engine.generation import Generation
 from twin.errors import CalibrationError, ConfigError
-from twin.plan.types import Limits, Options, Plan
+from twin.plan.options import Limits, Options
+from twin.plan.types import Plan
 from twin.schedule.plans import build
 
 # What NumPy, zip files and JSON raise for files that are none, or that somebody has changed.

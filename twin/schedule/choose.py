@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from twin.plan.types import Limits, Plan
+from twin.plan.options import Limits
+from twin.plan.types import Plan
 from twin.schedule.chooser import Chooser
 from twin.schedule.cores import CORES
 from twin.schedule.tiles import Cutter

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from twin.models.spec import ModelSpec
-from twin.plan.types import Attention, Matrix, Options
+from twin.plan.attention import Attention
+from twin.plan.matrix import Matrix
+from twin.plan.options import Options
 
 
 class Chooser(Protocol):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from twin.plan.types import Matrix, Plan, Stage, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix
+from twin.plan.types import Plan, Stage
 
 
 def multiplied(plan: Plan) -> tuple[Matrix | None, ...]:

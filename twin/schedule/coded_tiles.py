@@ -10,7 +10,8 @@ from dataclasses import replace
 from twin.errors import PlanError
 from twin.models.formats import PACK, UNIT_BYTES, Format
 from twin.plan.coding import BYTE_BITS, COLUMN_STEP, Coding
-from twin.plan.types import Matrix, Options
+from twin.plan.matrix import Matrix
+from twin.plan.options import Options
 from twin.schedule.block import LINE_BYTES, TEAM_WARPS, WARP
 
 MOST_ROWS = 64  # of a tile of a narrow matrix: the sums of a batch of rows fit the scratch

@@ -6,7 +6,10 @@ from dataclasses import fields, replace
 from functools import lru_cache
 
 from twin.models.spec import ModelSpec
-from twin.plan.types import Attention, Matrix, Options, Plan
+from twin.plan.attention import Attention
+from twin.plan.matrix import Matrix
+from twin.plan.options import Options
+from twin.plan.types import Plan
 from twin.schedule.chosen import multiplied
 from twin.schedule.homes import Home, NormOrder, Residual
 from twin.schedule.memory import simulated_memory, threads_memory

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from twin.frozen import frozen
 from twin.models.spec import DType
-from twin.plan.types import Matrix, Plan
+from twin.plan.matrix import Matrix
+from twin.plan.types import Plan
 from twin.schedule.block import FOLD_COLUMNS
 from twin.schedule.products import tensor_products, whole_products
 from twin.schedule.teams import VECTORS, Team

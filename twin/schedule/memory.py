@@ -6,18 +6,12 @@ from __future__ import annotations
 
 from twin.frozen import frozen
 from twin.models.formats import UNIT_BYTES
+from twin.plan.attention import PARTIAL_EXTRA
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import MOST_WARPS, Matrix
+from twin.plan.options import Residual, Sampling
 from twin.plan.step import SUMMARY
-from twin.plan.types import (
-    MOST_WARPS,
-    PARTIAL_EXTRA,
-    Matrix,
-    Parts,
-    Plan,
-    Residual,
-    Sampling,
-    Stage,
-    StageKind,
-)
+from twin.plan.types import Parts, Plan, Stage
 from twin.schedule.block import LINE_FLOATS, TEAM_WARPS, up
 from twin.schedule.pass_memory import planned_pass_bytes
 from twin.schedule.scores import scores_of

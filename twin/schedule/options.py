@@ -13,16 +13,10 @@ from twin.errors import ConfigError, PlanError
 from twin.hardware.types import Device, Node
 from twin.models.formats import format_named
 from twin.models.spec import ModelSpec
+from twin.plan.options import ENGINE_GPUS, CollectiveKind, Options, Placement, RouterInput
 from twin.plan.ranges import GPUS, check_least
 from twin.plan.settle import not_by_own_rows
-from twin.plan.types import (
-    ENGINE_GPUS,
-    CollectiveKind,
-    Options,
-    Placement,
-    Plan,
-    RouterInput,
-)
+from twin.plan.types import Plan
 from twin.schedule.choose import chooser_of
 from twin.schedule.coded_tiles import coded_slot_bytes
 from twin.schedule.ring import limits_of, ringed

@@ -6,8 +6,10 @@ from twin.errors import PlanError
 from twin.models.feeds import ExpertFeed
 from twin.models.mixers import Mamba2, Recurring
 from twin.models.spec import DType, ModelSpec
+from twin.plan.attention import PARTIAL_EXTRA, Attention
+from twin.plan.matrix import MOST_WARPS
 from twin.plan.recurrent import state_splits
-from twin.plan.types import MOST_WARPS, PARTIAL_EXTRA, Attention, Plan
+from twin.plan.types import Plan
 from twin.schedule.block import LINE_FLOATS, TEAM_WARPS, up
 from twin.schedule.passes import SCAN_ROWS, scan_positions, tensor_heads
 from twin.schedule.splits import KEPT_HEAD

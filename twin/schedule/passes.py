@@ -13,8 +13,10 @@ from dataclasses import replace
 
 from twin.frozen import frozen
 from twin.models.spec import DType
-from twin.plan.catalogue import ROWS, InPass
-from twin.plan.types import Attention, Matrix, Plan, Routed, Span, Stage, StageKind
+from twin.plan.attention import Attention
+from twin.plan.catalogue import ROWS, InPass, StageKind
+from twin.plan.matrix import Matrix, Routed, Span
+from twin.plan.types import Plan, Stage
 from twin.schedule.chooser import Chooser
 from twin.schedule.splits import KEPT_HEAD
 

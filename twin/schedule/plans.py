@@ -7,8 +7,10 @@ from functools import partial
 
 from twin.errors import PlanError
 from twin.models.spec import ModelSpec
+from twin.plan.attention import Attention
 from twin.plan.build import outline
-from twin.plan.types import Attention, Limits, Options, Plan
+from twin.plan.options import Limits, Options
+from twin.plan.types import Plan
 from twin.schedule.choose import chooser_of
 from twin.schedule.coded_tiles import SmallSlot
 from twin.schedule.splits import attention_of

@@ -9,7 +9,8 @@ from twin.frozen import frozen
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
 from twin.plan.catalogue import ALWAYS
-from twin.plan.types import Matrix, Plan
+from twin.plan.matrix import Matrix
+from twin.plan.types import Plan
 from twin.schedule.block import ROWS_AT_ONCE
 from twin.schedule.products import tensor_products
 from twin.schedule.teams import Team, rows_at_once

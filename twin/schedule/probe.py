@@ -8,27 +8,15 @@ from dataclasses import replace
 
 from twin.errors import PlanError
 from twin.models.formats import Format
+from twin.plan.attention import Attention
 from twin.plan.build import dies
+from twin.plan.catalogue import StageKind
+from twin.plan.matrix import Matrix, Span
+from twin.plan.options import HandOffKind, Limits, Options
 from twin.plan.ranges import pages_of
 from twin.plan.resets import with_resets
 from twin.plan.spans import scatter, spread
-from twin.plan.types import (
-    Attention,
-    Buffer,
-    HandOffKind,
-    Limits,
-    Matrix,
-    Options,
-    Parts,
-    Plan,
-    Read,
-    Reset,
-    Shard,
-    Span,
-    Stage,
-    StageKind,
-    Value,
-)
+from twin.plan.types import Buffer, Parts, Plan, Read, Reset, Shard, Stage, Value
 from twin.schedule.choose import chooser_of
 from twin.schedule.splits import attention
 from twin.schedule.tiles import cutter_of, tiled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twin.models.formats import FP4
-from twin.plan.types import Matrix
+from twin.plan.matrix import Matrix
 
 TENSOR = FP4  # formats that tensor cores multiply
 

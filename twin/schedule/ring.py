@@ -9,8 +9,10 @@ from typing import Any
 
 from twin.hardware.types import Device, Node
 from twin.models.spec import ModelSpec
+from twin.plan.catalogue import StageKind
 from twin.plan.mixers import scanned_first
-from twin.plan.types import Limits, Options, Plan, StageKind
+from twin.plan.options import Limits, Options
+from twin.plan.types import Plan
 from twin.schedule.block import LINE_BYTES, ROWS_AT_ONCE
 from twin.schedule.choose import schedule_of
 from twin.schedule.plans import build, resized

@@ -7,7 +7,10 @@ from __future__ import annotations
 from twin.errors import PlanError
 from twin.frozen import frozen
 from twin.models.spec import DType
-from twin.plan.types import Attention, Options, Plan, StageKind, word_outputs
+from twin.plan.attention import Attention, word_outputs
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Options
+from twin.plan.types import Plan
 from twin.schedule.block import TEAM_WARPS, WARP
 from twin.schedule.chooser import Chooser
 from twin.schedule.splits import TENSOR_HEADS, WIDE_HEADS, slot_positions

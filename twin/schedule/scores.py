@@ -10,7 +10,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from twin.frozen import frozen
-from twin.plan.types import Plan, Stage, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.types import Plan, Stage
 from twin.schedule.block import TEAM_WARPS, WARP
 
 THREADS = TEAM_WARPS * WARP

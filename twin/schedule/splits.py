@@ -5,10 +5,11 @@ positions of a key head, their pages.
 from __future__ import annotations
 
 from twin.models.spec import DType, ModelSpec
+from twin.plan.attention import Attention
+from twin.plan.options import Limits, Options
 from twin.plan.ranges import pages_of
 from twin.plan.settle import on_kernel, windows_of
 from twin.plan.spans import kv_share, share
-from twin.plan.types import Attention, Limits, Options
 from twin.schedule.chooser import Chooser
 
 # On the tensor cores a few positions more cost nothing, and whoever gathers partial outputs looks

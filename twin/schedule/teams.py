@@ -19,7 +19,8 @@ from twin.frozen import frozen
 from twin.models.formats import LOAD_BITS
 from twin.models.spec import DType
 from twin.plan.catalogue import INPUTS
-from twin.plan.types import Matrix, Plan
+from twin.plan.matrix import Matrix
+from twin.plan.types import Plan
 from twin.schedule.block import FOLD_COLUMNS, FOLDED_ROWS, ROWS_AT_ONCE, TEAM_WARPS, WARP
 
 VECTORS = (8, 4)  # elements that a thread loads at once

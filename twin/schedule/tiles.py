@@ -7,10 +7,12 @@ from dataclasses import replace
 from twin.errors import PlanError
 from twin.frozen import frozen
 from twin.models.formats import UNIT_BYTES
-from twin.plan.catalogue import Input, input_of
+from twin.plan.catalogue import Input, StageKind, input_of
 from twin.plan.coding import COLUMN_STEP, Coding, coding_of
+from twin.plan.matrix import Matrix, Span
+from twin.plan.options import Options
 from twin.plan.settle import as_stored
-from twin.plan.types import Matrix, Options, Plan, Span, Stage, StageKind
+from twin.plan.types import Plan, Stage
 from twin.schedule.block import FOLD_COLUMNS, ROWS_AT_ONCE, TEAM_WARPS, WARP
 from twin.schedule.coded_tiles import MOST_ROWS, WORTHWHILE, SmallSlot, cut_coded
 

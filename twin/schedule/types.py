@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from twin.frozen import frozen
-from twin.plan.types import Matrix, Plan, Stage
+from twin.plan.matrix import Matrix
+from twin.plan.types import Plan, Stage
 from twin.schedule.homes import FeedForward, Home, NormOrder, Residual
 from twin.schedule.memory import SharedMemory
 from twin.schedule.passes import Passes

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from twin.models.formats import PACK, UNIT_BYTES
+from twin.plan.attention import PARTIAL_EXTRA, Attention
 from twin.plan.catalogue import ALWAYS, INPUTS
-from twin.plan.types import PARTIAL_EXTRA, Attention, Matrix, Plan
+from twin.plan.matrix import Matrix
+from twin.plan.types import Plan
 from twin.schedule.block import LINE_FLOATS, TEAM_WARPS, WARP, up
 from twin.schedule.homes import Home
 from twin.schedule.memory import OfWarps

@@ -11,8 +11,11 @@ from functools import lru_cache
 from twin.errors import PlanError
 from twin.models.formats import UNIT_BYTES
 from twin.models.spec import DType, ModelSpec
+from twin.plan.attention import Attention
 from twin.plan.catalogue import ENGINE_OPTIONS, INPUTS
-from twin.plan.types import Attention, Matrix, Options, Plan
+from twin.plan.matrix import Matrix
+from twin.plan.options import Options
+from twin.plan.types import Plan
 from twin.schedule import homes
 from twin.schedule.block import TEAM_WARPS
 from twin.schedule.chosen import multiplied

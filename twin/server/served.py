@@ -16,7 +16,8 @@ from twin.engine.sampling import SamplingParams
 from twin.engine.tokenizer import Tokenizer
 from twin.engine.words import MOST_STOPS, read_template
 from twin.errors import ConfigError, TwinError
-from twin.plan.types import Plan, Sampling
+from twin.plan.options import Sampling
+from twin.plan.types import Plan
 from twin.server.bias import adjustment, together
 from twin.server.conversation import OWN, Conversation, Turn
 from twin.server.formats import PLAIN

@@ -20,7 +20,7 @@ from twin.cost.causes import (
 from twin.cost.program import Program, ReadWork, StageWork
 from twin.cost.wiring import BlockWires
 from twin.frozen import frozen
-from twin.plan.types import StageKind
+from twin.plan.catalogue import StageKind
 from twin.sim.clock import in_time
 from twin.sim.core import Core
 from twin.sim.handoff import HandOffs

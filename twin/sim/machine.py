@@ -15,7 +15,8 @@ from twin.errors import HardwareError
 from twin.hardware.floor import floor_s
 from twin.hardware.override import numbers
 from twin.hardware.types import Node
-from twin.plan.types import Plan, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.types import Plan
 from twin.sim.block import Block, Shared
 from twin.sim.clock import SimulationError
 from twin.sim.core import Core

@@ -12,7 +12,7 @@ from twin.cost.terms import PS, cost_in_time, kept_share
 from twin.errors import HardwareError
 from twin.frozen import frozen
 from twin.hardware.types import Cache, Device
-from twin.plan.types import Placement
+from twin.plan.options import Placement
 from twin.sim.clock import FASTEST, LAST_PS, beyond, in_time
 from twin.sim.times import QUEUE, Times, ring_hops
 from twin.units import picoseconds

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from twin.errors import HardwareError
 from twin.hardware.types import Device
-from twin.plan.types import Exchanged, Plan
+from twin.plan.options import Exchanged
+from twin.plan.types import Plan
 from twin.sim.clock import in_time
 from twin.sim.memory import Pipe
 from twin.units import picoseconds

@@ -25,9 +25,10 @@ from twin.frozen import frozen
 from twin.hardware.override import numbers
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
+from twin.plan.options import Execution, HandOffKind, Options
 from twin.plan.ranges import pages_of
 from twin.plan.settle import on_kernel
-from twin.plan.types import Execution, HandOffKind, Options, Plan
+from twin.plan.types import Plan
 from twin.schedule.choose import chooser_of, schedule_of
 from twin.schedule.options import plan_for
 from twin.schedule.ring import limits_of

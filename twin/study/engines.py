@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from twin.plan.types import Execution, HandOffKind
+from twin.plan.options import Execution, HandOffKind
 from twin.sim.run import Result
 from twin.study.case import Case
 from twin.workers import each

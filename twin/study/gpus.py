@@ -15,8 +15,9 @@ from twin.errors import TwinError
 from twin.frozen import frozen
 from twin.hardware.types import Node
 from twin.models.spec import Lanes, ModelSpec
+from twin.plan.options import Execution
 from twin.plan.ranges import GPUS
-from twin.plan.types import Execution, Plan
+from twin.plan.types import Plan
 from twin.sim.run import Result
 from twin.study.case import Case
 from twin.study.hardware import node_on_file

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from twin.hardware.types import Node
 from twin.models.spec import ModelSpec
-from twin.plan.types import Execution, HandOffKind, Placement
+from twin.plan.options import Execution, HandOffKind, Placement
 from twin.study.point import Point
 
 # by the rungs, not by the user

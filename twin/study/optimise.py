@@ -24,8 +24,9 @@ from twin.hardware.load import counted
 from twin.hardware.types import Node
 from twin.models.feeds import ExpertFeed
 from twin.models.spec import ModelSpec
+from twin.plan.options import Common, LatentCache, LateParts, Options, Residual
 from twin.plan.ranges import GPUS
-from twin.plan.types import Common, LatentCache, LateParts, Options, Plan, Residual
+from twin.plan.types import Plan
 from twin.schedule.choose import chooser_of
 from twin.schedule.options import plan_for
 from twin.study.depth import repeating

@@ -12,8 +12,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from twin.data import did_you_mean
 from twin.errors import ConfigError
 from twin.models.spec import WEIGHT_TYPES
+from twin.plan.options import Options
 from twin.plan.ranges import RANGES as PLANNED
-from twin.plan.types import Options
 from twin.schedule.options import FIELDS
 from twin.text import shown
 from twin.units import parse_quantity, unit_of

@@ -23,7 +23,7 @@ from twin.hardware.types import Node
 from twin.models.depth import first_layers
 from twin.models.load import load_model
 from twin.models.spec import ModelSpec
-from twin.plan.types import StageKind
+from twin.plan.catalogue import StageKind
 from twin.sim.run import simulate
 from twin.sim.speculation import Speculation
 from twin.study.case import Case

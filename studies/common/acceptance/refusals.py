@@ -12,7 +12,9 @@ from studies.common.shapes import Bench, prompt_of
 from twin.engine.sampling import SamplingParams
 from twin.engine.session import Session
 from twin.errors import EngineError, TwinError
-from twin.plan.types import Execution, Plan, Stage, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.options import Execution
+from twin.plan.types import Plan, Stage
 from twin.proof.prove import violations
 
 WATCHDOG_S = 1.0

@@ -21,7 +21,8 @@ from studies.common.acceptance.runs import Failed
 from studies.common.cuda_lines import Kernel, read_kernel
 from studies.common.shapes import Bench, prompt_of
 from twin.engine.cuda_build import LINES, compile_kernels
-from twin.plan.types import CollectiveKind, Execution, HandOffKind, Plan
+from twin.plan.options import CollectiveKind, Execution, HandOffKind
+from twin.plan.types import Plan
 
 TOOLS = ("memcheck", "racecheck", "synccheck")  # racecheck looks at shared memory only
 CLEAN = "ERROR SUMMARY: 0 errors"

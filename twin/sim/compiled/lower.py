@@ -16,7 +16,8 @@ from twin.cost.wiring import Wiring
 from twin.errors import TwinError
 from twin.frozen import frozen
 from twin.kernel.fields import in_order
-from twin.plan.types import Parts, Stage, StageKind
+from twin.plan.catalogue import StageKind
+from twin.plan.types import Parts, Stage
 from twin.sim.compiled import state
 from twin.sim.compiled.room import Room
 from twin.sim.compiled.state import PLACES, Array, State
