@@ -75,10 +75,11 @@ def cases(draw: st.DrawFn) -> tuple[Node, Plan, Routing]:
     node = draw(nodes())
     mixers = draw(st.lists(st.sampled_from(sorted(MIXERS)), min_size=1, max_size=2))
     feeds = [draw(st.sampled_from(sorted(FEEDS))) for _ in mixers]
+    stored = draw(st.sampled_from((None, PACKED)))
     spec = family(
         *((MIXERS[m], FEEDS[f]) for m, f in zip(mixers, feeds, strict=True)),
         hyper=draw(st.booleans()),
-        stored=draw(st.sampled_from((None, PACKED))),
+        stored=stored,
     )
     routed = any("experts" in f or "shared" in f or "hashed" in f for f in feeds)
     slots = draw(st.integers(2, 6))
@@ -97,6 +98,7 @@ def cases(draw: st.DrawFn) -> tuple[Node, Plan, Routing]:
         common=draw(st.sampled_from(list(Common))),
         residual=draw(st.sampled_from((None, *Residual))),
         context=draw(st.sampled_from((2, 64))),
+        tile_rows=4 if stored else 2,  # an even number of 16-bit rows beside FP4
     )
     prove(plan)
     return node, plan, draw(st.sampled_from((UNIFORM, SKEWED)))
