@@ -46,7 +46,7 @@ STORAGE: dict[DType, Any] = {
 
 def pack(plan: Plan, made: Streams, weights: Weights, rank: int, out: NDArray[np.uint8]) -> None:
     """Write the streams of all blocks of a rank into `out` [stream_pages * PAGE_BYTES], in the
-    order of `types.tiles`, and the experts behind them.
+    order of `tiles` in twin/plan/matrix.py, and the experts behind them.
     """
     storage = STORAGE[plan.options.weight_dtype]
     starts = [int(row[0]) * PAGE_BYTES for row in made.blocks]

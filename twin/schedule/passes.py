@@ -102,8 +102,9 @@ class Passes:
         return bool(self.rounds) and self.tensor and _handed_on(self.plan, self.rounds)
 
     def meetings(self, stage: Stage) -> int:
-        """Full barriers of all blocks at a stage of a round: before what it reads, between a norm
-        and the products that read all of it, between steps of attention and of experts.
+        """Full barriers of all blocks at a stage of a round that is not handed on: before what it
+        reads, between a norm and the products that read all of it, between steps of attention and
+        of experts.
         """
         match stage.kind:
             case StageKind.ROUTE:
