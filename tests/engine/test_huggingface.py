@@ -89,8 +89,9 @@ def _from_folder(transformers: Any, config: Any, table: Table, save: Path | None
 def hf_logits(
     config: dict[str, Any], table: Table, prompt: list[int], save: Path | None = None
 ) -> Array:
-    """[positions, vocab] in FP32 from transformers."""
-    model = hf_model(config, table, save)
+    """[positions, vocab] from transformers in FP64: its FP32 is farther from that than ours."""
+    model = hf_model(config, table, save).double()
+    model.set_experts_implementation("eager")  # grouped products know no FP64
     import torch
 
     with torch.no_grad():
