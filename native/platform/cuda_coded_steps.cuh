@@ -36,6 +36,10 @@ static_assert(CodedSteps::slot_bytes(true) % ALIGNED == 0 &&
 template <class Decoder, class Block, class Stage, class RowBatch>
 struct CodedFeeder : CodedSteps {
   static constexpr u32 BLOCK = u32(Decoder::BLOCK);
+  // copies are of words: of two scales in 16 bits, of which a row's is the same in all blocks
+  static constexpr bool HALVES = Decoder::SCALE == Scale::FP16;
+  static constexpr u32 SCALE_BYTES = u32(scale_bytes(Decoder::SCALE)), WORD = ~u32(HALVES ? 3 : 0);
+  static_assert(HALVES || Decoder::SCALE == Scale::FP32, "scales of these types alone");
 
   const Block& b;
   const Stage& stage;
@@ -46,7 +50,7 @@ struct CodedFeeder : CodedSteps {
   int until;          // steps until its column is in another slice
   // of each of its rows: its first code of the slice, less the step's, and where its scales lie, both
   // in bytes from the expert's weights; between a block's scales and the next one's
-  u32 code[LINES], scale[LINES], pitch[LINES];
+  u32 code[LINES], scale[LINES] = {}, pitch[LINES];
   int begin;  // the slice's first column
   u64 policy;
 
@@ -75,8 +79,8 @@ struct CodedFeeder : CodedSteps {
         const u32 tile = lies(slice) * UNIT_BYTES;
         code[i] = tile + u32((row - first) * width + column() - before) -
                   u32(step) * STEP_COLUMNS;
-        scale[i] = tile + u32(count * width + (row - first) * int(sizeof(float)));
-        pitch[i] = u32(scaled_rows(count)) * u32(sizeof(float));
+        scale[i] = tile + u32(count * width) + u32(row - first) * SCALE_BYTES;
+        pitch[i] = u32(scaled_rows(count)) * SCALE_BYTES;
       });
     }
   }
@@ -91,7 +95,7 @@ struct CodedFeeder : CodedSteps {
                    policy);
       const u32 number = BLOCK ? u32(column() - begin) / (BLOCK ? BLOCK : 1u) : 0u;
       copy_word(raw + u32(RAW + (i * CONSUMERS + me) * int(sizeof(float))),
-                weights + (there ? scale[i] + number * pitch[i] : 0u), there);
+                weights + (there ? scale[i] + number * pitch[i] & WORD : 0u), there);
     }
     ++step, --until;
   }
@@ -103,6 +107,11 @@ struct CodedFeeder : CodedSteps {
       Decoder some;
       load_four(raw + u32((i * CONSUMERS + me) * 16), some.word);
       some.scale[0] = load_float(raw + u32(RAW + (i * CONSUMERS + me) * int(sizeof(float))));
+      if constexpr (HALVES) {
+        float even, odd;
+        unpack<Type::FP16>(bits_as<u32>(some.scale[0]), even, odd);
+        some.scale[0] = scale[i] / SCALE_BYTES % 2 ? odd : even;
+      }
       some.zero[0] = 0.0f;
       u32 made[Decoder::WORDS];
       some.decode(0, made);

@@ -15,6 +15,7 @@ struct Decoder {
   static constexpr int AT_ONCE = 4 / LOADS;  // whose loads a thread has under way together
   static constexpr int WORDS = COLUMNS * type_bytes(WEIGHT) / 4;  // of a row, decoded
   static constexpr int BLOCK = code_block(CODE);
+  static constexpr Scale SCALE = code_scale(CODE);
   static_assert(COLUMNS * BITS * PAIR == 8 * UNIT_BYTES * LOADS, "whole loads");
 
   u32 word[LOADS * UNIT_BYTES / 4];
