@@ -64,7 +64,7 @@ struct CacheScales {
 // `head`: of the rank. Of caches that are not scaled, and of a probe's, ones.
 __device__ __forceinline__ CacheScales cache_scales(const Block& b, const Stage& stage, int head) {
   if constexpr (CACHE_SCALED) {
-    const float* const at = b.memory.constants + stage.cache_scales + 4 * head;
+    const float* const at = TWIN_GLOBAL(b.memory.constants) + stage.cache_scales + 4 * head;
     if (!b.plan.probe) return {at[0], at[1], at[2], at[3]};
   }
   return {1.0f, 1.0f, 1.0f, 1.0f};
