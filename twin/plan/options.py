@@ -149,7 +149,8 @@ class Options:
     batch: int = 1  # sequences decoded together; more than 1 can only be simulated
     # drafted tokens that a step verifies (speculative decoding); more than 0 can only be simulated
     draft: int = 0
-    # tokens that prompt lookup drafts at most, verified by a pass with the one before; 0: none
+    # tokens that prompt lookup or a head drafts at most, verified by a pass with the one before; 0:
+    # none
     lookup: int = 0
     # groups of ranks that whole experts are dealt to; 1: every rank holds a slice of every expert
     expert_ranks: int = 1

@@ -64,7 +64,9 @@ OF_THE_CODE = {
     "its slice of a sliced residual",
     "pass": "the weights of all layers, once, for the tokens of a chunk",
     "chunk": "the tokens of a prompt that one pass reads",
-    "entry": "a token of a chunk and one of the experts that it chose",
+    "entry": "a token of a chunk and one of the experts that it chose; of compressed attention, "
+    "a key and value of some positions together",
+    "round": "a pass that verifies drafts; of tiles, a row group of each of a block's teams",
     "batch of rows": "rows of an expert that a block multiplies together in a pass",
     "vector load": "neighbouring elements that one thread loads or stores together",
     "slice": "of a matrix's columns: what a team of warps takes; with more slices than teams it "
