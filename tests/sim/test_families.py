@@ -98,7 +98,7 @@ def cases(draw: st.DrawFn) -> tuple[Node, Plan, Routing]:
         common=draw(st.sampled_from(list(Common))),
         residual=draw(st.sampled_from((None, *Residual))),
         context=draw(st.sampled_from((2, 64))),
-        tile_rows=4 if stored else 2,  # an even number of 16-bit rows beside FP4
+        tile_rows=4 if stored else 2,  # an even number of 16-bit rows next to FP4
     )
     prove(plan)
     return node, plan, draw(st.sampled_from((UNIFORM, SKEWED)))
