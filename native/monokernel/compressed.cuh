@@ -145,7 +145,7 @@ __device__ __forceinline__ bool query(Block& b, int index, const Stage& stage) {
   return false;
 }
 
-// A block's entries, by the sum over index heads of what is positive of query times key. EntryCache
+// A block's entries, by the sum over index heads of what is positive of query times key. Entries
 // that do not exist yet come last.
 template <class Stage>
 __device__ __forceinline__ bool score_entries(Block& b, int index, const Stage& stage) {

@@ -122,20 +122,18 @@ struct MemoryResidual {
   __device__ void close(Core&, const MemoryVector&) const {}
 };
 
-// Rows lo..hi-1 of a stage's matrix, tile by tile from the ring, times x: [parts][batch] sums, one
-// of each column slice.
-template <class Core>
-__device__ void dot_memory_tiles(Core& core, const Stage& stage, const MemoryVector& x, int lo,
-                                 int hi, float* sums, int batch) {
+// Calls use(tile, row, rows, column, columns, sums) with this core's tiles of rows lo..hi-1 of a
+// stage's matrix, from the ring: [parts][batch] sums, one of each column slice.
+template <class Core, class Use>
+__device__ __forceinline__ void each_memory_tile(Core& core, const Stage& stage, int lo, int hi,
+                                                 float* sums, int batch, Use use) {
   for (int row = lo; row < hi; row += stage.tile_rows) {
     const int rows = hi - row < stage.tile_rows ? hi - row : stage.tile_rows;
     float* to = sums + (row - lo);
     for (int col = 0; col < stage.cols; col += stage.tile_cols, to += batch) {
       const int cols = stage.cols - col < stage.tile_cols ? stage.cols - col : stage.tile_cols;
       if (core.ring.mine()) {
-        if constexpr (CODED)
-          core.dot_coded(code_of(stage), core.ring.acquire(), rows, cols, x.at + col, to);
-        else core.dot_tile(core.ring.acquire(), rows, cols, x.at + col, to);
+        use(core.ring.acquire(), row, rows, col, cols, to);
         core.ring.release();
       }
       core.ring.next(tile_bytes(stage, rows, cols));
@@ -143,18 +141,26 @@ __device__ void dot_memory_tiles(Core& core, const Stage& stage, const MemoryVec
   }
 }
 
+// These rows times x.
+template <class Core>
+__device__ void dot_memory_tiles(Core& core, const Stage& stage, const MemoryVector& x, int lo,
+                                 int hi, float* sums, int batch) {
+  each_memory_tile(core, stage, lo, hi, sums, batch,
+                   [&](const u8* tile, int, int rows, int col, int cols, float* to) {
+                     if constexpr (CODED)
+                       core.dot_coded(code_of(stage), tile, rows, cols, x.at + col, to);
+                     else core.dot_tile(tile, rows, cols, x.at + col, to);
+                   });
+}
+
 // The same of several matrices one below the other, `each` rows of which have an input of their own,
 // of(group).
 template <class Core, class Of>
 __device__ void dot_group_tiles(Core& core, const Stage& stage, int each, Of of, int lo, int hi,
                                 float* sums, int batch) {
-  for (int row = lo; row < hi; row += stage.tile_rows) {
-    const int rows = hi - row < stage.tile_rows ? hi - row : stage.tile_rows;
-    float* to = sums + (row - lo);
-    for (int col = 0; col < stage.cols; col += stage.tile_cols, to += batch) {
-      const int cols = stage.cols - col < stage.tile_cols ? stage.cols - col : stage.tile_cols;
-      if (core.ring.mine()) {
-        const u8* const tile = core.ring.acquire();
+  each_memory_tile(
+      core, stage, lo, hi, sums, batch,
+      [&](const u8* tile, int row, int rows, int col, int cols, float* to) {
         for (int r = 0, end; r < rows; r = end) {
           const int group = (row + r) / each, left = (group + 1) * each - row;
           end = left < rows ? left : rows;
@@ -165,11 +171,7 @@ __device__ void dot_group_tiles(Core& core, const Stage& stage, int each, Of of,
                           of(group) + col, to + r);
           }
         }
-        core.ring.release();
-      }
-      core.ring.next(tile_bytes(stage, rows, cols));
-    }
-  }
+      });
 }
 
 // The same of a stage of experts, whose tiles lie where the choice says: [experts][column

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import twin
+from twin.files import csv_text, write
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "predictions.csv"
@@ -47,10 +47,7 @@ def _row(model: str, after: int, cache: str, most: int) -> dict[str, Any]:
 
 def main() -> None:
     made = list(rows())
-    with FILE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(made[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(made)
+    write({FILE: csv_text(list(made[0]), [list(row.values()) for row in made])})
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 
+from twin.files import csv_text, write
 from twin.plan.options import LatentCache
 from twin.plan.types import Plan
 from twin.sim.run import simulate
@@ -73,10 +73,7 @@ def once(plan: Plan) -> float:
 
 def main() -> None:
     made = list(each(row, list(points())))
-    with FILE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(made[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(made)
+    write({FILE: csv_text(list(made[0]), [list(row.values()) for row in made])})
 
 
 if __name__ == "__main__":

@@ -334,7 +334,7 @@ def test_a_router_without_numbers_ends_the_run_with_a_message() -> None:
 @pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
 def test_sanitizers_find_nothing(sanitize: str) -> None:
     script = (
-        "from tests.engine.test_experts import *\n"
+        "from tests.engine.test_experts import *\nfrom twin.plan.options import HandOffKind\n"
         "for more in ({'gpus': 2}, {'handoff': HandOffKind.COUNTER, 'blocks': 5}, {'slot_bytes': "
         "256, 'tile_rows': 4}):\n    with engine(planned(routed(), **more), sanitize=SANITIZE) as "
         "e:\n        e.generate(TOKENS[:3], max_tokens=4)\n        e.logits(TOKENS[:3])\n"

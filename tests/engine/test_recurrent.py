@@ -357,7 +357,7 @@ def test_the_share_of_a_head_that_is_rotated_is_a_quarter_unless_said() -> None:
 @pytest.mark.parametrize("sanitize", ["address,undefined", "thread"])
 def test_sanitizers_find_nothing(sanitize: str) -> None:
     script = (
-        "from tests.engine.test_recurrent import *\nfrom twin.plan.types import HandOffKind\n"
+        "from tests.engine.test_recurrent import *\nfrom twin.plan.options import HandOffKind\n"
         "for more in ({'gpus': 2}, {'handoff': HandOffKind.COUNTER, 'blocks': 20}):\n"
         "    with engine(planned(recurrent(), **more), sanitize=SANITIZE) as e:\n"
         "        e.generate(TOKENS[:5], max_tokens=4)\n        e.logits(TOKENS[:5])\n"
