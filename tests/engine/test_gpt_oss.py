@@ -91,7 +91,8 @@ def test_blocks_of_many_warps_and_threads(monkeypatch: pytest.MonkeyPatch) -> No
 def test_sanitizers_find_nothing(sanitize: str) -> None:
     script = (
         "from tests.engine.test_gpt_oss import *\n"
-        "from tests.engine.small_engine import TOKENS, engine\nfrom twin.plan.options import HandOffKind\n"
+        "from tests.engine.small_engine import TOKENS, engine\n"
+        "from twin.plan.options import HandOffKind\n"
         "for more in ({'gpus': 2}, {'handoff': HandOffKind.COUNTER, 'blocks': 5}):\n"
         "    with engine(planned(model(), **more), sanitize=SANITIZE) as e:\n"
         "        e.generate(TOKENS[:3], max_tokens=4)\n        e.logits(TOKENS[:3])\n"
